@@ -1,0 +1,55 @@
+"""The learning rule: advantages, loss, KL."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from slurm_rl.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Section
+
+AdvantageName = Literal["group_norm", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"]
+LossName = Literal["grpo", "gspo", "gspo_token", "cispo"]
+AggregationName = Literal["token-mean", "sequence-mean", "sequence-mean-token-mean"]
+
+
+class KLConfig(Section):
+    """Distance to the frozen reference policy."""
+
+    coefficient: NonNegativeFloat = 0.0
+    """Weight of the KL term; at 0 no reference model is loaded."""
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators (http://joschu.net/blog/kl-approx.html)."""
+    where: Literal["loss", "reward"] = "loss"
+    """Add it to the loss, or take it from the reward before the advantage."""
+
+
+class AlgorithmConfig(Section):
+    """One row each of the tables in train/math."""
+
+    advantage: AdvantageName = "group_norm"
+    """How rewards of a group become advantages."""
+    loss: LossName = "grpo"
+    """The policy loss of one token."""
+    aggregation: AggregationName = "token-mean"
+    """How token losses become one number."""
+    aggregation_length: PositiveInt | None = None
+    """For sequence-mean: divide each sequence's sum by this constant (Dr. GRPO: rollout.max_tokens)."""
+    group_size: Annotated[int, Field(ge=1)] = 8
+    """Completions sampled for each prompt."""
+    clip_low: PositiveFloat = 0.2
+    """The ratio is clipped at 1 - clip_low."""
+    clip_high: PositiveFloat = 0.2
+    """The ratio is clipped at 1 + clip_high (DAPO's clip-higher: 0.28)."""
+    kl: KLConfig = KLConfig()
+    """Distance to the reference."""
+
+    @model_validator(mode="after")
+    def _group_needs_two(self) -> AlgorithmConfig:
+        if self.group_size < 2 and self.advantage != "reinforce_pp":
+            raise ValueError(
+                f"algorithm.group_size must be >= 2 for advantage {self.advantage!r}, which compares the "
+                f"completions of one prompt; got {self.group_size}. Next: set algorithm.group_size=8, "
+                "or algorithm.advantage=reinforce_pp"
+            )
+        return self

@@ -1,0 +1,72 @@
+"""Which model is trained, and the shape of one built from nothing."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import model_validator
+
+from slurm_rl.config.base import PositiveInt, Section
+from slurm_rl.errors import ConfigError
+
+
+class TinyModelConfig(Section):
+    """A small randomly initialised Qwen3 with one token a character, for demos and tests."""
+
+    characters: str = "0123456789+="
+    """The vocabulary: one token a character, beside padding and end of text."""
+    hidden_size: PositiveInt = 128
+    """Width of the residual stream."""
+    num_layers: PositiveInt = 3
+    """Number of transformer blocks."""
+    num_heads: PositiveInt = 4
+    """Attention heads; hidden_size must be a multiple."""
+    num_kv_heads: PositiveInt = 2
+    """Key-value heads; num_heads must be a multiple."""
+    context_length: PositiveInt = 64
+    """Longest sequence, prompt and completion together, in tokens."""
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> TinyModelConfig:
+        if self.hidden_size % self.num_heads:
+            raise ValueError(
+                f"hidden_size must be a multiple of num_heads; got {self.hidden_size} and {self.num_heads}"
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_heads must be a multiple of num_kv_heads; got {self.num_heads} and {self.num_kv_heads}"
+            )
+        return self
+
+
+class ModelConfig(Section):
+    """The policy's weights, tokenizer and number format."""
+
+    path: str | None = None
+    """A Hugging Face model folder or hub name; null builds `tiny`."""
+    tiny: TinyModelConfig | None = None
+    """Build this model in the run directory instead of loading one."""
+    init_from: str | None = None
+    """A folder with safetensors to start the weights from (never optimizer or data position)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of parameters and activations."""
+    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
+    """Attention kernel of the policy."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        if (self.path is None) == (self.tiny is None):
+            raise ValueError(
+                "exactly one of model.path and model.tiny must be set; "
+                f"got path={self.path!r} and tiny={'set' if self.tiny else 'null'}"
+            )
+        return self
+
+    def require_tiny(self) -> TinyModelConfig:
+        if self.tiny is None:
+            raise ConfigError("model.tiny must be set to build a model", seen=self.path)
+        return self.tiny

@@ -1,0 +1,121 @@
+"""The policy workers, the rollout engines, the optimizer, the loop."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from slurm_rl.config.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+
+
+class PolicyConfig(Section):
+    """The processes that hold and train the policy."""
+
+    num_workers: PositiveInt = 1
+    """Data-parallel ranks; on a GPU cluster one GPU each."""
+    backend: Literal["fsdp2", "deepspeed"] = "fsdp2"
+    """How parameters, gradients and optimizer state are sharded."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 2
+    """DeepSpeed ZeRO stage; fsdp2 always shards everything."""
+    micro_batch_tokens: PositiveInt = 8192
+    """Token budget of one packed micro-batch on one worker."""
+    num_threads: PositiveInt | None = None
+    """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
+
+
+class RolloutConfig(Section):
+    """The vLLM engines that sample completions."""
+
+    num_engines: PositiveInt = 1
+    """vLLM engines; on a GPU cluster tensor_parallel_size GPUs each."""
+    tensor_parallel_size: PositiveInt = 1
+    """GPUs of one engine."""
+    max_tokens: PositiveInt = 1024
+    """Longest completion."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature; the policy's logprobs use the same."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; below 1 the engine's logprobs are of the cut distribution."""
+    max_num_seqs: PositiveInt = 256
+    """Sequences decoded at once by one engine."""
+    gpu_memory_utilization: Fraction = 0.85
+    """Share of a GPU's memory that vLLM may take."""
+    cpu_kv_cache_gb: PositiveInt = 1
+    """Size of the key-value cache on CPU."""
+    enforce_eager: bool = True
+    """No CUDA graphs, no compilation: slower decoding, faster start."""
+    probe_tolerance: PositiveFloat = 1e-3
+    """Largest difference between the engine's and the policy's logprobs of the probe after a sync."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Deadline for an engine to be ready."""
+
+
+class OptimConfig(Section):
+    """AdamW and its schedule."""
+
+    lr: PositiveFloat = 1e-6
+    """Peak learning rate."""
+    betas: tuple[Fraction, Fraction] = (0.9, 0.95)
+    """Decay of the first and second moment."""
+    eps: PositiveFloat = 1e-8
+    """Added to the denominator."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are scaled down to this global norm."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps of linear warm-up from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the warm-up; linear and cosine end at 0 with the last step."""
+
+
+class WarmupConfig(Section):
+    """Supervised steps on the reference answers before reinforcement learning starts."""
+
+    num_steps: NonNegativeInt = 0
+    """Number of supervised steps; 0 for a model that can already do the task a little."""
+    batch_size: PositiveInt = 256
+    """Rows of one supervised step, over all workers."""
+    optim: OptimConfig = OptimConfig(lr=1e-3)
+    """Optimizer of this stage alone."""
+
+
+class TrainerConfig(Section):
+    """The loop."""
+
+    num_steps: PositiveInt = 100
+    """GRPO steps."""
+    prompts_per_step: PositiveInt = 32
+    """Prompts of one step; times algorithm.group_size completions."""
+    num_minibatches: PositiveInt = 1
+    """Optimizer steps made of one step's completions; prompts_per_step must be a multiple."""
+    step_timeout_s: PositiveFloat = 3600.0
+    """Deadline of one phase (sampling, training, ...); then the run ends and names the silent actor."""
+
+    @model_validator(mode="after")
+    def _minibatches_divide(self) -> TrainerConfig:
+        if self.prompts_per_step % self.num_minibatches:
+            raise ValueError(
+                f"trainer.prompts_per_step must be a multiple of trainer.num_minibatches; "
+                f"got {self.prompts_per_step} and {self.num_minibatches}"
+            )
+        return self
+
+
+class EvalConfig(Section):
+    """Accuracy on the held-out rows."""
+
+    every: NonNegativeInt = 0
+    """Evaluate every so many steps; 0 only before the first and after the last."""
+    greedy: bool = True
+    """Measure greedy decoding beside sampling."""
+
+
+class CheckpointConfig(Section):
+    """What survives a crash."""
+
+    every: PositiveInt = 10
+    """Save every so many steps, and always at the end and on a stop signal."""
+    keep: PositiveInt = 2
+    """Verified checkpoints kept; older ones go only after a newer one verifies."""

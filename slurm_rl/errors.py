@@ -1,0 +1,101 @@
+"""The exception tree. Every error says the rule, the value seen and the next action.
+
+Each class also fixes the exit code a user's shell sees: 2 for bad input, 1 for a failed run,
+130 for an interrupted one. Errors cross process borders (Ray, submitit), so they must pickle:
+all state is in keyword arguments that `__reduce__` hands back.
+
+    >>> print(ConfigError("group_size must be >= 2", seen=1, action="set algorithm.group_size=8"))
+    group_size must be >= 2; got 1. Next: set algorithm.group_size=8
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_UNSET: Any = object()
+
+
+class SlurmRLError(Exception):
+    """Base of every error this package raises on purpose.
+
+    Args:
+        rule: what must hold, in one clause.
+        seen: the value that broke it; left out when there is none to show.
+        action: what the user should do next.
+        where: host and log path, for errors found on a cluster.
+    """
+
+    exit_code: int = 1
+
+    def __init__(self, rule: str, *, seen: Any = _UNSET, action: str | None = None, where: str | None = None) -> None:
+        super().__init__(rule)
+        self.rule = rule
+        self.seen = seen
+        self.action = action
+        self.where = where
+
+    def __str__(self) -> str:
+        text = self.rule if self.seen is _UNSET else f"{self.rule}; got {_show(self.seen)}"
+        if self.where:
+            text += f" [{self.where}]"
+        if self.action:
+            text += f". Next: {self.action}"
+        return text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {"action": self.action, "where": self.where}
+        if self.seen is not _UNSET:
+            state["seen"] = _show(self.seen)
+        return _rebuild, (type(self), self.rule, state)
+
+
+def _show(value: Any) -> str:
+    return value if isinstance(value, str) else repr(value)
+
+
+def _rebuild(cls: type[SlurmRLError], rule: str, state: dict[str, Any]) -> SlurmRLError:
+    return cls(rule, **state)
+
+
+class ConfigError(SlurmRLError):
+    """The user's input breaks a rule; found before anything starts."""
+
+    exit_code = 2
+
+
+class DataError(ConfigError):
+    """A data file is missing, malformed (with the line), or does not fit the model."""
+
+
+class SubmitError(ConfigError):
+    """The scheduler refused the job; carries the scheduler's own words."""
+
+
+class RunDirError(ConfigError):
+    """The named run directory is missing, incomplete, or belongs to another run."""
+
+
+class BringUpError(SlurmRLError):
+    """The nodes, Ray or the rollout engines did not come up; names who is missing."""
+
+
+class RewardError(SlurmRLError):
+    """More rewards failed than `reward.max_failure_rate` allows."""
+
+
+class WeightSyncError(SlurmRLError):
+    """A rollout engine does not hold the weights the policy sent."""
+
+
+class CheckpointError(SlurmRLError):
+    """A checkpoint could not be written, or none that verifies could be read."""
+
+
+class TrainingError(SlurmRLError):
+    """The training itself failed: a loss or gradient that is not finite, a dead worker."""
+
+
+class StopRequested(SlurmRLError):
+    """A signal asked the run to save and leave (time limit, preemption, Ctrl-C)."""
+
+    exit_code = 130

@@ -1,0 +1,232 @@
+"""The run directory: the only place where the stages of a run meet.
+
+This file alone knows the file names. JSON is written beside and renamed, so a reader sees the old
+file or the new one, never half of either. It needs the standard library alone, because the node
+agent imports it inside any image.
+
+    runs/addition-20261121-101500/
+      config.yaml plan.json         what the user said, what was derived from it
+      code/                         the snapshot of slurm_rl that every attempt runs
+      secrets/                      0700; the Ray token of each attempt, 0600
+      model/                        a model built for this run (only when model.path is null)
+      attempts/<n>/                 logs/, head.json, outcome.json, one folder a start of the job
+      attempts/latest               link to the newest attempt
+      events.jsonl metrics.jsonl    append-only; one JSON object a line
+      samples.jsonl                 a few completions of each logged step, for the report
+      checkpoints/step-<k>/         see train/engine/checkpoint.py
+      tensorboard/ export/          curves; the trained model in Hugging Face format
+      summary.json report.html      what came out
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.errors import RunDirError
+
+
+class RunDir:
+    """Names of the files of one run. Making the object touches nothing on disk."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    @property
+    def config(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def code(self) -> Path:
+        return self.path / "code"
+
+    @property
+    def secrets(self) -> Path:
+        return self.path / "secrets"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def submitit(self) -> Path:
+        return self.path / "submitit"
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples(self) -> Path:
+        return self.path / "samples.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def wandb(self) -> Path:
+        return self.path / "wandb"
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report.html"
+
+    def attempt(self, number: int) -> AttemptDir:
+        return AttemptDir(self.attempts / str(number))
+
+    def attempt_numbers(self) -> list[int]:
+        """Numbers of the attempts on disk, oldest first."""
+        if not self.attempts.is_dir():
+            return []
+        return sorted(int(p.name) for p in self.attempts.iterdir() if p.name.isdigit())
+
+    def point_latest_at(self, number: int) -> None:
+        """Repoint `attempts/latest` in one rename, so that it never dangles."""
+        beside = self.attempts / f".latest-{os.getpid()}"
+        beside.unlink(missing_ok=True)
+        beside.symlink_to(str(number))
+        beside.replace(self.attempts / "latest")
+
+    def require(self) -> RunDir:
+        """Return self, or raise RunDirError when this is not a run directory."""
+        if not self.plan.is_file():
+            raise RunDirError(
+                "a run directory holds plan.json",
+                seen=str(self.path),
+                action="name a directory that `python -m slurm_rl` printed",
+            )
+        return self
+
+
+class AttemptDir:
+    """Names of the files of one attempt (one start of the job)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.number = int(path.name)
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def head(self) -> Path:
+        """Where the head node publishes its address; workers wait for it."""
+        return self.path / "head.json"
+
+    @property
+    def outcome(self) -> Path:
+        """How the trainer ended, written by the trainer itself."""
+        return self.path / "outcome.json"
+
+    def log(self, who: str) -> Path:
+        return self.logs / f"{who}.log"
+
+    def node(self, rank: int) -> Path:
+        """The record a node agent writes about itself: host, pid, phases, exit."""
+        return self.path / f"node-{rank}.json"
+
+
+def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Write `text` to `path` so that a crash leaves the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        Path(beside).unlink(missing_ok=True)
+        raise
+    fsync_dir(path.parent)
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    """Write `value` as JSON; NaN and infinity are refused, since other readers would choke."""
+    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", mode=mode)
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file, naming it when it is missing or broken."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunDirError("the file must exist", seen=str(path)) from None
+    except json.JSONDecodeError as error:
+        raise RunDirError(f"the file must hold JSON ({error})", seen=str(path)) from None
+
+
+def append_jsonl(path: Path, row: dict[str, Any]) -> None:
+    """Append one line. The lock keeps lines whole when several nodes share the file over NFS."""
+    line = json.dumps(row, allow_nan=False) + "\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a", encoding="utf-8") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        file.write(line)
+        file.flush()
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the whole lines of a file; a last line cut by a crash is left out."""
+    if not path.is_file():
+        return
+    with open(path, encoding="utf-8") as file:
+        for line in file:
+            if not line.endswith("\n"):
+                return
+            yield json.loads(line)
+
+
+def append_event(run: RunDir, kind: str, **fields: Any) -> None:
+    """Add an event: `kind` is `area/what`, the time is seconds since the epoch."""
+    append_jsonl(run.events, {"time": round(time.time(), 3), "kind": kind, **fields})
+
+
+def fsync_dir(path: Path) -> None:
+    """Make a rename in `path` survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

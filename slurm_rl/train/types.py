@@ -1,0 +1,74 @@
+"""The nouns that losses, packing and the policy engine share.
+
+Worked example: the prompt `3+4=` (tokens 5 12 6 13) and the completion `7<eos>` (tokens 9 1) make
+
+    token_ids      5   12    6   13    9    1
+    trained_from   4                              the completion starts at position 4
+    logprobs                         -0.1 -0.2    one a trained token: of that token given all before it
+
+Everything named `[N]` runs over trained tokens only; `[T]` over all tokens of a packed row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSequence:
+    """One prompt with one completion, as the policy trains on it."""
+
+    token_ids: npt.NDArray[np.int64]
+    """[L] prompt tokens, then completion tokens."""
+    trained_from: int
+    """Position of the first trained token; 1 <= trained_from <= L. At L nothing is trained."""
+    weight: float = 0.0
+    """Weight of each trained token in the loss; made by `aggregation_weights` from the whole batch,
+    so that the loss is the plain sum over tokens, micro-batches and workers."""
+    advantages: FloatArray | None = None
+    """[L - trained_from] advantage of each trained token."""
+    old_logprobs: FloatArray | None = None
+    """[L - trained_from] logprobs under the policy that sampled them."""
+    ref_logprobs: FloatArray | None = None
+    """[L - trained_from] logprobs under the reference; None when there is no KL term."""
+
+    @property
+    def num_trained(self) -> int:
+        return len(self.token_ids) - self.trained_from
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBatch:
+    """Several sequences laid end to end in one row; the attention restarts where positions restart."""
+
+    token_ids: torch.Tensor
+    """[T] int64."""
+    position_ids: torch.Tensor
+    """[T] int64, from 0 in each sequence."""
+    cu_seqlens: torch.Tensor
+    """[S + 1] int32, where each sequence begins, for varlen attention."""
+    trained_positions: torch.Tensor
+    """[N] int64, where in the row each trained token stands; its logits stand one before."""
+    sequence_ids: torch.Tensor
+    """[N] int64 in 0..S-1, which sequence of this row each trained token belongs to."""
+    weights: torch.Tensor
+    """[N] float32."""
+    advantages: torch.Tensor
+    """[N] float32; zeros when the sequences have none."""
+    old_logprobs: torch.Tensor | None
+    """[N] float32."""
+    ref_logprobs: torch.Tensor | None
+    """[N] float32."""
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.cu_seqlens) - 1
