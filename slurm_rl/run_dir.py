@@ -175,7 +175,7 @@ def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        Path(beside).replace(path)
     except BaseException:
         Path(beside).unlink(missing_ok=True)
         raise
@@ -201,7 +201,7 @@ def append_jsonl(path: Path, row: dict[str, Any]) -> None:
     """Append one line. The lock keeps lines whole when several nodes share the file over NFS."""
     line = json.dumps(row, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", encoding="utf-8") as file:
+    with path.open("a", encoding="utf-8") as file:
         fcntl.lockf(file, fcntl.LOCK_EX)
         file.write(line)
         file.flush()
@@ -211,7 +211,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the whole lines of a file; a last line cut by a crash is left out."""
     if not path.is_file():
         return
-    with open(path, encoding="utf-8") as file:
+    with path.open(encoding="utf-8") as file:
         for line in file:
             if not line.endswith("\n"):
                 return
