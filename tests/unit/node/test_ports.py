@@ -1,0 +1,147 @@
+"""Ports: derivation, proof by binding, the guard between two jobs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_rl.errors import BringUpError
+from slurm_rl.node.ports import (
+    BLOCK_SIZE,
+    NUM_BLOCKS,
+    PortPlan,
+    choose_ports,
+    derive_port_block,
+    prove_free,
+    release_ports,
+)
+
+# Keys of this test process alone, so that two test runs on one machine do not disturb each other.
+JOB = str(os.getpid())
+
+
+@contextmanager
+def listening(port: int, host: str = "127.0.0.1") -> Iterator[None]:
+    with socket.socket() as server:
+        server.bind((host, port))
+        server.listen()
+        yield
+
+
+@contextmanager
+def chosen(job_key: str, attempt: int = 0) -> Iterator[PortPlan]:
+    plan = choose_ports(job_key, attempt)
+    try:
+        yield plan
+    finally:
+        release_ports(plan)
+
+
+@given(
+    job_key=st.one_of(st.integers(0, 2**32).map(str), st.text(max_size=30)),
+    attempt=st.integers(0, 1000),
+    candidate=st.integers(0, 100),
+)
+def test_a_block_is_in_range_and_its_ports_are_distinct(job_key: str, attempt: int, candidate: int) -> None:
+    plan = derive_port_block(job_key, attempt, candidate)
+    ports = plan.all_ports()
+    assert len(ports) == len(set(ports))
+    assert min(ports) > 10_000 and max(ports) < 32_768
+    assert max(ports) - min(ports) < BLOCK_SIZE
+    assert plan.worker_max - plan.worker_min + 1 >= 200
+    assert plan == derive_port_block(job_key, attempt, candidate)
+
+
+@given(job_key=st.text(min_size=1, max_size=20), attempt=st.integers(0, 50))
+def test_the_candidates_visit_every_block_once(job_key: str, attempt: int) -> None:
+    blocks = {derive_port_block(job_key, attempt, candidate).gcs for candidate in range(NUM_BLOCKS)}
+    assert len(blocks) == NUM_BLOCKS
+
+
+@given(first=st.integers(1, 10**9), second=st.integers(1, 10**9))
+def test_two_blocks_are_the_same_or_disjoint(first: int, second: int) -> None:
+    one, other = (set(derive_port_block(str(key), 0, 0).all_ports()) for key in (first, second))
+    assert one == other or not one & other
+
+
+@given(job=st.integers(1, 10**9), step=st.integers(1, NUM_BLOCKS - 1))
+def test_neighbouring_job_ids_never_start_with_the_same_block(job: int, step: int) -> None:
+    assert derive_port_block(str(job), 0, 0).gcs != derive_port_block(str(job + step), 0, 0).gcs
+
+
+def test_an_attempt_does_not_begin_on_the_ports_of_the_one_before() -> None:
+    assert derive_port_block("7", 0, 0).gcs != derive_port_block("7", 1, 0).gcs
+
+
+def test_the_plan_is_json() -> None:
+    plan = derive_port_block("7", 0, 0)
+    assert PortPlan(**json.loads(json.dumps(asdict(plan)))) == plan
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
+def test_a_listener_on_any_address_is_busy(address: str) -> None:
+    with socket.socket() as server:
+        server.bind((address, 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert prove_free([port]) == [port]
+    assert prove_free([port]) == []
+
+
+def test_an_address_of_another_machine_is_an_error() -> None:
+    with pytest.raises(BringUpError, match="address of this node"):
+        prove_free([10_300], host="192.0.2.1")
+
+
+@pytest.mark.parametrize("name", ["gcs", "rendezvous", "spare_max", "worker_min", "worker_max"])
+def test_one_busy_port_moves_the_job_to_the_next_candidate(name: str) -> None:
+    with chosen(JOB) as plan:
+        pass
+    with listening(getattr(plan, name)), chosen(JOB) as moved:
+        assert moved.candidate > plan.candidate
+        assert not set(moved.all_ports()) & set(plan.all_ports())
+
+
+def test_two_jobs_with_the_same_first_choice_do_not_meet() -> None:
+    other = str(int(JOB) + NUM_BLOCKS)
+    with chosen(JOB) as mine, chosen(other) as theirs:
+        assert not set(mine.all_ports()) & set(theirs.all_ports())
+
+
+def test_the_ports_of_a_chosen_block_can_be_bound() -> None:
+    with chosen(JOB) as plan, ExitStack() as stack:
+        for port in plan.all_ports():
+            if port != plan.guard:
+                stack.enter_context(listening(port, "0.0.0.0"))
+
+
+def test_a_block_is_free_again_when_its_process_is_killed() -> None:
+    script = f"from slurm_rl.node.ports import *; print(choose_ports({JOB!r}, 3).guard, flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        guard = int(owner.stdout.readline())
+        assert prove_free([guard]) == [guard]
+        owner.kill()
+    assert prove_free([guard]) == []
+
+
+def test_the_error_lists_what_was_busy_and_survives_pickling() -> None:
+    plans = [derive_port_block(JOB, 5, candidate) for candidate in range(2)]
+    with listening(plans[0].dashboard), listening(plans[1].guard), pytest.raises(BringUpError) as caught:
+        choose_ports(JOB, 5, tries=2)
+    text = str(caught.value)
+    assert f"{plans[0].dashboard} busy" in text and "held by another job" in text
+    assert str(pickle.loads(pickle.dumps(caught.value))) == text
