@@ -1,0 +1,183 @@
+"""Which processes are ours, and how each of them is ended, and no other.
+
+A process tree is not enough to find them: Ray daemonises, vLLM starts its own sessions, and whoever
+loses its parent hangs on init. What every descendant keeps is the environment it was born with, so
+the agent gives its children a mark there and later looks for it in /proc/<pid>/environ. This finds
+children that left the session, the process group and the tree, and spares a second job of the same
+user on the same node, which `ray stop` or a pkill by name would end too.
+
+The agent calls `become_subreaper` once, starts everything with `mark_env` in the environment, and
+calls `end_marked` at the end of the attempt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from slurm_rl.errors import SlurmRLError
+
+MARK = "SLURM_RL_ATTEMPT"
+"""The environment variable; its value names run, attempt and node rank."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.03
+# SIGKILL works at once, except on a process that hangs in the kernel (a dead NFS server, a GPU reset).
+_KILL_DEADLINE_S = 20.0
+# Loaded here and not in the functions: after a fork, dlopen may wait for a lock that nobody will free.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def mark_env(mark_value: str) -> dict[str, str]:
+    """The variables by which everything a process starts can be found again.
+
+    SPT_NOENV is a part of the mark: without it setproctitle (in every Ray worker and vLLM engine)
+    writes the title over /proc/<pid>/environ, and with the environment the mark is gone.
+    """
+    return {MARK: mark_value, "SPT_NOENV": "1"}
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children instead of init's, so that it can reap them."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(signal_number: int, parent_pid: int) -> None:
+    """To run in a child between fork and exec: the child gets the signal when its parent dies.
+
+        Popen(argv, preexec_fn=functools.partial(die_with_parent, signal.SIGKILL, os.getpid()))
+
+    The kernel means the parent's thread that forked, so start such children from the main thread.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal_number)
+    if os.getppid() != parent_pid:  # it died before the line above
+        os.kill(os.getpid(), signal_number)
+
+
+def find_marked(mark_value: str) -> list[int]:
+    """Living processes of this user that carry the mark; never this process or one it descends from."""
+    spared = _self_and_ancestors()
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return sorted(pid for pid in pids if pid not in spared and _is_marked(pid, mark_value))
+
+
+def end_marked(mark_value: str, grace_s: float, own_children: Collection[int] = ()) -> list[int]:
+    """End every marked process: SIGTERM, after `grace_s` SIGKILL, until none is left.
+
+    Args:
+        mark_value: what `mark_env` was given.
+        grace_s: how long a process may take to end by itself.
+        own_children: pids that the caller will `wait()` for; the others are reaped here, and a Popen
+            whose child somebody else has reaped reports the exit code 0.
+
+    Returns:
+        The pids that did not end by themselves.
+
+    Raises:
+        SlurmRLError: a process outlived SIGKILL.
+    """
+    asked = _signal_until_gone(mark_value, signal.SIGTERM, grace_s)
+    killed = _signal_until_gone(mark_value, signal.SIGKILL, _KILL_DEADLINE_S)
+    for pid in (asked | killed) - set(own_children):
+        with contextlib.suppress(ChildProcessError):  # not ours to reap: its own parent lives, or it is gone
+            os.waitpid(pid, os.WNOHANG)
+    if left := find_marked(mark_value):
+        raise SlurmRLError(
+            f"every process of the attempt must end within {_KILL_DEADLINE_S:.0f} s of SIGKILL",
+            seen=f"pids {left} still there",
+            where=os.uname().nodename,
+            action="they hang in the kernel, on a file system or a GPU: have the node drained and rebooted",
+        )
+    return sorted(killed)
+
+
+def _signal_until_gone(mark_value: str, signal_number: int, timeout_s: float) -> set[int]:
+    """Signal every marked process once, also those born meanwhile; returns who was signalled."""
+    deadline = time.monotonic() + timeout_s
+    signalled: set[int] = set()
+    empty_scans = 0
+    # Twice empty, because in the middle of an exec a process has no environment for an instant.
+    while empty_scans < 2:
+        found = find_marked(mark_value)
+        empty_scans = 0 if found else empty_scans + 1
+        signalled.update(pid for pid in set(found) - signalled if _send(pid, mark_value, signal_number))
+        if found and time.monotonic() >= deadline:
+            break
+        time.sleep(_POLL_S)
+    return signalled
+
+
+def _send(pid: int, mark_value: str, signal_number: int) -> bool:
+    """Signal the process if it carries the mark now; its pid may have become another's. True: signalled."""
+    with contextlib.ExitStack() as stack, contextlib.suppress(ProcessLookupError):
+        pidfd = _open_pidfd(pid)
+        if pidfd is not None:
+            stack.callback(os.close, pidfd)
+        # The mark is read after the pidfd was opened: if it is there, the pidfd is either that process
+        # or one that is dead already. Without pidfds the gap between look and signal is microseconds.
+        if not _is_marked(pid, mark_value):
+            return False
+        _kill(pid, pidfd, signal_number)
+        with contextlib.suppress(ProcessLookupError):
+            _kill(pid, pidfd, signal.SIGCONT)  # a stopped process acts on SIGTERM only once it goes on
+        return True
+    return False
+
+
+def _kill(pid: int, pidfd: int | None, signal_number: int) -> None:
+    if pidfd is None:
+        os.kill(pid, signal_number)
+    else:
+        signal.pidfd_send_signal(pidfd, signal_number)
+
+
+def _open_pidfd(pid: int) -> int | None:
+    """None where the kernel (before 5.3), the Python build or a seccomp filter has no pidfds."""
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        return None
+
+
+def _is_marked(pid: int, mark_value: str) -> bool:
+    """False for other users' processes, zombies (they have no environment) and those that just left."""
+    entry = Path("/proc", str(pid))
+    try:
+        if entry.stat().st_uid != os.getuid():
+            return False
+        environ = (entry / "environ").read_bytes()
+    except OSError:
+        return False
+    return os.fsencode(f"{MARK}={mark_value}") in environ.split(b"\0")
+
+
+def _self_and_ancestors() -> set[int]:
+    pids: set[int] = set()
+    pid = os.getpid()
+    while pid > 0 and pid not in pids:
+        pids.add(pid)
+        pid = _parent_of(pid)
+    return pids
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text(errors="replace")
+    except OSError:
+        return 0
+    # The second field is the program's name in parentheses, and may itself hold spaces and parentheses.
+    return int(stat.rpartition(")")[2].split()[1])
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}, {value}): {os.strerror(code)}")

@@ -1,0 +1,198 @@
+"""Process hygiene, on real processes: what carries the mark ends, whatever it did to hide; nothing else does."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.node import processes
+from slurm_rl.node.processes import MARK, die_with_parent, end_marked, find_marked, mark_env
+
+# No exec after the line of output: in the middle of one, the mark cannot be read.
+PATIENT = "echo ready; while :; do sleep 0.05; done"
+STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """A value no other process carries; whatever a failed test left is killed."""
+    value = f"test-{uuid.uuid4()}"
+    yield value
+    for pid in find_marked(value):
+        os.kill(pid, signal.SIGKILL)
+
+
+def start(script: str, mark_value: str | None = None) -> subprocess.Popen[str]:
+    """A shell that runs the script; returns after its first line of output."""
+    env = {"PATH": os.environ["PATH"], **(mark_env(mark_value) if mark_value else {})}
+    process = subprocess.Popen(["sh", "-c", script], env=env, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.02)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_daemon_that_left_session_and_tree_is_found_and_ended(mark: str) -> None:
+    parent = start("setsid sh -c 'sleep 300 >/dev/null 2>&1 & echo started'", mark)
+    parent.wait(timeout=10)
+    wait_until(lambda: len(find_marked(mark)) == 1)
+    (daemon,) = find_marked(mark)
+    assert daemon != parent.pid and os.getsid(daemon) != os.getsid(0)
+    assert end_marked(mark, grace_s=5) == []
+    assert not is_alive(daemon)
+
+
+def test_one_that_ignores_sigterm_is_killed_and_named(mark: str) -> None:
+    stubborn = start(STUBBORN, mark)
+    assert stubborn.pid in end_marked(mark, grace_s=0.3)
+    assert find_marked(mark) == []
+
+
+def test_sigterm_is_enough_for_the_others_and_does_not_take_the_whole_grace(mark: str) -> None:
+    started = time.monotonic()
+    start("echo ready; exec sleep 300", mark)
+    assert end_marked(mark, grace_s=30) == []
+    assert time.monotonic() - started < 10
+
+
+def test_a_stopped_process_gets_its_chance(mark: str, tmp_path: Path) -> None:
+    note = tmp_path / "saved"
+    process = start(f"trap 'touch {note}; exit 0' TERM; echo ready; while :; do sleep 0.05; done", mark)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert end_marked(mark, grace_s=10) == []
+    assert note.exists()
+
+
+def test_a_child_born_during_the_end_is_ended_too(mark: str) -> None:
+    start("trap 'setsid sleep 300 & exit 0' TERM; echo ready; while :; do sleep 0.05; done", mark)
+    end_marked(mark, grace_s=5)
+    assert find_marked(mark) == []
+
+
+def test_unmarked_and_otherwise_marked_neighbours_survive(mark: str) -> None:
+    neighbours = [start(f"echo ready; {MARK}=x exec sleep 300")]
+    # The same text elsewhere, a value that only begins alike, and another name.
+    neighbours.append(start(f"echo ready; OTHER='{MARK}={mark}' exec sleep 300"))
+    neighbours.append(start("echo ready; exec sleep 300", f"{mark}0"))
+    start("echo ready; exec sleep 300", mark)
+    try:
+        end_marked(mark, grace_s=5)
+        assert all(neighbour.poll() is None for neighbour in neighbours)
+    finally:
+        for neighbour in neighbours:
+            neighbour.kill()
+            neighbour.wait()
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_a_pid_that_became_anothers_is_not_signalled(
+    mark: str, has_pidfd: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open")
+    innocent, ours = start(PATIENT), start(PATIENT, mark)
+    assert not processes._send(innocent.pid, mark, signal.SIGKILL)
+    assert processes._send(ours.pid, mark, signal.SIGKILL)
+    assert ours.wait(timeout=10) == -signal.SIGKILL
+    assert not processes._send(ours.pid, mark, signal.SIGKILL)
+    assert innocent.poll() is None
+    innocent.kill()
+    innocent.wait()
+
+
+def test_zombies_are_reaped_and_never_waited_for(mark: str) -> None:
+    zombie = start("echo ready", mark)
+    wait_until(lambda: not is_alive(zombie.pid))
+    assert find_marked(mark) == []
+    child = start("echo ready; exec sleep 300", mark)
+    end_marked(mark, grace_s=5)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(child.pid, os.WNOHANG)
+    zombie.wait()
+
+
+def test_the_caller_keeps_the_exit_code_of_its_own_children(mark: str) -> None:
+    child = start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", mark)
+    end_marked(mark, grace_s=5, own_children=[child.pid])
+    assert child.wait() == 7
+
+
+def test_this_process_and_those_above_it_are_spared(mark: str) -> None:
+    code = (
+        "import os; from slurm_rl.node.processes import *;"
+        f"print(find_marked({mark!r}), end_marked({mark!r}, 1), flush=True)"
+    )
+    shell = f'"$0" -c "{code}"; echo the shell lives'
+    env = {**os.environ, **mark_env(mark)}
+    result = subprocess.run(["sh", "-c", shell, sys.executable], env=env, capture_output=True, text=True)
+    assert result.stdout.splitlines() == ["[] []", "the shell lives"], result.stderr
+
+
+def test_the_mark_survives_a_new_process_title(mark: str) -> None:
+    pytest.importorskip("setproctitle")
+    code = "import setproctitle as s, time; s.setproctitle('ray::IDLE'); print('ready', flush=True); time.sleep(300)"
+    process = start(f'exec {sys.executable} -c "{code}"', mark)
+    wait_until(lambda: find_marked(mark) == [process.pid])
+    end_marked(mark, grace_s=5)
+
+
+def test_a_subreaper_adopts_and_reaps_a_daemon() -> None:
+    code = """
+import os, subprocess, time
+from pathlib import Path
+from slurm_rl.node.processes import *
+become_subreaper()
+subprocess.run(["sh", "-c", "setsid sleep 300 >/dev/null 2>&1 &"], env={**os.environ, **mark_env("m")}, check=True)
+while not (found := find_marked("m")): time.sleep(0.01)
+parent = Path(f"/proc/{found[0]}/stat").read_text().split()[3]
+end_marked("m", 5)
+print(int(parent) == os.getpid(), Path(f"/proc/{found[0]}").exists())
+""".replace('"m"', repr(str(uuid.uuid4())))
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.split() == ["True", "False"], result.stderr
+
+
+def test_a_child_dies_with_its_parent(mark: str) -> None:
+    code = """
+import functools, os, signal, subprocess, time
+from slurm_rl.node.processes import *
+end = functools.partial(die_with_parent, signal.SIGKILL, os.getpid())
+print(subprocess.Popen(["sleep", "300"], preexec_fn=end).pid, flush=True)
+time.sleep(300)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env={**os.environ, **mark_env(mark)}
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert is_alive(child)
+    parent.kill()
+    parent.wait()
+    wait_until(lambda: not is_alive(child))
+
+
+def test_a_child_whose_parent_was_already_gone_does_not_start() -> None:
+    late = functools.partial(die_with_parent, signal.SIGKILL, 2**22)
+    assert subprocess.Popen(["sleep", "300"], preexec_fn=late).wait(timeout=10) == -signal.SIGKILL
