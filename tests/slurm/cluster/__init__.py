@@ -1,0 +1,21 @@
+"""A real multi-node Slurm on one machine, for tests and for trying things out.
+
+Debian's slurmctld and slurmd run as they are; each node is a set of Linux namespaces, with its own
+IP, hostname, processes, /tmp, /run and /dev/shm. Root is needed; nothing outside the cluster's own
+directory, network names and cgroups is touched.
+
+    with Cluster(Path("/tmp/demo"), num_nodes=2) as cluster:
+        cluster.run(["srun", "-N2", "hostname"])
+
+From a shell: `python -m tests.slurm.cluster up|down|shell`.
+"""
+
+from __future__ import annotations
+
+from tests.slurm.cluster.cluster import Cluster
+from tests.slurm.cluster.leftovers import Leftovers
+from tests.slurm.cluster.packages import ClusterError, is_possible
+from tests.slurm.cluster.reset import reset
+from tests.slurm.cluster.waiting import wait_until
+
+__all__ = ["Cluster", "ClusterError", "Leftovers", "is_possible", "reset", "wait_until"]

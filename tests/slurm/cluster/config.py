@@ -1,0 +1,139 @@
+"""The cluster's configuration files. Each line that looks odd was needed; the reason stands beside it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.slurm.cluster.cgroups import has_cgroup_v1
+from tests.slurm.cluster.slots import Slot
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How big the cluster is."""
+
+    num_nodes: int
+    cpus: int
+    mem_mb: int
+    gpus: int
+    accounting: bool
+
+
+def write_config(root: Path, slot: Slot, shape: Shape, settings: Mapping[str, str]) -> None:
+    """Write slurm.conf and what it leans on; `settings` replace or add keys of slurm.conf."""
+    (root / "slurm.conf").write_text(render_slurm_conf(root, slot, shape, settings))
+    (root / "gres.conf").write_text(
+        f"Name=gpu Type=fake File={root}/dev/gpu[0-{shape.gpus - 1}]\n" if shape.gpus else ""
+    )
+    (root / "cgroup.conf").write_text(
+        "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nConstrainDevices=yes\nConstrainRAMSpace=yes\nConstrainCores=no\n"
+    )
+    (root / "plugstack.conf").touch()
+    names = [(slot.ip(index), slot.node(index)) for index in range(1, shape.num_nodes + 1)]
+    hosts = [("127.0.0.1", "localhost"), (slot.controller_ip, _hostname()), *names]
+    (root / "hosts").write_text("".join(f"{ip} {name}\n" for ip, name in hosts))
+
+
+def render_slurm_conf(root: Path, slot: Slot, shape: Shape, settings: Mapping[str, str]) -> str:
+    """The text of slurm.conf."""
+    keys = {**_daemon_keys(root, slot), **_behaviour_keys(shape), **_accounting_keys(slot, shape), **settings}
+    lines = [f"{key}={value}" for key, value in keys.items()]
+    gres = f" Gres=gpu:fake:{shape.gpus}" if shape.gpus else ""
+    for index in range(1, shape.num_nodes + 1):
+        name = slot.node(index)
+        lines.append(
+            f"NodeName={name} NodeAddr={slot.ip(index)} NodeHostname={name} CPUs={shape.cpus} "
+            f"RealMemory={shape.mem_mb}{gres} State=UNKNOWN"
+        )
+    everywhere = "Nodes=ALL State=UP MaxTime=INFINITE"
+    lines.append(f"PartitionName=main {everywhere} Default=YES PriorityTier=1 GraceTime=10")
+    lines.append(f"PartitionName=high {everywhere} PriorityTier=10 PreemptMode=OFF")
+    return "\n".join(lines) + "\n"
+
+
+def _daemon_keys(root: Path, slot: Slot) -> dict[str, str]:
+    return {
+        "ClusterName": f"test{slot.letter}",
+        "SlurmctldHost": f"{_hostname()}({slot.controller_ip})",
+        "SlurmctldPort": str(slot.controller_port),
+        "SlurmUser": "root",
+        "SlurmdUser": "root",
+        "AuthType": "auth/munge",
+        # A requeued job may not start again before the credential of its last start expires (default 120 s).
+        "AuthInfo": f"socket={root}/munge/socket,cred_expire=5",
+        "CredType": "cred/munge",
+        "MpiDefault": "none",
+        "StateSaveLocation": f"{root}/state",
+        "SlurmdSpoolDir": f"{root}/spool/%n",
+        "SlurmctldPidFile": f"{root}/state/slurmctld.pid",
+        "SlurmdPidFile": f"{root}/state/slurmd-%n.pid",
+        "SlurmctldLogFile": f"{root}/log/slurmctld.log",
+        "SlurmdLogFile": f"{root}/log/slurmd-%n.log",
+        "PlugStackConfig": f"{root}/plugstack.conf",
+        # The nodes read slurm.conf when they boot, the controller may have been given another one since.
+        "DebugFlags": "NO_CONF_HASH",
+    }
+
+
+def _behaviour_keys(shape: Shape) -> dict[str, str]:
+    cgroups = has_cgroup_v1()
+    return {
+        # Without cgroups, a process that daemonised (Ray's do) outlives its job.
+        "ProctrackType": "proctrack/cgroup" if cgroups else "proctrack/linuxproc",
+        "TaskPlugin": "task/cgroup" if cgroups else "task/none",
+        "JobAcctGatherType": "jobacct_gather/cgroup" if cgroups else "jobacct_gather/linux",
+        "JobAcctGatherFrequency": "5",
+        "SelectType": "select/cons_tres",
+        "SelectTypeParameters": "CR_Core_Memory",
+        # A job with every CPU and no word on memory gets half the node, so that two such jobs' nodes fit.
+        "DefMemPerCPU": str(max(1, shape.mem_mb // (2 * shape.cpus))),
+        "GresTypes": "gpu",
+        # The nodes claim more CPUs and memory than this machine may have.
+        "SlurmdParameters": "config_overrides",
+        "SchedulerType": "sched/backfill",
+        "SchedulerParameters": "sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0",
+        "PriorityType": "priority/basic",
+        "PreemptType": "preempt/partition_prio",
+        "PreemptMode": "REQUEUE",
+        # Preemption sends the signal of --signal. Later Slurms take this old spelling too.
+        "SlurmctldParameters": "preempt_send_user_signal",
+        "JobRequeue": "1",
+        "ReturnToService": "2",
+        "SlurmctldTimeout": "30",
+        "SlurmdTimeout": "10",
+        "InactiveLimit": "0",
+        "KillWait": "5",
+        "MinJobAge": "300",
+        "MessageTimeout": "10",
+        "TCPTimeout": "2",
+        "UnkillableStepTimeout": "10",
+    }
+
+
+def _accounting_keys(slot: Slot, shape: Shape) -> dict[str, str]:
+    if not shape.accounting:
+        return {"AccountingStorageType": "accounting_storage/none"}
+    return {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": "127.0.0.1",
+        "AccountingStoragePort": str(slot.accounting_port),
+        "AccountingStorageTRES": "gres/gpu",
+        # Else an account that does not exist is accepted without a word.
+        "AccountingStorageEnforce": "associations",
+    }
+
+
+def make_gpus(root: Path, gpus: int) -> None:
+    """Fake GPUs: devices of a major number that Linux leaves to experiments."""
+    (root / "dev").mkdir()
+    for index in range(gpus):
+        # Each its own number: Slurm denies by number, and would deny a job its own GPU with the others'.
+        os.mknod(root / "dev" / f"gpu{index}", 0o20666, os.makedev(240, index))
+
+
+def _hostname() -> str:
+    return socket.gethostname().split(".")[0]

@@ -1,0 +1,68 @@
+"""What a job left on a node: the question every "ends clean" test asks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.slurm.cluster.node import Node, NodeProcess
+
+SLURMD_PORT = 6818
+LISTEN = "0A"
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """Everything on a node beyond what an idle one has; false when there is nothing."""
+
+    processes: list[NodeProcess] = field(default_factory=list)
+    """slurmstepd of a job that still runs counts too."""
+    ports: list[int] = field(default_factory=list)
+    """TCP ports listened on, other than slurmd's."""
+    shm: list[str] = field(default_factory=list)
+    """Paths in /dev/shm."""
+    tmp: list[str] = field(default_factory=list)
+    """Paths in the node's own /tmp, outside the shared folders."""
+
+    def __bool__(self) -> bool:
+        return bool(self.processes or self.ports or self.shm or self.tmp)
+
+
+def find_leftovers(node: Node) -> Leftovers:
+    """Look into the node from outside, so that looking adds nothing."""
+    inside = node.init / "root"
+    shared = [Path(os.path.relpath(folder, "/")) for folder in (node.root, *node.shared)]
+    return Leftovers(
+        processes=[process for process in node.processes() if not _is_own(process)],
+        ports=sorted(set(_listening(node.init / "net"))),
+        shm=sorted(f"/dev/shm/{path.name}" for path in (inside / "dev/shm").iterdir()),
+        tmp=sorted(f"/{path.relative_to(inside)}" for path in _strays(inside / "tmp", [inside / s for s in shared])),
+    )
+
+
+def _is_own(process: NodeProcess) -> bool:
+    program = process.cmdline.split()[0]
+    # While slurmd starts, pid 1 is still the shell that sets the node up.
+    return process.pid == 1 or Path(program).name == "slurmd"
+
+
+def _listening(net: Path) -> Iterator[int]:
+    for table in ("tcp", "tcp6"):
+        for line in (net / table).read_text().splitlines()[1:]:
+            _, local, _, state = line.split()[:4]
+            port = int(local.rpartition(":")[2], 16)
+            if state == LISTEN and port != SLURMD_PORT:
+                yield port
+
+
+def _strays(directory: Path, shared: list[Path]) -> Iterator[Path]:
+    """Entries of `directory` that neither are nor lead to a shared folder."""
+    for entry in directory.iterdir():
+        if entry in shared:
+            continue
+        if any(entry in folder.parents for folder in shared):
+            yield from _strays(entry, shared)
+        else:
+            yield entry

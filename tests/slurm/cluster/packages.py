@@ -1,0 +1,77 @@
+"""What the machine must have: root, namespaces and Debian's Slurm packages."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+PROGRAMS = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+    "munged": "munge",
+    "tini": "tini",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+}
+ACCOUNTING_PROGRAMS = {
+    "slurmdbd": "slurmdbd",
+    "mariadbd": "mariadb-server-core",
+    "mariadb-install-db": "mariadb-server-core",
+    "mariadb": "mariadb-client-core",
+}
+POLICY = Path("/usr/sbin/policy-rc.d")
+
+
+class ClusterError(Exception):
+    """The test cluster could not be brought up, or does not do what it was asked."""
+
+
+def is_possible() -> str | None:
+    """None when a cluster can be made here, else the reason in one line. Changes nothing."""
+    if os.geteuid() != 0:
+        return "a test Slurm needs root (namespaces, bridges, device cgroups)"
+    probe = ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "ip", "link", "add", "br0"]
+    absent = missing(accounting=False)
+    if "iproute2" not in absent:
+        done = subprocess.run([*probe, "type", "bridge"], capture_output=True, text=True)
+        if done.returncode:
+            return f"a test Slurm needs namespaces and bridges: {done.stderr.strip()}"
+    if absent and shutil.which("apt-get") is None:
+        return f"a test Slurm needs the packages {' '.join(absent)}, and there is no apt-get to install them"
+    return None
+
+
+def missing(*, accounting: bool) -> list[str]:
+    """Packages whose programs are not on PATH."""
+    wanted = PROGRAMS | (ACCOUNTING_PROGRAMS if accounting else {})
+    return sorted({package for program, package in wanted.items() if shutil.which(program) is None})
+
+
+def ensure(*, accounting: bool) -> None:
+    """Install what is missing; nothing is downloaded when all is there."""
+    packages = missing(accounting=accounting)
+    if not packages:
+        return
+    keep_services_stopped = not POLICY.exists()
+    if keep_services_stopped:
+        # The packages would start daemons of their own; the cluster starts each with its own config.
+        POLICY.write_text("#!/bin/sh\nexit 101\n")
+        POLICY.chmod(0o755)
+    try:
+        _apt("update", "-qq")
+        _apt("install", "-y", "-qq", "--no-install-recommends", *packages)
+    finally:
+        if keep_services_stopped:
+            POLICY.unlink()
+    if absent := missing(accounting=accounting):
+        raise ClusterError(f"apt-get installed, but these packages' programs are still not on PATH: {absent}")
+
+
+def _apt(*args: str) -> None:
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    done = subprocess.run(["apt-get", *args], env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise ClusterError(f"apt-get {' '.join(args)} failed: {done.stderr.strip()[-500:]}")

@@ -1,0 +1,78 @@
+"""One real Slurm for all tests below this folder.
+
+Where it cannot be made, they are skipped with the reason; SLURM_RL_REQUIRE_SLURM=1 makes them fail
+instead, so that a machine that should run them cannot pass by skipping.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, ClusterError, is_possible, reset
+
+
+@pytest.fixture(scope="session")
+def session_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """4 nodes without accounting, for fixtures of a wide scope; a test asks for `cluster`."""
+    yield from _clusters(request, num_nodes=4, accounting=False)
+
+
+@pytest.fixture(scope="session")
+def session_accounting_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """2 nodes with slurmdbd, beside the other one."""
+    yield from _clusters(request, num_nodes=2, accounting=True)
+
+
+@pytest.fixture
+def cluster(session_cluster: Cluster) -> Iterator[Cluster]:
+    """The session's cluster; afterwards its jobs are cancelled and its nodes brought back."""
+    yield session_cluster
+    reset(session_cluster)
+
+
+@pytest.fixture
+def accounting_cluster(session_accounting_cluster: Cluster) -> Iterator[Cluster]:
+    """The session's cluster with accounting, reset afterwards."""
+    yield session_accounting_cluster
+    reset(session_accounting_cluster)
+
+
+@pytest.fixture
+def shared_dir(session_cluster: Cluster) -> Path:
+    """A folder that every node sees; pytest's own tmp_path lies in /tmp, where each node has its own."""
+    return make_shared_dir(session_cluster)
+
+
+def make_shared_dir(cluster: Cluster) -> Path:
+    return Path(tempfile.mkdtemp(prefix="w", dir=cluster.root))
+
+
+def _clusters(request: pytest.FixtureRequest, *, num_nodes: int, accounting: bool) -> Iterator[Cluster]:
+    if reason := is_possible():
+        _give_up(reason)
+    # Short, because Unix sockets live below; in /tmp, because every user may pass through that.
+    root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
+    cluster = Cluster(root, num_nodes=num_nodes, accounting=accounting)
+    try:
+        cluster.up()
+    except ClusterError as error:
+        _give_up(str(error))
+    failed_before = request.session.testsfailed
+    yield cluster
+    cluster.down()
+    if request.session.testsfailed == failed_before:
+        shutil.rmtree(root)
+    else:
+        print(f"the test cluster's logs and shared folders are kept in {root}")
+
+
+def _give_up(reason: str) -> None:
+    if os.environ.get("SLURM_RL_REQUIRE_SLURM") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
