@@ -1,0 +1,56 @@
+"""From the data section to the rows to train on and the rows to evaluate on."""
+
+from __future__ import annotations
+
+import json
+import random
+
+from slurm_rl.config.data import DataConfig
+from slurm_rl.errors import DataError
+from slurm_rl.train.data.addition import build_addition_rows
+from slurm_rl.train.data.prompts import PromptRow, load_rows
+
+
+def load_data(config: DataConfig, seed: int) -> tuple[list[PromptRow], list[PromptRow]]:
+    """Return (train rows, eval rows); the same for the same config, files and seed.
+
+    Without `data.eval`, `num_eval` rows drawn by `seed` are held out. A prompt that is held out is
+    in no row that stays, also when the file has it twice.
+
+    Raises:
+        DataError: a file is wrong (see `load_rows`), or holding out leaves nothing to train on.
+    """
+    rows = _load_train(config, seed)
+    if config.eval is not None:
+        return rows, load_rows(config.eval, config.prompt_key, config.answer_key)[: config.num_eval]
+    return _hold_out(rows, config.num_eval, seed)
+
+
+def _load_train(config: DataConfig, seed: int) -> list[PromptRow]:
+    if config.train == "addition":
+        return build_addition_rows(config.largest_addend, seed)
+    return load_rows(config.train, config.prompt_key, config.answer_key)
+
+
+def _hold_out(rows: list[PromptRow], num_eval: int, seed: int) -> tuple[list[PromptRow], list[PromptRow]]:
+    if num_eval >= len(rows):
+        raise _too_few(num_eval, f"{len(rows)} rows")
+    chosen = set(random.Random(f"hold out {seed}").sample(range(len(rows)), num_eval))
+    held_out = [row for position, row in enumerate(rows) if position in chosen]
+    prompts = {_identity(row) for row in held_out}
+    train = [row for row in rows if _identity(row) not in prompts]
+    if not train:
+        raise _too_few(num_eval, f"{len(rows)} rows, of which none differs from the ones held out")
+    return train, held_out
+
+
+def _too_few(num_eval: int, seen: str) -> DataError:
+    return DataError(
+        f"data.num_eval = {num_eval} rows are held out, so data.train needs more than that",
+        seen=seen,
+        action="lower data.num_eval, or name a file in data.eval",
+    )
+
+
+def _identity(row: PromptRow) -> str:
+    return json.dumps(row.prompt, sort_keys=True)

@@ -1,0 +1,120 @@
+"""From prompt rows to token ids, without losing or cutting a character in silence.
+
+    PromptRow(prompt="3+4=")  ->  EncodedPrompt(token_ids=[5, 12, 6, 13], text="3+4=")
+
+Text without a chat template gets the special tokens the tokenizer adds by itself; a rendered chat
+template has written its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_rl.errors import DataError
+from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
+from slurm_rl.train.data.chat import check_chat_template, render_prompt
+from slurm_rl.train.data.prompts import PromptRow
+
+_BATCH = 1024
+"""Prompts encoded at once; offsets of a whole data set would not fit in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedPrompt:
+    """A prompt as the rollout engine and the policy see it."""
+
+    index: int
+    """Of the row it came from."""
+    token_ids: list[int]
+    text: str
+    """What was encoded: the prompt, or the rendered chat template."""
+    answer: str
+
+
+def encode_prompts(
+    rows: Sequence[PromptRow],
+    tokenizer: Any,
+    *,
+    chat_template: bool,
+    max_prompt_tokens: int,
+    context_length: int,
+    max_tokens: int,
+) -> list[EncodedPrompt]:
+    """Encode every row, in order.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        chat_template: render the tokenizer's chat template first; a plain prompt becomes a user message.
+        max_prompt_tokens: longest prompt, in tokens.
+        context_length: longest sequence of the model, in tokens.
+        max_tokens: longest completion, in tokens.
+
+    Raises:
+        DataError: a row cannot be rendered, loses characters or is too long (the row is named), or
+            the tokenizer has no chat template.
+    """
+    if chat_template:
+        check_chat_template(tokenizer)
+    encoded: list[EncodedPrompt] = []
+    for start in range(0, len(rows), _BATCH):
+        for prompt in _encode_batch(rows[start : start + _BATCH], tokenizer, chat_template):
+            _check_prompt_length(prompt, max_prompt_tokens)
+            _check_context(prompt, max_tokens, context_length)
+            encoded.append(prompt)
+    return encoded
+
+
+def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, chat_template: bool) -> Iterator[EncodedPrompt]:
+    texts = [render_prompt(row, tokenizer, chat_template) for row in rows]
+    try:
+        batch = tokenizer(
+            texts,
+            add_special_tokens=not chat_template,
+            return_offsets_mapping=tokenizer.is_fast,
+            verbose=False,  # `_check_context` says it better
+        )
+    except Exception:  # what a tokenizer without an unknown token raises; it does not say on which row
+        for row, text in zip(rows, texts, strict=True):
+            _check_characters(row, text, find_refused_characters(text, tokenizer))
+        raise
+    offsets = batch["offset_mapping"] if tokenizer.is_fast else [None] * len(rows)
+    for row, text, token_ids, spans in zip(rows, texts, batch["input_ids"], offsets, strict=True):
+        _check_characters(row, text, find_lost_characters(text, token_ids, spans, tokenizer))
+        yield EncodedPrompt(index=row.index, token_ids=list(token_ids), text=text, answer=row.answer)
+
+
+def _check_characters(row: PromptRow, text: str, lost: str) -> None:
+    if lost:
+        raise DataError(
+            f"row {row.index}: the tokenizer must be able to write every character of the prompt",
+            seen=f"{lost} in {_shorten(text)}",
+            action="take the characters out of the data, or choose a model whose tokenizer knows them",
+        )
+
+
+def _check_prompt_length(prompt: EncodedPrompt, max_prompt_tokens: int) -> None:
+    num_tokens = len(prompt.token_ids)
+    if num_tokens == 0:
+        raise DataError(f"row {prompt.index}: a prompt needs a token", seen="none", action="correct the row")
+    if num_tokens > max_prompt_tokens:
+        raise DataError(
+            f"row {prompt.index}: a prompt must fit in data.max_prompt_tokens = {max_prompt_tokens}",
+            seen=f"{num_tokens} tokens, {_shorten(prompt.text)}",
+            action=f"raise data.max_prompt_tokens to {num_tokens}, or take the row out",
+        )
+
+
+def _check_context(prompt: EncodedPrompt, max_tokens: int, context_length: int) -> None:
+    num_tokens = len(prompt.token_ids)
+    if num_tokens + max_tokens > context_length:
+        raise DataError(
+            f"row {prompt.index}: prompt and completion must fit in the model's context of {context_length} tokens",
+            seen=f"{num_tokens} + rollout.max_tokens {max_tokens} = {num_tokens + max_tokens}",
+            action="lower rollout.max_tokens, take the row out, or choose a model with a longer context",
+        )
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:80] + "...")

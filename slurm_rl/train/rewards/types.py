@@ -1,0 +1,50 @@
+"""What goes into the reward pool and what comes out.
+
+    RewardItem(completion="7", answer="7")   -> value 1.0, parts {"arithmetic": 1.0}
+    RewardItem(completion="8", answer="7")   -> value 0.0, parts {"arithmetic": 0.0}
+    a completion whose verifier never ends   -> value None, failure "hang"
+
+A wrong completion has a score; a failure has none, and never turns into a silent 0.0 or 1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+Verifier: TypeAlias = Callable[[str, str], float]
+"""(completion text, reference answer) -> score in [0, 1]."""
+
+FailureCause: TypeAlias = Literal["hang", "crash", "exception", "bad score"]
+"""hang: over the deadline. crash: the process died. bad score: NaN, infinite, not a number, or outside [0, 1]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardItem:
+    """One completion to score against its reference answer."""
+
+    completion: str
+    answer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardResult:
+    """The reward of one item: `value` is None exactly when `failure` is set."""
+
+    item: RewardItem
+    value: float | None
+    """Sum over verifiers of weight x score."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Verifier name to its score in [0, 1], before the weight; empty for a failure."""
+    failure: FailureCause | None = None
+    detail: str = ""
+    """Of a failure: the exception, the exit code or the score, in words."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an item has no score; also crosses from the worker process to the pool."""
+
+    cause: FailureCause
+    detail: str

@@ -1,0 +1,50 @@
+"""The verifiers a config can name. Add one: write a `Verifier`, name it here and in `VerifierName`.
+
+The table holds import paths, not functions: only the worker processes import them, so the trainer
+never pays for sympy, and a verifier that breaks on import breaks there.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from slurm_rl.config.reward import VerifierName
+from slurm_rl.errors import DataError
+
+VERIFIERS: Final[dict[VerifierName, str]] = {
+    "arithmetic": "slurm_rl.train.rewards.verifiers:score_arithmetic",
+    "format": "slurm_rl.train.rewards.verifiers:score_format",
+    "math": "slurm_rl.train.rewards.math_answer:score_math",
+}
+
+_INTEGER = re.compile(r"0|-?[1-9][0-9]*")
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+def score_arithmetic(completion: str, answer: str) -> float:
+    """1.0 when the completion, stripped, is the integer `answer` digit for digit; else 0.0.
+
+    Text is compared, nothing is evaluated: `3+4` and `07` are not `7`.
+
+    Raises:
+        DataError: the answer is not a plain decimal integer, so nothing could ever match it.
+    """
+    if not _INTEGER.fullmatch(answer):
+        raise DataError(
+            "the arithmetic verifier needs a decimal integer as reference answer",
+            seen=repr(answer),
+            action="correct the row, or choose another verifier under reward.verifiers",
+        )
+    return float(completion.strip() == answer)
+
+
+def score_format(completion: str, answer: str) -> float:
+    """1.0 for exactly `<think>...</think><answer>...</answer>`, each tag once and nothing around; else 0.0.
+
+    >>> score_format("<think>2+2</think><answer>4</answer>", "unused")
+    1.0
+    """
+    once = all(completion.count(tag) == 1 for tag in _TAGS)
+    framed = completion.startswith("<think>") and completion.endswith("</answer>")
+    return float(once and framed and "</think><answer>" in completion)
