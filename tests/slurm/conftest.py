@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster, ClusterError, is_possible, reset
+from tests.slurm.cluster import Cluster, ClusterError, ensure_packages, is_possible, reset
 
 
 @pytest.fixture(scope="session")
@@ -56,13 +56,14 @@ def make_shared_dir(cluster: Cluster) -> Path:
 def _clusters(request: pytest.FixtureRequest, *, num_nodes: int, accounting: bool) -> Iterator[Cluster]:
     if reason := is_possible():
         _give_up(reason)
+    try:
+        ensure_packages(accounting=accounting)
+    except ClusterError as error:
+        _give_up(str(error))
     # Short, because Unix sockets live below; in /tmp, because every user may pass through that.
     root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
     cluster = Cluster(root, num_nodes=num_nodes, accounting=accounting)
-    try:
-        cluster.up()
-    except ClusterError as error:
-        _give_up(str(error))
+    cluster.up()
     failed_before = request.session.testsfailed
     yield cluster
     cluster.down()

@@ -64,7 +64,7 @@ class Cluster:
         """Bring the cluster up and wait until every node is idle; what a dead owner left goes first."""
         if reason := packages.is_possible():
             raise ClusterError(reason)
-        packages.ensure(accounting=self.shape.accounting)
+        packages.ensure_packages(accounting=self.shape.accounting)
         with slots.registry_lock():
             remove_stale()
             self.slot = slots.claim(self.root, keep=self.keep)

@@ -40,7 +40,7 @@ def write_config(root: Path, slot: Slot, shape: Shape, settings: Mapping[str, st
 
 def render_slurm_conf(root: Path, slot: Slot, shape: Shape, settings: Mapping[str, str]) -> str:
     """The text of slurm.conf."""
-    keys = {**_daemon_keys(root, slot), **_behaviour_keys(shape), **_accounting_keys(slot, shape), **settings}
+    keys = {**_daemon_keys(root, slot), **_behaviour_keys(shape), **_accounting_keys(root, slot, shape), **settings}
     lines = [f"{key}={value}" for key, value in keys.items()]
     gres = f" Gres=gpu:fake:{shape.gpus}" if shape.gpus else ""
     for index in range(1, shape.num_nodes + 1):
@@ -114,13 +114,15 @@ def _behaviour_keys(shape: Shape) -> dict[str, str]:
     }
 
 
-def _accounting_keys(slot: Slot, shape: Shape) -> dict[str, str]:
+def _accounting_keys(root: Path, slot: Slot, shape: Shape) -> dict[str, str]:
     if not shape.accounting:
         return {"AccountingStorageType": "accounting_storage/none"}
     return {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": "127.0.0.1",
         "AccountingStoragePort": str(slot.accounting_port),
+        # Towards slurmdbd this, not AuthInfo, names munge's socket.
+        "AccountingStoragePass": f"{root}/munge/socket",
         "AccountingStorageTRES": "gres/gpu",
         # Else an account that does not exist is accepted without a word.
         "AccountingStorageEnforce": "associations",

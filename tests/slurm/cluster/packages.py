@@ -50,7 +50,7 @@ def missing(*, accounting: bool) -> list[str]:
     return sorted({package for program, package in wanted.items() if shutil.which(program) is None})
 
 
-def ensure(*, accounting: bool) -> None:
+def ensure_packages(*, accounting: bool) -> None:
     """Install what is missing; nothing is downloaded when all is there."""
     packages = missing(accounting=accounting)
     if not packages:
