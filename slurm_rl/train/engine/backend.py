@@ -1,0 +1,79 @@
+"""What a sharding library must do for the policy engine, and the table of those that can.
+
+Loss convention: token weights are global, so the loss of a step is the plain sum over tokens,
+micro-batches and ranks. A library that averages gradients over ranks has that undone here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+
+
+class Backend(Protocol):
+    """A sharded model with its optimizer. Every method is called on all ranks together."""
+
+    model: Callable[..., Any]
+    """Called with the model's keyword arguments; runs the collectives that sharding needs."""
+    module: PreTrainedModel
+    """The model itself; its parameters may be shards."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of this rank's `loss` (a sum, not a mean) to those of the step."""
+
+    def step(self, lr: float) -> float:
+        """Sum gradients over ranks, clip, update, clear them; returns the norm before clipping.
+
+        Raises:
+            TrainingError: the norm is not finite; no rank changed its weights.
+        """
+
+    def reset_optimizer(self, config: OptimConfig) -> None:
+        """Forget the moments and take other hyperparameters."""
+
+    def full_state(self) -> Iterator[tuple[str, Tensor]]:
+        """On rank 0 each whole tensor of `state_dict()`, tied ones under each of their names, on CPU.
+
+        Other ranks yield nothing but must exhaust the iterator: tensors are gathered one by one.
+        """
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's shard of parameters and moments into an existing folder."""
+
+    def load(self, folder: Path) -> None:
+        """Take back what `save` wrote with as many ranks."""
+
+
+def build_backend(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
+    """Shard `model` (on CPU, every rank with the same weights) over the ranks of the process group."""
+    return _BACKENDS[policy.backend](model, policy, optim)
+
+
+def _build_fsdp2(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
+    from slurm_rl.train.engine.fsdp2 import FSDP2Backend
+
+    return FSDP2Backend(model, optim)
+
+
+def _build_deepspeed(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
+    from slurm_rl.train.engine.deepspeed import DeepSpeedBackend
+
+    return DeepSpeedBackend(model, policy.zero_stage, optim)
+
+
+_BACKENDS: dict[str, Callable[[PreTrainedModel, PolicyConfig, OptimConfig], Backend]] = {
+    "fsdp2": _build_fsdp2,
+    "deepspeed": _build_deepspeed,
+}
+
+
+def export_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy on CPU that later steps do not change, in the model's dtype rather than the master weights'."""
+    return tensor.detach().to(device="cpu", dtype=dtype, copy=True)

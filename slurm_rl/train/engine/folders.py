@@ -1,0 +1,54 @@
+"""Folders that appear whole or not at all. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from slurm_rl.run_dir import fsync_dir
+
+
+@contextmanager
+def written_beside(folder: Path) -> Iterator[Path]:
+    """Yield an empty folder to fill; it becomes `folder` when the block ends, and is gone when it raises.
+
+    An existing `folder` is replaced; for the blink between two renames there is none.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    tag = secrets.token_hex(4)
+    beside = folder.parent / f".{folder.name}.tmp-{tag}"
+    replaced = folder.parent / f".{folder.name}.old-{tag}"
+    beside.mkdir()
+    try:
+        yield beside
+        fsync_tree(beside)
+        if folder.exists():
+            folder.rename(replaced)
+        beside.rename(folder)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise
+    fsync_dir(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def fsync_tree(folder: Path) -> None:
+    """Make every file below `folder`, and every name, survive a power cut."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            fsync_file(path)
+        elif path.is_dir():
+            fsync_dir(path)
+    fsync_dir(folder)
+
+
+def fsync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,172 @@
+"""The policy engine: logprobs and training steps on packed rows, for any loss.
+
+    micro-batches of TrainSequence -> packed rows -> logprobs [N], entropy [N] -> loss_fn -> backward -> step
+
+Every method is called on all ranks together, each rank with its own micro-batches but as many of them.
+On CPU the same calls from the same state give the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.errors import CheckpointError, TrainingError
+from slurm_rl.run_dir import read_json, write_json
+from slurm_rl.train.engine import distributed
+from slurm_rl.train.engine.backend import build_backend
+from slurm_rl.train.engine.export import export_model
+from slurm_rl.train.engine.forward import DUMMY, compute_sequence_logprobs, forward_packed, move_batch
+from slurm_rl.train.engine.model import load_model, load_tokenizer
+from slurm_rl.train.math.packing import build_packed_batch
+from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
+
+MicroBatches = Sequence[Sequence[TrainSequence]]
+LossFn = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
+"""(batch, logprobs [N], entropy [N]) -> (loss, a sum over tokens; sums of metrics over tokens)."""
+
+
+class PolicyEngine:
+    """The trained model of this rank.
+
+    Args:
+        model_folder: a Hugging Face folder; its tokenizer goes into the export.
+        temperature: that of the sampling, by which all logits are divided.
+    """
+
+    def __init__(
+        self,
+        model_folder: str | Path,
+        model: ModelConfig,
+        policy: PolicyConfig,
+        optim: OptimConfig,
+        *,
+        temperature: float,
+    ) -> None:
+        distributed.set_num_threads(policy)
+        self.device = distributed.get_device()
+        if self.device.type == "cpu":
+            torch.use_deterministic_algorithms(True)
+        self.temperature = temperature
+        self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
+        self.backend = build_backend(load_model(model_folder, model), policy, optim)
+        self.layout = {
+            "backend": policy.backend,
+            "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
+            "num_workers": distributed.get_world_size(),
+            # ZeRO-3 leaves empty parameters that remember their shape.
+            "parameters": {n: list(getattr(p, "ds_shape", p.shape)) for n, p in self.module.named_parameters()},
+        }
+
+    @property
+    def module(self) -> Any:
+        """The model itself; its parameters may be shards."""
+        return self.backend.module
+
+    def compute_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """For each micro-batch the logprobs of each sequence, [num_trained] float32."""
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.eval()
+        return [
+            compute_sequence_logprobs(self.backend.model, sequences, self.temperature, self.device)
+            for sequences in micro_batches
+        ]
+
+    def train(self, micro_batches: MicroBatches, loss_fn: LossFn, lr: float) -> dict[str, float]:
+        """One optimizer step over the micro-batches of all ranks.
+
+        Returns:
+            `loss` and the sums of `loss_fn`, over all ranks, and `grad_norm` before clipping.
+
+        Raises:
+            TrainingError: the loss or the gradient norm is not finite; no rank changed its weights.
+        """
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.train()
+        sums = {"loss": 0.0}
+        for sequences in micro_batches:
+            loss, metrics = self._compute_loss(sequences, loss_fn)
+            self.backend.backward(loss)
+            for name, value in {"loss": float(loss.detach()), **metrics}.items():
+                sums[name] = sums.get(name, 0.0) + value
+        totals = distributed.sum_over_ranks(sums)
+        _require_finite_loss(totals["loss"])
+        return {**totals, "grad_norm": self.backend.step(lr)}
+
+    def _compute_loss(self, sequences: Sequence[TrainSequence], loss_fn: LossFn) -> tuple[Tensor, dict[str, float]]:
+        trains = any(s.num_trained for s in sequences)
+        batch = move_batch(build_packed_batch(sequences if trains else [DUMMY]), self.device)
+        logprobs, entropy = forward_packed(self.backend.model, batch, self.temperature)
+        # A worker without work still goes backward, for the sake of its collectives.
+        return loss_fn(batch, logprobs, entropy) if trains else (logprobs.sum() * 0.0, {})
+
+    def reset_optimizer(self, config: OptimConfig) -> None:
+        """Forget the moments and take other hyperparameters, for a stage with an optimizer of its own."""
+        self.backend.reset_optimizer(config)
+
+    def full_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by `state_dict()` name, one by one, on rank 0; other ranks exhaust an empty iterator."""
+        return self.backend.full_state()
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's part of a checkpoint into an existing folder that all ranks share."""
+        try:
+            self.backend.save(folder)
+            if distributed.get_rank() == 0:
+                write_json(folder / "layout.json", self.layout)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            raise CheckpointError(
+                f"policy rank {distributed.get_rank()} must be able to write its checkpoint ({error})",
+                seen=str(folder),
+                action="make room on that file system; the previous checkpoint is untouched",
+            ) from error
+
+    def load(self, folder: Path) -> None:
+        """Take back what `save` wrote. Hyperparameters stay those of the config.
+
+        Raises:
+            CheckpointError: it was saved from another model, backend or number of workers.
+        """
+        _require_layout(folder, self.layout)
+        self.backend.load(folder)
+
+    def export(self, folder: Path) -> None:
+        """Write the model and its tokenizer as a Hugging Face folder, whole or not at all; from rank 0."""
+        state = dict(self.full_state())
+        if distributed.get_rank() == 0:
+            export_model(self.module, state, self.tokenizer, folder)
+
+
+def _require_finite_loss(loss: float) -> None:
+    if not math.isfinite(loss):
+        raise TrainingError(
+            "the loss must be finite",
+            seen=loss,
+            action="resume from the last checkpoint with a lower optim.lr; the weights were not changed",
+        )
+
+
+def _require_layout(folder: Path, layout: dict[str, Any]) -> None:
+    saved = read_json(folder / "layout.json")
+    for key, value in json.loads(json.dumps(layout)).items():
+        if saved.get(key) != value:
+            raise CheckpointError(
+                f"a checkpoint must be loaded with the {key} it was saved with ({_describe(key, saved.get(key))}, "
+                f"now {_describe(key, value)})",
+                seen=str(folder),
+                action="resume with the config of the run that saved it, or start a new run with model.init_from",
+            )
+
+
+def _describe(key: str, value: Any) -> str:
+    if key != "parameters" or not isinstance(value, dict):
+        return repr(value)
+    return f"{len(value)} of {sum(math.prod(shape) for shape in value.values())} numbers"
