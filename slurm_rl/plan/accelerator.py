@@ -71,24 +71,31 @@ _TABLES: dict[AcceleratorKind, list[EnvVar]] = {"nvidia": _GPU + _NVIDIA, "amd":
 
 
 def accelerator_env(
-    kind: AcceleratorKind, *, interface: str | None = None, trace_dir: str | None = None
+    kind: AcceleratorKind,
+    *,
+    network_interface: str | None = None,
+    trace_dir: str | None = None,
+    cpu_kv_cache_gb: int | None = None,
 ) -> list[EnvVar]:
     """What torch, NCCL or RCCL, HIP and vLLM need on this accelerator.
 
     Args:
         kind: which table.
-        interface: for the sockets of NCCL and gloo; None lets them choose.
+        network_interface: for the sockets of NCCL and gloo; None lets them choose.
         trace_dir: where a NCCL hang leaves its dumps; None leaves them in each node's /tmp.
+        cpu_kv_cache_gb: vLLM's cache on CPU; None is vLLM's default.
     """
     env = list(_TABLES[kind])
-    if interface is not None:
+    if network_interface is not None:
         reason = "the interface named by the user"
-        env.append(EnvVar("GLOO_SOCKET_IFNAME", interface, reason))
+        env.append(EnvVar("GLOO_SOCKET_IFNAME", network_interface, reason))
         if kind != "cpu":
-            env.append(EnvVar("NCCL_SOCKET_IFNAME", interface, reason))
+            env.append(EnvVar("NCCL_SOCKET_IFNAME", network_interface, reason))
     if trace_dir is not None and kind != "cpu":
         prefix = f"{trace_dir}/nccl_trace_rank_"
         env.append(EnvVar("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix, "the dumps outlive the nodes' /tmp"))
+    if cpu_kv_cache_gb is not None and kind == "cpu":
+        env.append(EnvVar("VLLM_CPU_KVCACHE_SPACE", str(cpu_kv_cache_gb), "size of the key-value cache in GiB"))
     return env
 
 
@@ -127,13 +134,15 @@ def ray_env(num_nodes: int) -> list[EnvVar]:
     return _RAY + _RAY_BURST + threads
 
 
-def merge_env(base: Iterable[EnvVar], overrides: Mapping[str, str | None]) -> dict[str, str]:
-    """The variables with the user's own values, which win; None removes one. Sorted by name."""
-    merged: dict[str, str | None] = {var.name: var.value for var in base}
+def merge_env(base: Iterable[EnvVar], overrides: Mapping[str, str | None]) -> list[EnvVar]:
+    """The table with the user's own values, which win; None removes a variable. Sorted by name."""
+    merged = {var.name: var for var in base}
     for name, value in overrides.items():
         _check_name(name)
-        merged[name] = value
-    return {name: value for name, value in sorted(merged.items()) if value is not None}
+        merged.pop(name, None)
+        if value is not None:
+            merged[name] = EnvVar(name, value, "set by the user")
+    return sorted(merged.values(), key=lambda var: var.name)
 
 
 def _check_name(name: str) -> None:

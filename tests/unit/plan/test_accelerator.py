@@ -29,9 +29,9 @@ def test_nothing_about_the_fabric_unless_the_user_names_it(kind: AcceleratorKind
 
 def test_a_named_interface_reaches_gloo_and_nccl() -> None:
     for kind in ("nvidia", "amd"):
-        env = as_dict(accelerator_env(kind, interface="ib0"))  # type: ignore[arg-type]
+        env = as_dict(accelerator_env(kind, network_interface="ib0"))  # type: ignore[arg-type]
         assert env["NCCL_SOCKET_IFNAME"] == env["GLOO_SOCKET_IFNAME"] == "ib0"
-    env = as_dict(accelerator_env("cpu", interface="eth0"))
+    env = as_dict(accelerator_env("cpu", network_interface="eth0"))
     assert env["GLOO_SOCKET_IFNAME"] == "eth0" and "NCCL_SOCKET_IFNAME" not in env
 
 
@@ -47,6 +47,13 @@ def test_only_amd_takes_the_masks_out_of_rays_hands() -> None:
     assert not set(NOSET_FLAGS) & set(as_dict(accelerator_env("nvidia")))
 
 
+def test_cpu_settings() -> None:
+    env = as_dict(accelerator_env("cpu", cpu_kv_cache_gb=1))
+    assert env["VLLM_CPU_KVCACHE_SPACE"] == "1"
+    assert env["TORCHDYNAMO_DISABLE"] == "1"
+    assert "VLLM_CPU_KVCACHE_SPACE" not in as_dict(accelerator_env("cpu"))
+
+
 def test_ray_is_tuned_for_the_burst_only_where_there_is_one() -> None:
     small, large, huge = (as_dict(ray_env(num_nodes)) for num_nodes in (4, 64, 1000))
     assert small["RAY_worker_register_timeout_seconds"] == "120"
@@ -57,8 +64,10 @@ def test_ray_is_tuned_for_the_burst_only_where_there_is_one() -> None:
 
 def test_the_user_wins_and_none_removes() -> None:
     base = [EnvVar("A", "1", "x"), EnvVar("B", "2", "y")]
-    assert merge_env(base, {"C": "", "A": "5", "B": None, "GONE": None}) == {"A": "5", "C": ""}
-    assert list(merge_env(base, {"AA": "3"})) == ["A", "AA", "B"]
+    merged = merge_env(base, {"A": "5", "B": None, "C": "", "GONE": None})
+    assert as_dict(merged) == {"A": "5", "C": ""}
+    assert merged[0].reason == "set by the user"
+    assert base[0].value == "1"
 
 
 @pytest.mark.parametrize("name", ["", "A=B", "A B", "1A", "A\n", "$(id)"])
