@@ -1,0 +1,114 @@
+"""report.html: one file that shows a run, while it goes and after it ended, well or badly."""
+
+from __future__ import annotations
+
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.report.charts import Chart, build_charts
+from slurm_rl.report.events import describe_event, read_events
+from slurm_rl.report.jsonl import Row, read_rows
+from slurm_rl.report.meta import RunMeta, collect_meta, read_config_text
+from slurm_rl.report.page import render_page, render_section, render_table
+from slurm_rl.report.summary import build_summary, format_seconds
+from slurm_rl.report.svg import format_number
+from slurm_rl.run_dir import RunDir, write_text
+
+SAMPLES_A_SIDE = 6
+EVENTS_A_SIDE = 150
+LONGEST_TEXT = 4000
+
+
+def write_report(run: RunDir) -> Path:
+    """Write report.html from whatever the run directory holds, and return its path."""
+    rows, meta = read_rows(run.metrics), collect_meta(run)
+    sections = [
+        render_header(build_summary(rows, meta), meta),
+        render_section("Curves", render_charts(list(build_charts(rows)))),
+        render_section("Completions, first and last", render_samples(read_rows(run.samples))),
+        render_section("Events", render_events(read_events(run))),
+        render_section("Config", render_config(read_config_text(run))),
+    ]
+    write_text(run.report, render_page(meta.name, [section for section in sections if section]))
+    return run.report
+
+
+def render_header(summary: dict[str, Any], meta: RunMeta) -> str:
+    """Name, state, model, and the few numbers one looks for first."""
+    state = f'<span class="state {escape(meta.state, quote=True)}">{escape(meta.state)}</span>'
+    tiles = "".join(
+        f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div></div>'
+        for name, value in _tiles(summary)
+    )
+    return (
+        f'<header><h1>{escape(meta.name)}</h1><p class="sub">{state} · model: {escape(meta.model)} · '
+        f'attempts: {meta.attempts}</p><div class="tiles">{tiles}</div></header>'
+    )
+
+
+def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    before, after = (summary["accuracy"][side] or {} for side in ("before", "after"))
+    tiles = []
+    for kind in ("greedy", "sampled"):
+        if kind in before or kind in after:
+            change = " → ".join(f"{side[kind]:.1%}" if kind in side else "–" for side in (before, after))
+            tiles.append((f"accuracy before → after, {kind}", change))
+    tiles.append(("GRPO steps", f"{summary['steps']:,}"))
+    if summary["reward"]["last"] is not None:
+        tiles.append(("reward first → last", f"{summary['reward']['first']:.2f} → {summary['reward']['last']:.2f}"))
+    if summary["tokens_per_s"] is not None:
+        tiles.append(("tokens a second", f"{summary['tokens_per_s']:,.0f}"))
+    return [*tiles, ("time on the nodes", format_seconds(summary["wall_s"]))]
+
+
+def render_charts(charts: list[Chart]) -> str:
+    """The cards of the charts."""
+    cards = "".join(
+        f'<div class="card"><h3>{escape(chart.title)}</h3>{_legend(chart)}{chart.svg}</div>' for chart in charts
+    )
+    return f'<div class="charts">{cards}</div>' if cards else ""
+
+
+def _legend(chart: Chart) -> str:
+    entries = "".join(f'<span><i class="c{color}"></i>{escape(label)}</span>' for color, label in chart.legend)
+    return f'<div class="legend">{entries}</div>' if entries else ""
+
+
+def render_samples(samples: list[Row]) -> str:
+    """A few completions of the first and of the last steps, side by side with the right answer."""
+    shown = _ends(samples, SAMPLES_A_SIDE)
+    table = [
+        [
+            str(sample.get("step", "")),
+            *(_shorten(str(sample.get(key, ""))) for key in ("prompt", "completion", "answer")),
+            format_number(sample["reward"]) if isinstance(sample.get("reward"), (int, float)) else "",
+        ]
+        for sample in shown
+    ]
+    headings = ["step", "prompt", "completion", "answer", "reward"]
+    return render_table(headings, table, number_columns={0, 4}) if table else ""
+
+
+def render_events(events: list[Row]) -> str:
+    """What happened, in seconds from the first event."""
+    shown = _ends(events, EVENTS_A_SIDE)
+    table = [[f"+{event['time'] - events[0]['time']:.1f} s", describe_event(event)] for event in shown]
+    left_out = len(events) - len(shown)
+    note = f'<p class="sub">{left_out:,} events in the middle are left out; see events.jsonl.</p>' if left_out else ""
+    return render_table(["time", "event"], table, number_columns={0}) + note if table else ""
+
+
+def render_config(text: str) -> str:
+    """config.yaml as it was resolved."""
+    return f'<div class="card"><pre>{escape(text)}</pre></div>' if text else ""
+
+
+def _ends(rows: list[Row], num: int) -> list[Row]:
+    """The first and the last `num` rows, each once."""
+    return rows if len(rows) <= 2 * num else rows[:num] + rows[-num:]
+
+
+def _shorten(text: str) -> str:
+    more = len(text) - LONGEST_TEXT
+    return f"{text[:LONGEST_TEXT]}… ({more:,} more characters)" if more > 0 else text

@@ -1,0 +1,106 @@
+"""What is known of a run beside its metrics: name, state, model, time, and where its files are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from slurm_rl.report.events import read_events
+from slurm_rl.report.jsonl import Row, read_rows
+from slurm_rl.run_dir import RunDir
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMeta:
+    """The header of a summary and of a report."""
+
+    name: str
+    """Name of the run directory."""
+    state: str
+    """queued, running, or how the last attempt ended; unknown before the first event."""
+    model: str
+    """The model the config names, or that one was built for the run."""
+    attempts: int
+    """How often the job started."""
+    wall_s: float
+    """Seconds in which the run held its nodes, over all attempts; waiting in the queue is left out."""
+    paths: dict[str, str]
+    """What a user wants to open next, by name."""
+
+
+def collect_meta(run: RunDir) -> RunMeta:
+    """Read what is there; a run that is still going, or died before its first step, gives less."""
+    events = read_events(run)
+    return RunMeta(
+        name=run.path.name,
+        state=find_state(events),
+        model=find_model(read_config_text(run)),
+        attempts=sum(event["kind"] == "attempt/started" for event in events),
+        wall_s=compute_wall_s(events, last_stamp=_last_stamp(run)),
+        paths=_paths(run),
+    )
+
+
+def find_state(events: list[Row]) -> str:
+    """The state the newest event leaves the run in."""
+    state = "unknown"
+    for event in events:
+        match event["kind"]:
+            case "job/submitted":
+                state = "queued"
+            case "attempt/started":
+                state = "running"
+            case "trainer/finished":
+                state = "finished"
+            case "attempt/ended":
+                state = str(event.get("outcome", "ended"))
+    return state
+
+
+def compute_wall_s(events: list[Row], *, last_stamp: float) -> float:
+    """Sum of the attempts; one without an end (still going, or its node died) ends with the last sign of life."""
+    total = 0.0
+    started: float | None = None
+    seen = 0.0
+    for event in events:
+        if event["kind"] == "attempt/started":
+            total += 0.0 if started is None else seen - started
+            started = event["time"]
+        elif event["kind"] == "attempt/ended" and started is not None:
+            total += event["time"] - started
+            started = None
+        seen = event["time"]
+    return total if started is None else total + max(seen, last_stamp) - started
+
+
+def find_model(config_text: str) -> str:
+    """The model's path in the config, or the size of the one that was built."""
+    try:
+        config: Any = yaml.safe_load(config_text)
+    except yaml.YAMLError:
+        return "unknown"
+    model = config.get("model") if isinstance(config, dict) else None
+    if not isinstance(model, dict):
+        return "unknown"
+    if model.get("path"):
+        return str(model["path"])
+    tiny = model.get("tiny") or {}
+    return f"built for this run ({tiny.get('num_layers', '?')} layers, width {tiny.get('hidden_size', '?')})"
+
+
+def read_config_text(run: RunDir) -> str:
+    """config.yaml as it stands, or nothing."""
+    return run.config.read_text(encoding="utf-8") if run.config.is_file() else ""
+
+
+def _last_stamp(run: RunDir) -> float:
+    rows = read_rows(run.metrics)
+    return float(rows[-1].get("time/stamp", 0.0)) if rows else 0.0
+
+
+def _paths(run: RunDir) -> dict[str, str]:
+    found = {"export": run.export, "tensorboard": run.tensorboard, "logs": run.attempts / "latest" / "logs"}
+    there = {name: str(path) for name, path in found.items() if path.exists()}
+    return {"run": str(run.path), "report": str(run.report), **there}

@@ -1,0 +1,105 @@
+"""One row a step, to metrics.jsonl, TensorBoard and, when asked, Weights & Biases.
+
+    {"step": 412, "stage": "grpo", "reward/mean": 0.53, ..., "time/step_s": 2.1, "time/stamp": 1795223958.8}
+
+Steps count on over the whole run: with 400 warm-up steps the first GRPO step is 401, and an
+evaluation carries the step after which it was made. So one number says where a checkpoint stands,
+and `rewind` needs no second one.
+
+Keys under `time/` are wall-clock. All others must be equal digit for digit in a resumed run, so
+floats are written with all their digits.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.config.logging import WandbConfig
+from slurm_rl.errors import TrainingError
+from slurm_rl.report.jsonl import parse_row, read_rows
+from slurm_rl.report.tensorboard_run import TensorBoardRun
+from slurm_rl.report.wandb_run import open_wandb
+from slurm_rl.run_dir import RunDir, append_jsonl, write_text
+
+STAMP = "time/stamp"
+
+
+class MetricsLogger:
+    """Owned by the trainer alone; two writers of one run would double its rows.
+
+    At the start of every attempt call `rewind`, with the step of the checkpoint that was loaded or
+    -1 when there was none. Log the rows of a step before its checkpoint is saved: a row that comes
+    after it is lost when the run dies in between.
+    """
+
+    def __init__(self, run: RunDir, wandb: WandbConfig, run_name: str, config_dict: dict[str, Any]) -> None:
+        self._run = run
+        self._last_step = _last_step(run.metrics)
+        self._tensorboard = TensorBoardRun(run.tensorboard)
+        self._wandb = open_wandb(run, wandb, run_name, config_dict)
+
+    def log(self, step: int, stage: str, values: Mapping[str, float]) -> None:
+        """Append one row; leave a value that is missing out of `values`."""
+        if step < self._last_step:
+            raise TrainingError(
+                f"metrics of step {self._last_step} are logged, so the next step must not be before it",
+                seen=step,
+                action="count steps on from warm-up into GRPO, and call rewind after loading a checkpoint",
+            )
+        numbers = {key: _finite(key, value, step) for key, value in values.items()}
+        stamp = numbers.pop(STAMP, time.time())
+        append_jsonl(self._run.metrics, {"step": step, "stage": stage, **numbers, STAMP: stamp})
+        self._last_step = step
+        self._tensorboard.log(step, numbers, stamp)
+        if self._wandb:
+            self._wandb.log(step, numbers)
+
+    def rewind(self, step: int) -> None:
+        """Forget every row after `step`, the step of the checkpoint that was loaded."""
+        for path in (self._run.metrics, self._run.samples):
+            keep_rows_up_to(path, step)
+        self._last_step = _last_step(self._run.metrics)
+        # W&B needs nothing: it drops rows of steps it holds, and ours would be equal to them.
+        self._tensorboard.purge_after(step)
+
+    def close(self) -> None:
+        """Flush and close; later calls of `log` are an error."""
+        self._tensorboard.close()
+        if self._wandb:
+            self._wandb.close()
+
+
+def keep_rows_up_to(path: Path, step: int) -> None:
+    """Drop the rows with a larger step, and lines a crash cut; the other lines keep their bytes."""
+    if not path.is_file():
+        return
+    before = path.read_bytes()
+    kept = b"".join(line for line in before.splitlines(keepends=True) if _is_kept(line, step))
+    if kept != before:
+        write_text(path, kept.decode())
+
+
+def _is_kept(line: bytes, step: int) -> bool:
+    row = parse_row(line) if line.endswith(b"\n") else None
+    return row is not None and row["step"] <= step
+
+
+def _last_step(path: Path) -> int:
+    rows = read_rows(path)
+    return int(rows[-1]["step"]) if rows else -1
+
+
+def _finite(key: str, value: float, step: int) -> float:
+    """A plain Python number, exact also when it came as a numpy or tensor scalar."""
+    number: float = value.item() if hasattr(value, "item") else value
+    if isinstance(number, (int, float)) and math.isfinite(number):
+        return number
+    raise TrainingError(
+        f"metric {key!r} of step {step} must be a finite number",
+        seen=number,
+        action="look at policy/grad_norm and mismatch/max of the steps before; a lower optim.lr often helps",
+    )

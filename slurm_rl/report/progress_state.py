@@ -1,0 +1,101 @@
+"""What a run is doing right now, folded from its events and rows one at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from slurm_rl.report.events import describe_event
+from slurm_rl.report.jsonl import Row
+from slurm_rl.report.summary import format_seconds
+
+STAGES: dict[str, str] = {
+    "job/submitted": "waiting for the job to start",
+    "attempt/started": "starting the nodes",
+    "node/started": "starting Ray",
+    "ray/head_ready": "waiting for all nodes to join Ray",
+    "ray/cluster_ready": "loading engines",
+    "engine/ready": "loading engines",
+    "trainer/started": "starting to train",
+    "trainer/resumed": "going on from the checkpoint",
+    "trainer/finished": "finished",
+}
+"""What comes next after each event; other kinds leave the stage as it is."""
+
+ROW_STAGES = {"warmup": "warm-up", "grpo": "GRPO"}
+
+
+@dataclass
+class Progress:
+    """The state of the display. `apply_event` and `apply_row` are its only ways to change."""
+
+    stage: str = "waiting for the job to start"
+    done: int = 0
+    total: int = 0
+    """Steps of this stage; 0 before training starts, when there is nothing to count."""
+    last_event: str = ""
+    attempt: int = 0
+    attempt_started: float = 0.0
+    first_time: float | None = None
+    warmup_steps: int = 0
+    num_steps: int = 0
+    latest: dict[str, float] = field(default_factory=dict)
+    """The newest value of each metric."""
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+
+    def apply_event(self, event: Row) -> None:
+        kind = event["kind"]
+        self.last_event = describe_event(event)
+        self.first_time = event["time"] if self.first_time is None else self.first_time
+        if kind == "attempt/started":
+            self.attempt = int(event.get("attempt", self.attempt + 1))
+            self.attempt_started = event["time"]
+        if kind == "trainer/started":
+            self.warmup_steps = int(event.get("warmup_steps", 0))
+            self.num_steps = int(event.get("num_steps", 0))
+        if kind == "attempt/ended":
+            self._enter(f"attempt ended: {event.get('outcome', 'unknown')}")
+        elif kind in STAGES:
+            self._enter(STAGES[kind])
+
+    def apply_row(self, row: Row) -> None:
+        """Take over the numbers; the stage too, unless the row is older than the attempt."""
+        self.latest.update({key: value for key, value in row.items() if "/" in key})
+        if row["stage"] not in ROW_STAGES or row.get("time/stamp", 0.0) < self.attempt_started:
+            return
+        self._enter(ROW_STAGES[row["stage"]])
+        # Steps count on over the run; a person wants them from 1 in each stage.
+        warm = row["stage"] == "warmup"
+        self.done = row["step"] if warm else row["step"] - self.warmup_steps
+        self.total = self.warmup_steps if warm else self.num_steps
+        if "time/step_s" in row:
+            self.step_seconds.append(row["time/step_s"])
+
+    def _enter(self, stage: str) -> None:
+        if stage != self.stage:
+            self.stage, self.done, self.total = stage, 0, 0
+            self.step_seconds.clear()
+
+    def stage_text(self) -> str:
+        """`GRPO 37/100`, or the stage alone."""
+        return f"{self.stage} {self.done}/{self.total}" if self.total else self.stage
+
+    def left_s(self) -> float | None:
+        """Seconds left of this stage, at the pace of its last steps."""
+        if not self.total or not self.step_seconds:
+            return None
+        return max(0, self.total - self.done) * sum(self.step_seconds) / len(self.step_seconds)
+
+    def numbers(self) -> list[str]:
+        """The few numbers worth watching, of those measured so far."""
+        told = [text.format(self.latest[key]) for key, text in WATCHED.items() if key in self.latest]
+        left = self.left_s()
+        return told if left is None else [*told, f"{format_seconds(left)} left"]
+
+
+WATCHED: dict[str, str] = {
+    "reward/mean": "reward {:.3f}",
+    "accuracy/greedy": "accuracy {:.1%}",
+    "accuracy/sampled": "sampled {:.1%}",
+    "time/tokens_per_s": "{:,.0f} tokens/s",
+}

@@ -1,0 +1,144 @@
+"""What came out of a run, in one small dict: summary.json, and the table printed at its end."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from slurm_rl.report.jsonl import Row, read_rows
+from slurm_rl.report.meta import RunMeta, collect_meta
+from slurm_rl.run_dir import RunDir, write_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+PHASES = ("rollout", "reward", "train", "sync", "save")
+
+
+def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
+    """Sum up the rows of metrics.jsonl; what was not measured is null.
+
+    `accuracy.before` is the last evaluation before the first GRPO step, so a warm-up does not count
+    as reinforcement learning; `accuracy.after` is the last evaluation that followed a GRPO step.
+
+    `tokens_per_s` is end to end: the tokens that GRPO steps sampled and trained on, each counted
+    once, over the whole time of those steps, rewards, weight sync and saving included.
+    """
+    grpo = _of_stage(rows, "grpo")
+    before, after = split_evaluations(rows)
+    rewards = [row["reward/mean"] for row in grpo if "reward/mean" in row]
+    return {
+        "name": meta.name,
+        "state": meta.state,
+        "model": meta.model,
+        "attempts": meta.attempts,
+        "warmup_steps": len(_of_stage(rows, "warmup")),
+        "steps": len(grpo),
+        "accuracy": {"before": _accuracy(before), "after": _accuracy(after)},
+        "reward": {"first": rewards[0] if rewards else None, "last": rewards[-1] if rewards else None},
+        "tokens_per_s": _tokens_per_s(grpo),
+        "wall_s": round(meta.wall_s, 3),
+        "time": sum_phases(rows),
+        "paths": meta.paths,
+    }
+
+
+def split_evaluations(rows: list[Row]) -> tuple[Row | None, Row | None]:
+    """The last evaluation before GRPO began and the last one after; rows are in the order of logging."""
+    ahead = list(itertools.takewhile(lambda row: row["stage"] != "grpo", rows))
+    before, after = _of_stage(ahead, "eval"), _of_stage(rows[len(ahead) :], "eval")
+    return (before[-1] if before else None), (after[-1] if after else None)
+
+
+def split_step(row: Row) -> dict[str, float]:
+    """Seconds of one step by phase; `other` is what no phase measured."""
+    phases = {phase: float(row.get(f"time/{phase}_s", 0.0)) for phase in PHASES}
+    return {**phases, "other": max(0.0, float(row.get("time/step_s", 0.0)) - sum(phases.values()))}
+
+
+def sum_phases(rows: list[Row]) -> dict[str, dict[str, float]]:
+    """Seconds and share by phase of GRPO, with warm-up and evaluation as one phase each."""
+    seconds = dict.fromkeys(("warmup", "eval", *PHASES, "other"), 0.0)
+    for row in rows:
+        parts = split_step(row) if row["stage"] == "grpo" else {row["stage"]: float(row.get("time/step_s", 0.0))}
+        for phase, spent in parts.items():
+            seconds[phase] = seconds.get(phase, 0.0) + spent
+    total = sum(seconds.values())
+    return {
+        phase: {"seconds": round(spent, 3), "share": round(spent / total, 4)}
+        for phase, spent in seconds.items()
+        if spent > 0
+    }
+
+
+def write_summary(run: RunDir) -> dict[str, Any]:
+    """Write summary.json and return what it holds."""
+    summary = build_summary(read_rows(run.metrics), collect_meta(run))
+    write_json(run.summary, summary)
+    return summary
+
+
+def render_summary(summary: dict[str, Any]) -> Table:
+    """The table that ends a run in the foreground."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{summary['name']}: {summary['state']}", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in _lines(summary):
+        # Text, so that a bracket in a path is not taken for markup.
+        table.add_row(name, Text(value))
+    return table
+
+
+def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    before, after = summary["accuracy"]["before"], summary["accuracy"]["after"]
+    yield "model", summary["model"]
+    yield "steps", f"{summary['warmup_steps']} warm-up, {summary['steps']} GRPO"
+    for kind in ("greedy", "sampled"):
+        if any(side and kind in side for side in (before, after)):
+            yield f"accuracy, {kind}", f"{_percent(before, kind)} -> {_percent(after, kind)}"
+    if summary["reward"]["last"] is not None:
+        yield "reward", f"{summary['reward']['first']:.3f} -> {summary['reward']['last']:.3f}"
+    if summary["tokens_per_s"] is not None:
+        yield "tokens/s", f"{summary['tokens_per_s']:,.0f}"
+    yield "time", format_seconds(summary["wall_s"])
+    yield "", ", ".join(f"{phase} {part['share']:.0%}" for phase, part in summary["time"].items())
+    yield from summary["paths"].items()
+
+
+def format_seconds(seconds: float) -> str:
+    """Seconds as a person says them.
+
+    >>> format_seconds(3725), format_seconds(65.4), format_seconds(9.26)
+    ('1 h 02 min', '1 min 05 s', '9.3 s')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def _percent(side: Row | None, kind: str) -> str:
+    return f"{side[kind]:.1%}" if side and kind in side else "not measured"
+
+
+def _accuracy(row: Row | None) -> Row | None:
+    if row is None:
+        return None
+    measured = {kind: row[f"accuracy/{kind}"] for kind in ("sampled", "greedy") if f"accuracy/{kind}" in row}
+    return {"step": row["step"], **measured}
+
+
+def _tokens_per_s(rows: list[Row]) -> float | None:
+    timed = [row for row in rows if "tokens/trained" in row and "time/step_s" in row]
+    seconds = sum(row["time/step_s"] for row in timed)
+    return round(sum(row["tokens/trained"] for row in timed) / seconds, 3) if seconds else None
+
+
+def _of_stage(rows: list[Row], stage: str) -> list[Row]:
+    return [row for row in rows if row["stage"] == stage]

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from slurm_rl.report.meta import RunMeta, collect_meta, compute_wall_s, find_model, find_state
+from slurm_rl.report.summary import build_summary, render_summary, write_summary
+from slurm_rl.run_dir import RunDir, read_json
+
+from .sample_run import fill, make_row, make_rows
+
+META = RunMeta(name="a", state="finished", model="m", attempts=1, wall_s=21.5, paths={"run": "/runs/a"})
+
+
+def test_the_summary_of_a_finished_run() -> None:
+    assert build_summary(make_rows(), META) == {
+        "name": "a",
+        "state": "finished",
+        "model": "m",
+        "attempts": 1,
+        "warmup_steps": 4,
+        "steps": 6,
+        "accuracy": {
+            # Of step 4, after the warm-up; not of step 0.
+            "before": {"step": 4, "sampled": 0.125, "greedy": 0.25},
+            "after": {"step": 10, "sampled": 0.5, "greedy": 0.75},
+        },
+        "reward": {"first": 5 / 16, "last": 10 / 16},
+        # 6 steps of 100 tokens in 2 s each.
+        "tokens_per_s": 50.0,
+        "wall_s": 21.5,
+        # 4 * 0.5 s + 1 s + 6 * 2 s = 15 s; 6 * (2 - 1 - 0.75) s have no name.
+        "time": {
+            "warmup": {"seconds": 2.0, "share": 0.1333},
+            "eval": {"seconds": 1.0, "share": 0.0667},
+            "rollout": {"seconds": 6.0, "share": 0.4},
+            "train": {"seconds": 4.5, "share": 0.3},
+            "other": {"seconds": 1.5, "share": 0.1},
+        },
+        "paths": {"run": "/runs/a"},
+    }
+
+
+def test_a_run_that_died_before_its_first_step_has_nulls() -> None:
+    summary = build_summary([], replace(META, state="failed"))
+    assert summary["accuracy"] == {"before": None, "after": None}
+    assert summary["reward"] == {"first": None, "last": None}
+    assert summary["tokens_per_s"] is None
+    assert summary["time"] == {}
+    assert "failed" in str(render_summary(summary).title)
+
+
+def test_an_evaluation_before_grpo_is_never_called_after() -> None:
+    rows = [make_row(0, "eval", **{"accuracy/greedy": 0.5}), make_row(1, "grpo")]
+    assert build_summary(rows, META)["accuracy"] == {"before": {"step": 0, "greedy": 0.5}, "after": None}
+
+
+def test_write_summary_reads_the_run_directory(finished_run: RunDir) -> None:
+    summary = write_summary(finished_run)
+    assert read_json(finished_run.summary) == summary
+    assert (summary["state"], summary["model"], summary["wall_s"]) == ("finished", "org/some-model", 14.0)
+
+
+def test_the_table_holds_the_numbers_and_shows_brackets_as_they_are() -> None:
+    from rich.console import Console
+
+    console = Console(width=100, record=True, file=None)
+    with console.capture() as capture:
+        console.print(render_summary(build_summary(make_rows(), replace(META, paths={"run": "/runs/[red]a"}))))
+    text = capture.get()
+    for expected in ("a: finished", "25.0% -> 75.0%", "0.312 -> 0.625", "4 warm-up, 6 GRPO", "/runs/[red]a", "21.5 s"):
+        assert expected in text
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state"),
+    [
+        ([], "unknown"),
+        (["job/submitted"], "queued"),
+        (["job/submitted", "attempt/started", "engine/ready"], "running"),
+        (["attempt/started", "attempt/ended"], "node lost"),
+        (["attempt/started", "attempt/ended", "attempt/started"], "running"),
+        (["attempt/started", "trainer/finished"], "finished"),
+    ],
+)
+def test_the_state_is_what_the_newest_event_says(kinds: list[str], state: str) -> None:
+    assert find_state([{"kind": kind, "time": 0.0, "outcome": "node lost"} for kind in kinds]) == state
+
+
+def test_wall_time_leaves_the_queue_out() -> None:
+    times: list[tuple[str, float]] = [
+        ("job/submitted", 0),
+        ("attempt/started", 100),
+        ("attempt/ended", 110),
+        ("attempt/started", 500),  # Its node died without a word after 520.
+        ("checkpoint/saved", 520),
+        ("attempt/started", 900),
+        ("engine/ready", 903),
+    ]
+    events: list[dict[str, Any]] = [{"kind": kind, "time": time} for kind, time in times]
+    assert compute_wall_s(events, last_stamp=0.0) == 10 + 20 + 3
+    assert compute_wall_s(events, last_stamp=907.5) == 10 + 20 + 7.5
+
+
+@pytest.mark.parametrize(
+    ("config", "model"),
+    [
+        ("model: {path: org/m}", "org/m"),
+        ("model: {path: null, tiny: {num_layers: 3, hidden_size: 128}}", "built for this run (3 layers, width 128)"),
+        ("", "unknown"),
+        ("model: [", "unknown"),
+    ],
+)
+def test_the_model_is_named_from_the_config(config: str, model: str) -> None:
+    assert find_model(config) == model
+
+
+def test_meta_of_a_run_that_is_still_empty(run: RunDir) -> None:
+    meta = collect_meta(run)
+    assert (meta.name, meta.state, meta.attempts, meta.wall_s) == ("addition-1", "unknown", 0, 0.0)
+
+
+def test_an_attempt_that_goes_on_ends_with_its_last_row(run: RunDir) -> None:
+    fill(run.events, [{"time": 1_800_000_000.0, "kind": "attempt/started"}])
+    fill(run.metrics, [make_row(8, "grpo")])
+    assert collect_meta(run).wall_s == 8.0
