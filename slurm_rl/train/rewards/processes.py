@@ -88,9 +88,12 @@ class VerifierProcesses:
 
     def submit(self, items: Sequence[RewardItem], *, budget_s: float, deadline_s: float) -> Future[Outcomes]:
         """Score items in one worker: it returns early after `budget_s` and is ended after `deadline_s`."""
-        future: Future[Outcomes] = self._pool.schedule(
-            worker.score_items, (self._table, list(items), budget_s), timeout=deadline_s
-        )
+        future: Future[Outcomes]
+        try:
+            future = self._pool.schedule(worker.score_items, (self._table, list(items), budget_s), timeout=deadline_s)
+        except RuntimeError:  # the pool broke while it was idle; `next_done` says so
+            future = Future()
+            future.set_exception(BrokenProcessPool())
         future.add_done_callback(self._done.put)
         return future
 

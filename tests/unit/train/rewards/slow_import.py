@@ -1,0 +1,5 @@
+"""A verifier on a disk that never answers."""
+
+import time
+
+time.sleep(600)
