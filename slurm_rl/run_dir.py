@@ -8,7 +8,8 @@ agent imports it inside any image.
       config.yaml plan.json         what the user said, what was derived from it
       code/                         the snapshot of slurm_rl that every attempt runs
       secrets/                      0700; the Ray token of each attempt, 0600
-      model/                        a model built for this run (only when model.path is null)
+      model/ reference/             built for this run: the tiny model; the policy after the warm-up
+      job.json end.json             the launcher's job; how it ended
       attempts/<n>/                 logs/, head.json, outcome.json, one folder a start of the job
       attempts/latest               link to the newest attempt
       events.jsonl metrics.jsonl    append-only; one JSON object a line
@@ -60,6 +61,16 @@ class RunDir:
     @property
     def model(self) -> Path:
         return self.path / "model"
+
+    @property
+    def reference(self) -> Path:
+        """The reference policy, when the warm-up made it."""
+        return self.path / "reference"
+
+    @property
+    def end(self) -> Path:
+        """How the job ended, written by the controller as its last act."""
+        return self.path / "end.json"
 
     @property
     def submitit(self) -> Path:

@@ -31,6 +31,8 @@ class RolloutConfig(Section):
     """vLLM engines; on a GPU cluster tensor_parallel_size GPUs each."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs of one engine."""
+    colocate: bool = False
+    """Engines share the policy workers' GPUs; lower gpu_memory_utilization to leave room for training."""
     max_tokens: PositiveInt = 1024
     """Longest completion."""
     temperature: PositiveFloat = 1.0

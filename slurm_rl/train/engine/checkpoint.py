@@ -152,6 +152,8 @@ def _verify(folder: Path) -> tuple[Checkpoint, None] | tuple[None, str]:
         body = manifest["body"]
         if _hash_json(body) != manifest["sha256"]:
             return None, f"{MANIFEST} does not match its own hash"
+        if body["step"] != _step_of(folder):
+            return None, f"holds step {body['step']}"
         reason = _compare(body["files"], _describe_files(folder))
         if reason:
             return None, reason

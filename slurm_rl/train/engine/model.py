@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from slurm_rl.config.model import ModelConfig
@@ -36,6 +44,7 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
         model, loaded = AutoModelForCausalLM.from_pretrained(
             weights,
             config=architecture,
+            generation_config=_load_generation_config(path, architecture, config),
             dtype=getattr(torch, config.dtype),
             attn_implementation=config.attention,
             use_safetensors=True,  # never a pickle
@@ -89,6 +98,14 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
 def _source(path: str | Path, config: ModelConfig) -> dict[str, Any]:
     # A folder is complete: no look at the network, which on a compute node costs a time-out.
     return {"trust_remote_code": config.trust_remote_code, "local_files_only": Path(path).is_dir()}
+
+
+def _load_generation_config(path: str | Path, architecture: PreTrainedConfig, config: ModelConfig) -> GenerationConfig:
+    # Of `path`, like the tokenizer: end-of-text ids of a foreign `init_from` would end up in the export.
+    try:
+        return GenerationConfig.from_pretrained(path, **_source(path, config))
+    except OSError:
+        return GenerationConfig.from_model_config(architecture)
 
 
 def _prepare(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:

@@ -1,0 +1,55 @@
+"""`python -m slurm_rl [verb] ...`: a verb (submit when none is given), then Hydra overrides or a run.
+
+Light on purpose: the verb's module is imported after it is known, torch and ray never.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+from slurm_rl.errors import SlurmRLError
+
+VERBS = {
+    "submit": "start a run: here by default, on a cluster with +cluster=...",
+    "plan": "print what submit would send, without sending it (--json)",
+    "status": "state of a run, or of all runs under a folder",
+    "logs": "print a run's logs (-f to follow, --who driver|node-0|ray-0)",
+    "cancel": "end a run; what it saved stays",
+    "resume": "go on with a run from its newest checkpoint",
+    "report": "write summary.json and report.html of a run again",
+}
+# Flags that are Hydra's own business; it composes the same config and prints or sweeps.
+HYDRA_FLAGS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc", "--package", "-p"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb; returns the exit code: 0 finished, 1 failed, 2 bad input, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    verb = words.pop(0) if words and words[0] in VERBS else "submit"
+    try:
+        if verb == "submit" and (words[:1] in (["-h"], ["--help"])):
+            from slurm_rl.cli.help import render_help
+
+            print(render_help(VERBS))
+            return 0
+        if verb == "submit" and HYDRA_FLAGS & set(words):
+            from slurm_rl.cli.hydra_app import run_hydra
+
+            return run_hydra(words)
+        module = importlib.import_module(f"slurm_rl.cli.{verb}")
+        return int(module.run(words))
+    except SlurmRLError as error:
+        print(f"slurm_rl: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) left; so do we, and nothing is flushed to it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

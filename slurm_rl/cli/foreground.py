@@ -1,0 +1,58 @@
+"""A local run stays in front: live progress, Ctrl-C saves, the table at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from slurm_rl.report.html import write_report
+from slurm_rl.report.progress import follow
+from slurm_rl.report.summary import render_summary, write_summary
+from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.slurm.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED
+from slurm_rl.slurm.submit import Submitted
+
+_STOP_TEXT = "\nStopping: the run saves and leaves (Ctrl-C again to leave it to itself)."
+
+
+def follow_to_the_end(run: RunDir, submitted: Submitted) -> int:
+    """Show progress until the job ends; its exit code."""
+    job = submitted.handle
+    try:
+        follow(run, lambda: not job.done())
+    except KeyboardInterrupt:
+        print(_STOP_TEXT, file=sys.stderr, flush=True)
+        stop(job)
+        _wait(job)
+    return _finish(run)
+
+
+def stop(job: Any) -> None:
+    """Ask a local job to save and leave: submitit passes SIGTERM on to the controller."""
+    import signal
+
+    if job._process is not None and job._process.poll() is None:
+        job._process.send_signal(signal.SIGTERM)
+
+
+def _wait(job: Any) -> None:
+    while not job.done():
+        time.sleep(0.2)
+
+
+def _finish(run: RunDir) -> int:
+    end = read_json(run.end) if run.end.is_file() else {"exit_code": EXIT_FAILED, "cause": "the controller died"}
+    summary = write_summary(run)
+    write_report(run)
+    code = int(end["exit_code"])
+    if code == EXIT_FINISHED:
+        from rich.console import Console
+
+        Console().print(render_summary(summary))
+    elif code == EXIT_INTERRUPTED:
+        print(f"slurm_rl: interrupted and saved. Next: python -m slurm_rl resume {run.path}", file=sys.stderr)
+    else:
+        print(f"slurm_rl: {end['cause']}", file=sys.stderr)
+        print(f"logs: {run.attempts / 'latest' / 'logs'}", file=sys.stderr)
+    return code

@@ -1,0 +1,37 @@
+"""The text of --help: verbs, and the presets that are there to be named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, site_dirs
+
+
+def render_help(verbs: Mapping[str, str]) -> str:
+    """Usage, verbs and the options of every config group."""
+    lines = [
+        "usage: python -m slurm_rl [verb] [overrides | run]",
+        "",
+        "  python -m slurm_rl                           the demo: GRPO on this machine's CPU, minutes",
+        "  python -m slurm_rl trainer.num_steps=20      with another value; every key: --cfg job",
+        "",
+        "verbs (submit when none is given):",
+        *(f"  {verb:<10}{text}" for verb, text in verbs.items()),
+        "",
+        "config groups (+group=option appends, group=option replaces a default):",
+        *(f"  {group:<12}{' '.join(options)}" for group, options in find_groups().items()),
+        "",
+        f"  --config-dir DIR, or {SITE_DIR_VARIABLE}: a folder with presets of your own",
+        "  --cfg job     print the composed config; --hydra-help: Hydra's own flags",
+    ]
+    return "\n".join(lines)
+
+
+def find_groups() -> dict[str, list[str]]:
+    """Options of each config group, ours and the site's."""
+    groups: dict[str, set[str]] = {}
+    for root in [conf_dir(), *site_dirs(None)]:
+        for path in Path(root).glob("*/*.yaml"):
+            groups.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(options) for group, options in sorted(groups.items())}

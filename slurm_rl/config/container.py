@@ -1,0 +1,80 @@
+"""The container that every process of the run lives in, apart from the controller."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, model_validator
+
+from slurm_rl.config.base import PositiveInt, Section
+
+
+def _parse_mount(value: Any) -> Any:
+    """`source:target[:ro]` or `source` alone, for paths without a colon; the long form is left as it is."""
+    if not isinstance(value, str):
+        return value
+    source, *rest = value.split(":")
+    target, mode = (rest + ["", ""])[:2]
+    if len(rest) > 2 or mode not in ("", "ro", "rw"):
+        raise ValueError(
+            f"a mount is source, source:target or source:target:ro; got {value!r}. "
+            "Next: write {source: ..., target: ..., read_only: true} for paths with a colon"
+        )
+    return {"source": source, "target": target or source, "read_only": mode == "ro"}
+
+
+class MountConfig(Section):
+    """A folder or file of the host inside the container."""
+
+    source: str
+    """Absolute path on the host; it must exist on every node."""
+    target: str
+    """Absolute path in the container."""
+    read_only: bool = False
+    """The container cannot write there."""
+
+    @model_validator(mode="after")
+    def _paths_are_absolute(self) -> MountConfig:
+        for name, path in (("source", self.source), ("target", self.target)):
+            if not path.startswith("/"):
+                raise ValueError(f"the {name} of a mount is an absolute path; got {path!r}")
+            if not path.isprintable():
+                raise ValueError(f"the {name} of a mount has no line break or control character; got {path!r}")
+        return self
+
+
+class ContainerConfig(Section):
+    """Image and runtime. The same mounts and environment reach the container in each runtime."""
+
+    runtime: Literal["none", "pyxis", "apptainer", "podman", "docker"] = "none"
+    """What starts it. Jobs that share a node's GPUs with others need pyxis or apptainer: podman and docker count the
+    GPUs of the whole node, Slurm only those of the job."""
+    image: str | None = None
+    """Path of a .sqsh (pyxis) or .sif (apptainer) that every node sees, or a reference in the runtime's own notation."""
+    mounts: tuple[Annotated[MountConfig, BeforeValidator(_parse_mount)], ...] = ()
+    """`source:target[:ro]`, `source` for the same path inside, or source, target and read_only. The run directory and
+    the code come by themselves; the home directory does not."""
+    workdir: str | None = None
+    """Where processes start; null leaves it to the image."""
+    shm_size_gb: PositiveInt | None = None
+    """podman and docker: size of a /dev/shm of its own; null shares the host's."""
+    writable: bool = True
+    """Processes may write to the image's files; what they write ends with the container."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments of the runtime (pyxis: of srun), one a list item, e.g. --device=/dev/infiniband."""
+
+    @model_validator(mode="after")
+    def _image_and_runtime_go_together(self) -> ContainerConfig:
+        if (self.runtime == "none") != (not self.image):
+            raise ValueError(
+                f"container.image and container.runtime go together; got image {self.image!r} and runtime "
+                f"{self.runtime!r}. Next: set both, or neither"
+            )
+        if self.shm_size_gb is not None and self.runtime not in ("podman", "docker"):
+            raise ValueError(
+                f"container.shm_size_gb is for podman and docker; got runtime {self.runtime!r}, where /dev/shm is "
+                "the host's. Next: container.shm_size_gb=null"
+            )
+        if self.workdir is not None and not self.workdir.startswith("/"):
+            raise ValueError(f"container.workdir is an absolute path in the container; got {self.workdir!r}")
+        return self

@@ -1,0 +1,33 @@
+"""How long a job runs, and what happens when it ends early."""
+
+from __future__ import annotations
+
+from pydantic import field_validator
+
+from slurm_rl.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.times import parse_minutes
+
+
+class JobConfig(Section):
+    """Time, signals and restarts."""
+
+    time_limit: str | int | None = None
+    """Slurm's forms (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS); null: the partition's default."""
+    signal_lead_s: PositiveInt = 120
+    """Seconds before the limit at which the run is told to save."""
+    max_failures: NonNegativeInt = 0
+    """Attempts that may fail before the run gives up; bad input is never tried again."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Deadline from the start of the attempt to all nodes being in the Ray cluster."""
+
+    @field_validator("time_limit")
+    @classmethod
+    def _is_a_time(cls, value: str | int | None) -> str | int | None:
+        if value is not None:
+            parse_minutes(value)
+        return value
+
+    @property
+    def time_limit_min(self) -> int | None:
+        """The limit in whole minutes, as Slurm rounds it."""
+        return None if self.time_limit is None else parse_minutes(self.time_limit)

@@ -1,0 +1,155 @@
+"""Hydra composes, pydantic types: from command-line overrides to a RunConfig.
+
+The defaults of every field come from the pydantic models alone; they are handed to Hydra as a
+schema node, so that `optim.lr=1e-6` overrides a key that no YAML file needs to repeat.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from slurm_rl.config.base import Section
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError
+
+SITE_DIR_VARIABLE = "SLURM_RL_CONFIG_DIR"
+SCHEMA_NAME = "slurm_rl_schema"
+
+
+def conf_dir() -> Path:
+    """The presets: beside the package in a checkout, inside it in an installed wheel."""
+    package = Path(__file__).resolve().parent.parent
+    for candidate in (package / "conf", package.parent / "conf"):
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    raise ConfigError(
+        "the presets (conf/config.yaml) must be in the checkout or the installed package",
+        seen=str(package.parent),
+        action="install again with `pip install .`",
+    )
+
+
+def site_dirs(config_dir: str | None) -> list[Path]:
+    """Folders with a site's own presets: --config-dir, then the environment variable."""
+    named = {"--config-dir": config_dir, SITE_DIR_VARIABLE: os.environ.get(SITE_DIR_VARIABLE)}
+    found = []
+    for source, value in named.items():
+        if value:
+            path = Path(value).expanduser().absolute()
+            if not path.is_dir():
+                raise ConfigError(f"{source} must name a folder with presets", seen=str(path))
+            found.append(path)
+    return found
+
+
+def section_defaults(model: type[Section]) -> dict[str, Any]:
+    """The default of every field, nested; a required section gives its own defaults."""
+    tree: dict[str, Any] = {}
+    for name, field in model.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        if isinstance(default, Section):
+            tree[name] = default.model_dump(mode="json")
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            tree[name] = section_defaults(field.annotation)
+        else:
+            tree[name] = list(default) if isinstance(default, tuple) else default
+    return tree
+
+
+def register_schema() -> None:
+    """Give Hydra the default tree under SCHEMA_NAME, the first entry of config.yaml's defaults list."""
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(name=SCHEMA_NAME, node=section_defaults(RunConfig))
+
+
+def compose(overrides: Sequence[str], *, config_dir: str | None = None) -> dict[str, Any]:
+    """Compose the config that Hydra would, as plain dicts and lists with interpolations resolved."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    register_schema()
+    search_path = ",".join(f"file://{path}" for path in site_dirs(config_dir))
+    extra = [f"hydra.searchpath=[{search_path}]"] if search_path else []
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        try:
+            config = hydra_compose("config", overrides=[*overrides, *extra])
+            tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        except (HydraException, OmegaConfBaseException) as error:
+            raise explain_compose_error(error) from None
+    assert isinstance(tree, dict)
+    return {str(key): value for key, value in tree.items()}
+
+
+def parse_config(tree: dict[str, Any]) -> RunConfig:
+    """Type a composed tree; every error at once, each with its dotted path."""
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        lines = [_explain_field(item) for item in error.errors()]
+        raise ConfigError("the config must be valid:\n  " + "\n  ".join(lines)) from None
+
+
+def load_config(overrides: Sequence[str], *, config_dir: str | None = None) -> RunConfig:
+    """Compose and type in one step."""
+    return parse_config(compose(overrides, config_dir=config_dir))
+
+
+def valid_keys(model: type[Section] = RunConfig, prefix: str = "") -> Iterator[str]:
+    """Dotted names of every field, sections included."""
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        for candidate in _sections_of(field.annotation):
+            yield from valid_keys(candidate, f"{prefix}{name}.")
+
+
+def _sections_of(annotation: Any) -> list[type[Section]]:
+    candidates = [annotation, *getattr(annotation, "__args__", ())]
+    return [item for item in candidates if isinstance(item, type) and issubclass(item, Section)]
+
+
+def nearest_key(key: str) -> str | None:
+    """The valid dotted key closest to a mistyped one.
+
+    >>> nearest_key("optim.lrr")
+    'optim.lr'
+    """
+    matches = difflib.get_close_matches(key, list(valid_keys()), n=1, cutoff=0.5)
+    return matches[0] if matches else None
+
+
+def explain_compose_error(error: Exception) -> ConfigError:
+    """Hydra's error with the nearest valid name and without its advice to append the typo."""
+    text = str(error).strip()
+    match = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text)
+    if match:
+        return _unknown_key(match.group(1))
+    return ConfigError(f"the overrides must compose: {text}")
+
+
+def _unknown_key(key: str) -> ConfigError:
+    near = nearest_key(key)
+    hint = f"did you mean {near}?" if near else "see `python -m slurm_rl --cfg job` for every key"
+    return ConfigError("the key must exist in the config", seen=key, action=hint)
+
+
+def _explain_field(item: Any) -> str:
+    path = ".".join(str(part) for part in item["loc"])
+    if item["type"] == "extra_forbidden":
+        return str(_unknown_key(path))
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return f"{path}: {message}" if path else message
+    return f"{path}: {message}; got {item['input']!r}"

@@ -1,0 +1,109 @@
+"""The root of the config, and the rules that span sections."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.base import NonNegativeInt, Section
+from slurm_rl.config.cluster import ClusterConfig
+from slurm_rl.config.container import ContainerConfig
+from slurm_rl.config.data import DataConfig
+from slurm_rl.config.job import JobConfig
+from slurm_rl.config.logging import LoggingConfig
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.ray import RayConfig
+from slurm_rl.config.reward import RewardConfig
+from slurm_rl.config.train import (
+    CheckpointConfig,
+    EvalConfig,
+    OptimConfig,
+    PolicyConfig,
+    RolloutConfig,
+    TrainerConfig,
+    WarmupConfig,
+)
+
+
+class RunConfig(Section):
+    """Everything a user may say about one run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,80}$")] = "run"
+    """Letters, digits and _.- ; part of the run directory's and the job's name."""
+    run_dir: str | None = None
+    """Where this run lives; null makes <cluster.run_root>/<name>-<time>."""
+    seed: NonNegativeInt = 0
+    """Seeds weights, data order and sampling."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Machines."""
+    container: ContainerConfig = ContainerConfig()
+    """Image and runtime."""
+    job: JobConfig = JobConfig()
+    """Time and restarts."""
+    ray: RayConfig = RayConfig()
+    """The Ray cluster."""
+    model: ModelConfig
+    """Policy weights and tokenizer."""
+    data: DataConfig = DataConfig()
+    """Prompts."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """Learning rule."""
+    policy: PolicyConfig = PolicyConfig()
+    """Training processes."""
+    rollout: RolloutConfig = RolloutConfig()
+    """Sampling."""
+    reward: RewardConfig = RewardConfig()
+    """Scoring."""
+    optim: OptimConfig = OptimConfig()
+    """Optimizer."""
+    warmup: WarmupConfig = WarmupConfig()
+    """Supervised start."""
+    trainer: TrainerConfig = TrainerConfig()
+    """The loop."""
+    eval: EvalConfig = EvalConfig()
+    """Held-out accuracy."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Saving."""
+    logging: LoggingConfig = LoggingConfig()
+    """Reporting."""
+
+    @model_validator(mode="after")
+    def _sequences_fit_the_context(self) -> RunConfig:
+        tiny = self.model.tiny
+        longest = self.data.max_prompt_tokens + self.rollout.max_tokens
+        if tiny is not None and longest > tiny.context_length:
+            raise ValueError(
+                "data.max_prompt_tokens + rollout.max_tokens must be <= model.tiny.context_length; got "
+                f"{self.data.max_prompt_tokens} + {self.rollout.max_tokens} > {tiny.context_length}. "
+                "Next: shorten either, or raise the context"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _top_p_cuts_the_distribution(self) -> RunConfig:
+        if self.rollout.top_p < 1 and self.algorithm.kl.coefficient > 0:
+            raise ValueError(
+                "rollout.top_p must be 1 with a KL term, since the cut distribution has no KL to the reference; "
+                f"got top_p={self.rollout.top_p} and algorithm.kl.coefficient={self.algorithm.kl.coefficient}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _accelerator_matches_gpus(self) -> RunConfig:
+        cluster = self.cluster
+        if (cluster.accelerator == "cpu") != (cluster.gpus_per_node == 0):
+            raise ValueError(
+                "cluster.gpus_per_node must be 0 on accelerator 'cpu' and above 0 elsewhere; "
+                f"got {cluster.gpus_per_node} on {cluster.accelerator!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _flash_attention_needs_a_gpu(self) -> RunConfig:
+        if self.model.attention == "flash_attention_2" and self.cluster.accelerator == "cpu":
+            raise ValueError(
+                "model.attention=flash_attention_2 needs a GPU; got accelerator 'cpu'. Next: model.attention=sdpa"
+            )
+        return self

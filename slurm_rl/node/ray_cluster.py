@@ -1,0 +1,102 @@
+"""One node's part of the run's own Ray cluster: the command line of `ray start` and its environment.
+
+Nothing is left to Ray's defaults that another job on the node could share: ports, temp dir, token,
+address. `--block` keeps `ray start` in front, so that its end is seen at once. Standard library alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_rl.errors import BringUpError
+from slurm_rl.node.ports import PortPlan
+from slurm_rl.node.rendezvous import HeadRecord
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import RunDir, write_text
+
+# <tmp>/session_2026-11-21_10-15-00_123456_1234567/sockets/plasma_store must fit in 107 bytes.
+_LONGEST_TMP = 107 - len("/session_2026-11-21_10-15-00_123456_12345678/sockets/plasma_store")
+
+
+def node_resource(rank: int) -> str:
+    """Custom Ray resource by which the driver recognises a node's rank."""
+    return f"slurm_rl_node_{rank}"
+
+
+def ray_tmp_dir(plan: JobPlan, job_key: str, attempt: int) -> Path:
+    """Node-local folder of this attempt; the same path on every node, because Ray wants it so."""
+    # Two runs may have the same local job key (a process id) after a reboot; the path tells them apart.
+    tag = hashlib.sha256(f"{plan.run_dir}:{job_key}".encode()).hexdigest()[:8]
+    path = Path(plan.tmp_root) / f"srl-{os.getuid()}-{tag}-{attempt}"
+    if len(str(path)) > _LONGEST_TMP:
+        raise BringUpError(
+            f"cluster.tmp_root must leave room for Ray's sockets: at most {_LONGEST_TMP} characters with the run's tag",
+            seen=f"{path} ({len(str(path))} characters)",
+            action="set cluster.tmp_root=/tmp or another short node-local folder",
+        )
+    return path
+
+
+def token_file(run: RunDir, attempt: int) -> Path:
+    return run.secrets / f"ray-token-{attempt}"
+
+
+def create_token(run: RunDir, attempt: int) -> None:
+    """Make the attempt's Ray token, readable by this user alone."""
+    run.secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
+    run.secrets.chmod(0o700)
+    write_text(token_file(run, attempt), secrets.token_hex(32), mode=0o600)
+
+
+def ray_environment(plan: JobPlan, run: RunDir, attempt: int, ports: PortPlan) -> dict[str, str]:
+    """What every Ray process and every driver of this attempt needs in its environment."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token_file(run, attempt)),
+        "AUTOSCALER_METRIC_PORT": str(ports.autoscaler_metrics),
+        "DASHBOARD_METRIC_PORT": str(ports.dashboard_metrics),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+    }
+
+
+def build_ray_start_argv(
+    plan: JobPlan, *, rank: int, ip: str, num_cpus: int, ports: PortPlan, tmp_dir: Path, head: HeadRecord | None
+) -> list[str]:
+    """argv of `ray start` on one node; `head` is None on the head itself."""
+    argv = [plan.python, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={ip}"]
+    if head is None:
+        argv += ["--head", f"--port={ports.gcs}", f"--ray-client-server-port={ports.ray_client}"]
+        argv += ["--dashboard-host=127.0.0.1", f"--dashboard-port={ports.dashboard}"]
+        argv += [f"--include-dashboard={str(plan.ray.dashboard).lower()}"]
+    else:
+        argv += [f"--address={head.address}"]
+    return [
+        *argv,
+        f"--temp-dir={tmp_dir}",
+        f"--num-cpus={num_cpus}",
+        f"--num-gpus={plan.gpus_per_node}",
+        f"--object-store-memory={plan.ray.object_store_bytes}",
+        f"--resources={json.dumps({node_resource(rank): 1})}",
+        f"--dashboard-agent-listen-port={ports.dashboard_agent_listen}",
+        f"--dashboard-agent-grpc-port={ports.dashboard_agent_grpc}",
+        f"--node-manager-port={ports.node_manager}",
+        f"--object-manager-port={ports.object_manager}",
+        f"--runtime-env-agent-port={ports.runtime_env_agent}",
+        f"--metrics-export-port={ports.metrics_export}",
+        f"--min-worker-port={ports.worker_min}",
+        f"--max-worker-port={ports.worker_max}",
+        "--disable-usage-stats",
+    ]
+
+
+def start_ray(argv: list[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start `ray start` in a session of its own, so that a terminal's Ctrl-C does not reach it."""
+    with log.open("ab") as out:
+        return subprocess.Popen(argv, env=dict(env), stdout=out, stderr=subprocess.STDOUT, start_new_session=True)

@@ -1,0 +1,90 @@
+"""How the nodes of an attempt find each other: the head publishes, the others wait with a deadline.
+
+Standard library alone.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from slurm_rl.errors import BringUpError
+from slurm_rl.run_dir import AttemptDir, read_json, write_json
+
+POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class HeadRecord:
+    """Where the head's Ray listens; in attempts/<n>/head.json once its port is open."""
+
+    host: str
+    ip: str
+    gcs_port: int
+    pid: int
+
+    @property
+    def address(self) -> str:
+        return f"{self.ip}:{self.gcs_port}"
+
+
+def publish_head(attempt: AttemptDir, head: HeadRecord) -> None:
+    write_json(attempt.head, asdict(head))
+
+
+def wait_for_head(attempt: AttemptDir, deadline: float, should_stop: Callable[[], bool]) -> HeadRecord:
+    """Wait until the head has published and its port accepts connections.
+
+    Args:
+        deadline: a time.monotonic() value.
+        should_stop: polled; when true the wait ends with BringUpError.
+    """
+    while True:
+        # Listing, not opening: NFS may remember for a minute that a file it was asked for is absent.
+        if attempt.head.name in {entry.name for entry in attempt.path.iterdir()}:
+            head = HeadRecord(**read_json(attempt.head))
+            wait_for_port(head.ip, head.gcs_port, deadline, should_stop, what="the head's Ray (GCS)")
+            return head
+        _sleep_or_fail(deadline, should_stop, f"the head node must publish {attempt.head}")
+
+
+def wait_for_port(host: str, port: int, deadline: float, should_stop: Callable[[], bool], *, what: str) -> None:
+    """Wait until `host:port` accepts a connection."""
+    while True:
+        try:
+            with socket.create_connection((host, port), timeout=2.0):
+                return
+        except OSError as error:
+            _sleep_or_fail(deadline, should_stop, f"{what} must listen at {host}:{port} ({error})")
+
+
+def _sleep_or_fail(deadline: float, should_stop: Callable[[], bool], rule: str) -> None:
+    if should_stop():
+        raise BringUpError(f"{rule} before the attempt is stopped")
+    if time.monotonic() > deadline:
+        raise BringUpError(
+            f"{rule} before the deadline job.start_timeout_s",
+            action="look at the head node's log in the attempt's logs folder",
+        )
+    time.sleep(POLL_S)
+
+
+def own_address(peer: str | None = None) -> str:
+    """The IP by which `peer` (a host name) is reached from here, or this host's own.
+
+    A UDP connect sends nothing; it only asks the routing table, so it picks the right one of
+    several interfaces. `hostname --ip-address` may answer 127.0.1.1 or two addresses.
+    """
+    target = peer or socket.gethostname()
+    try:
+        ip = socket.gethostbyname(target)
+    except OSError:
+        return "127.0.0.1"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((ip, 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"

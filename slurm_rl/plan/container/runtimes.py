@@ -1,0 +1,135 @@
+"""One function per runtime: Request -> Wrapped. A further runtime is a function and a row in RUNTIMES.
+
+No runtime gets a privilege (--privileged, capabilities, seccomp off) that the user did not write in
+`container.extra_args`, and values of variables never stand in argv, where `ps` shows them to everybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slurm_rl.plan.accelerator import AcceleratorKind
+from slurm_rl.plan.container.mounts import render_bind, render_pyxis
+from slurm_rl.plan.container.spec import Request, Wrapped
+
+# What a task must know of Slurm; podman and docker hand on only what is named.
+SLURM_NAMES = (
+    "SLURM_CPUS_ON_NODE",
+    "SLURM_GPUS_ON_NODE",
+    "SLURM_JOB_END_TIME",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_JOB_START_TIME",
+    "SLURM_LOCALID",
+    "SLURM_MEM_PER_NODE",
+    "SLURM_NNODES",
+    "SLURM_NODEID",
+    "SLURM_NTASKS",
+    "SLURM_PROCID",
+    "SLURM_RESTART_COUNT",
+    "SLURM_STEP_ID",
+    "SLURM_STEP_NODELIST",
+    "SLURM_STEP_NUM_NODES",
+    "SLURM_STEP_NUM_TASKS",
+    "SLURMD_NODENAME",
+    "CUDA_VISIBLE_DEVICES",
+    "GPU_DEVICE_ORDINAL",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+)
+
+
+def _none(request: Request) -> Wrapped:
+    return Wrapped((), request.argv, request.env)
+
+
+def _pyxis(request: Request) -> Wrapped:
+    """srun's own plugin. No --container-name: an unnamed container goes with its step, and no other job finds it."""
+    container = request.container
+    args = [f"--container-image={request.image}", "--no-container-mount-home", "--no-container-entrypoint"]
+    args.append("--container-writable" if container.writable else "--container-readonly")
+    if request.mounts:
+        args.append(f"--container-mounts={render_pyxis(request.mounts)}")
+    if container.workdir is not None:
+        args.append(f"--container-workdir={container.workdir}")
+    # Everything exported arrives anyway, but of what the image sets too, only the names given here.
+    names = sorted({*request.env, *request.inherited})
+    if names:
+        args.append(f"--container-env={','.join(names)}")
+    return Wrapped((*args, *container.extra_args), request.argv, request.env)
+
+
+_APPTAINER_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {"nvidia": ("--nv",), "amd": ("--rocm",), "cpu": ()}
+
+
+def _apptainer(request: Request) -> Wrapped:
+    """The environment arrives by itself; the prefix lets ours win over what the image sets."""
+    container = request.container
+    # Home holds ~/.local, whose Python packages would go before those of the image.
+    args = ["apptainer", "exec", "--no-home", *_APPTAINER_DEVICES[request.accelerator]]
+    if container.writable:
+        args.append("--writable-tmpfs")
+    args += [f"--mount={render_bind(mount, 'ro')}" for mount in request.mounts]
+    if container.workdir is not None:
+        args += ["--pwd", container.workdir]
+    env = request.env | {f"APPTAINERENV_{name}": value for name, value in request.env.items()}
+    return Wrapped((), (*args, *container.extra_args, request.image, *request.argv), env)
+
+
+# keep-groups: in a rootless container the right to open the devices comes from the user's own groups.
+_PODMAN_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
+    "nvidia": ("--device=nvidia.com/gpu=all",),
+    "amd": ("--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups"),
+    "cpu": (),
+}
+
+
+def _podman(request: Request) -> Wrapped:
+    # Without `--ulimit=host`, podman asks for limits that a plain user may not raise.
+    options = ["--ulimit=host", *_PODMAN_DEVICES[request.accelerator]]
+    if not request.container.writable:
+        options.append("--read-only")
+    cleanup = ("podman", "rm", "--force", "--ignore", "--time=10", request.name)
+    return _run_command("podman", options, request, cleanup)
+
+
+_DOCKER_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
+    "nvidia": ("--gpus=all", "--ulimit=memlock=-1"),
+    "amd": ("--device=/dev/kfd", "--device=/dev/dri", "--group-add=video", "--ulimit=memlock=-1"),
+    "cpu": (),
+}
+
+
+def _docker(request: Request) -> Wrapped:
+    options = list(_DOCKER_DEVICES[request.accelerator])
+    if request.user is not None:
+        # Files in the run directory must be the user's, not root's. Such a user has no home in the image.
+        options += [f"--user={request.user}", "--env=HOME=/tmp", "--env=USER=slurm_rl"]
+    if not request.container.writable:
+        options += ["--read-only", "--tmpfs=/tmp"]
+    return _run_command("docker", options, request, ("docker", "rm", "--force", request.name))
+
+
+def _run_command(program: str, options: list[str], request: Request, cleanup: tuple[str, ...]) -> Wrapped:
+    """What podman and docker have in common."""
+    container = request.container
+    shm = ["--ipc=host"] if container.shm_size_gb is None else [f"--shm-size={container.shm_size_gb}g"]
+    # The log driver would keep a second copy of all output in the runtime's own folders.
+    args = [program, "run", "--rm", f"--name={request.name}", "--network=host", *shm, "--log-driver=none", *options]
+    args += [f"--mount={render_bind(mount, 'readonly')}" for mount in request.mounts]
+    args += [f"--env={name}" for name in sorted({*request.env, *request.inherited, *SLURM_NAMES})]
+    if container.workdir is not None:
+        args.append(f"--workdir={container.workdir}")
+    # The command is ours; an image for serving would put its own server before it.
+    args += ["--entrypoint=", *container.extra_args, request.image]
+    return Wrapped((), (*args, *request.argv), request.env, cleanup)
+
+
+RUNTIMES: dict[str, Callable[[Request], Wrapped]] = {
+    "none": _none,
+    "pyxis": _pyxis,
+    "apptainer": _apptainer,
+    "podman": _podman,
+    "docker": _docker,
+}

@@ -1,0 +1,80 @@
+"""The nouns: what is to run in which container, and what comes out of wrapping it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.accelerator import AcceleratorKind
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A path of the host inside the container."""
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class ContainerPlan:
+    """The container section of the config as plain data, as it stands in plan.json."""
+
+    runtime: str
+    image: str | None
+    mounts: tuple[Mount, ...]
+    workdir: str | None
+    shm_size_gb: int | None
+    writable: bool
+    extra_args: tuple[str, ...]
+
+    @staticmethod
+    def from_json(tree: Mapping[str, Any]) -> ContainerPlan:
+        lists = {"mounts": tuple(Mount(**mount) for mount in tree["mounts"]), "extra_args": tuple(tree["extra_args"])}
+        return ContainerPlan(**{**tree, **lists})
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that a runtime needs to know; the checks are done."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    inherited: tuple[str, ...]
+    """Variables whose values only the environment of the wrapped command holds, secrets among them."""
+    mounts: tuple[Mount, ...]
+    container: ContainerPlan
+    image: str
+    accelerator: AcceleratorKind
+    name: str
+    user: str | None
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    """A command in its container."""
+
+    srun_args: tuple[str, ...]
+    """To insert after `srun`; pyxis alone has any."""
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    """To add to the environment in which argv (or srun) starts; no value of it stands in argv."""
+    cleanup_argv: tuple[str, ...] = ()
+    """Ends the container if it still runs, and only that one; empty where it ends with its processes."""
+
+
+def merge_mounts(*groups: tuple[Mount, ...]) -> tuple[Mount, ...]:
+    """All mounts, each once; ConfigError when two want the same place."""
+    by_target: dict[str, Mount] = {}
+    for mount in (mount for group in groups for mount in group):
+        other = by_target.setdefault(mount.target, mount)
+        if other != mount:
+            raise ConfigError(
+                "a path in the container has one mount",
+                seen=f"{other.source} and {mount.source} both on {mount.target}",
+                action="change the target of yours in container.mounts",
+            )
+    return tuple(by_target.values())

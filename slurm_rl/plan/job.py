@@ -1,0 +1,185 @@
+"""JobPlan: everything computed from the config, as plain data that any Python can read.
+
+`build_plan` is pure: no subprocess, no clock, no environment. What it must know of the machine it
+runs on comes in as `SubmitFacts`. `plan.json` in the run directory is this object, and the node
+agent reads it with the standard library alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from slurm_rl.errors import RunDirError
+from slurm_rl.plan.accelerator import EnvVar, accelerator_env, merge_env, ray_env
+from slurm_rl.plan.task import build_driver_argv
+from slurm_rl.plan.topology import ActorPlan, Demand, build_placement
+
+if TYPE_CHECKING:
+    from slurm_rl.config.run import RunConfig
+
+PLAN_VERSION = 1
+SECRET_NAMES = ("WANDB_API_KEY", "HF_TOKEN")
+"""Variables that pass through by name; their values stand in no file, argv or plan."""
+
+
+@dataclass(frozen=True)
+class SubmitFacts:
+    """What the plan must know of the submitting machine."""
+
+    python: str
+    """The running interpreter."""
+    num_cpus: int
+    """Cores this process may use; only the local launcher counts on them."""
+    version: str
+    """slurm_rl.__version__."""
+
+
+@dataclass(frozen=True)
+class RayPlan:
+    """The Ray cluster of one attempt."""
+
+    object_store_bytes: int
+    dashboard: bool
+
+
+@dataclass(frozen=True)
+class LimitsPlan:
+    """Deadlines and restarts."""
+
+    time_limit_min: int | None
+    signal_lead_s: int
+    max_failures: int
+    start_timeout_s: float
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """One job, ready to be submitted any number of times."""
+
+    version: int
+    slurm_rl_version: str
+    name: str
+    run_dir: str
+    launcher: str
+    accelerator: str
+    num_nodes: int
+    gpus_per_node: int
+    cpus_per_node: int | None
+    tmp_root: str
+    python: str
+    setup: tuple[str, ...]
+    env: dict[str, str]
+    """Environment of every process of the run."""
+    env_reasons: dict[str, str]
+    """Why each variable is set, for `plan` to print."""
+    secret_names: tuple[str, ...]
+    driver_argv: tuple[str, ...]
+    actors: tuple[ActorPlan, ...]
+    ray: RayPlan
+    limits: LimitsPlan
+    container: dict[str, Any]
+    sbatch: dict[str, str | int | bool]
+    """Options of sbatch by long name; empty for the local launcher."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(tree: dict[str, Any]) -> JobPlan:
+        """Rebuild a plan; RunDirError when another version of slurm_rl wrote it."""
+        if tree.get("version") != PLAN_VERSION:
+            raise RunDirError(
+                f"plan.json must be of version {PLAN_VERSION}",
+                seen=tree.get("version"),
+                action=f"use slurm_rl {tree.get('slurm_rl_version', 'of the run')}, or start a new run with init_from",
+            )
+        actors = tuple(ActorPlan(**{**actor, "gpus": tuple(actor["gpus"])}) for actor in tree["actors"])
+        return JobPlan(
+            **{
+                **tree,
+                "setup": tuple(tree["setup"]),
+                "secret_names": tuple(tree["secret_names"]),
+                "driver_argv": tuple(tree["driver_argv"]),
+                "actors": actors,
+                "ray": RayPlan(**tree["ray"]),
+                "limits": LimitsPlan(**tree["limits"]),
+            }
+        )
+
+
+def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
+    """Derive the plan of a run.
+
+    Args:
+        config: what the user said.
+        run_dir: absolute path of the run directory.
+        facts: what is known of the submitting machine.
+
+    Raises:
+        ConfigError: the layout is impossible; the message holds both numbers.
+    """
+    cluster = config.cluster
+    local = cluster.launcher == "local"
+    cpus = cluster.cpus_per_node or (facts.num_cpus if local else None)
+    python = cluster.python or facts.python
+    variables = merge_env(_environment(config, run_dir), cluster.env)
+    plan = JobPlan(
+        version=PLAN_VERSION,
+        slurm_rl_version=facts.version,
+        name=config.name,
+        run_dir=run_dir,
+        launcher=cluster.launcher,
+        accelerator=cluster.accelerator,
+        num_nodes=cluster.num_nodes,
+        gpus_per_node=cluster.gpus_per_node,
+        cpus_per_node=cpus,
+        tmp_root=cluster.tmp_root,
+        python=python,
+        setup=tuple(cluster.setup),
+        env={item.name: item.value for item in variables},
+        env_reasons={item.name: item.reason for item in variables},
+        secret_names=SECRET_NAMES,
+        driver_argv=build_driver_argv(python, run_dir),
+        actors=build_placement(_demand(config, cpus)),
+        ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard),
+        limits=LimitsPlan(
+            config.job.time_limit_min,
+            config.job.signal_lead_s,
+            config.job.max_failures,
+            config.job.start_timeout_s,
+        ),
+        container=config.container.model_dump(mode="json"),
+        sbatch={},
+    )
+    if local:
+        return plan
+    from slurm_rl.plan.sbatch import build_sbatch_options
+
+    return replace(plan, sbatch=build_sbatch_options(config, run_dir))
+
+
+def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
+    cluster = config.cluster
+    return [
+        *accelerator_env(
+            cluster.accelerator,
+            network_interface=cluster.network_interface,
+            trace_dir=run_dir,
+            cpu_kv_cache_gb=config.rollout.cpu_kv_cache_gb,
+        ),
+        *ray_env(cluster.num_nodes),
+    ]
+
+
+def _demand(config: RunConfig, cpus: int | None) -> Demand:
+    return Demand(
+        num_nodes=config.cluster.num_nodes,
+        gpus_per_node=config.cluster.gpus_per_node,
+        cpus_per_node=cpus,
+        num_workers=config.policy.num_workers,
+        worker_threads=config.policy.num_threads,
+        num_engines=config.rollout.num_engines,
+        tensor_parallel_size=config.rollout.tensor_parallel_size,
+        colocate=config.rollout.colocate,
+    )

@@ -1,0 +1,50 @@
+"""A plan as text for people."""
+
+from __future__ import annotations
+
+import shlex
+
+from slurm_rl.plan.job import JobPlan
+
+
+def render_plan(plan: JobPlan) -> str:
+    """Nodes, placement, environment with reasons, argv, sbatch options."""
+    gpus = f"{plan.gpus_per_node} {plan.accelerator} GPUs" if plan.gpus_per_node else "CPU only"
+    lines = [
+        f"run        {plan.run_dir}",
+        f"launcher   {plan.launcher}",
+        f"nodes      {plan.num_nodes} x {gpus}, {plan.cpus_per_node or 'Slurm default'} cores",
+        f"limits     {_limits(plan)}",
+        f"container  {plan.container.get('runtime', 'none')} {plan.container.get('image') or ''}".rstrip(),
+        f"driver     {shlex.join(plan.driver_argv)}",
+        "",
+        "placement",
+        *(f"  {_place(plan, node)}" for node in range(plan.num_nodes)),
+        "",
+        "environment",
+        *(f"  {name}={value}    # {plan.env_reasons[name]}" for name, value in plan.env.items()),
+        f"  passed on by name, never written: {', '.join(plan.secret_names)}",
+    ]
+    if plan.setup:
+        lines += ["", "setup", *(f"  {line}" for line in plan.setup)]
+    if plan.sbatch:
+        from slurm_rl.plan.sbatch import render_sbatch_script
+
+        lines += ["", "sbatch script", render_sbatch_script(plan)]
+    return "\n".join(lines)
+
+
+def _limits(plan: JobPlan) -> str:
+    limits = plan.limits
+    time = f"{limits.time_limit_min} min" if limits.time_limit_min else "no time limit"
+    return f"{time}, {limits.max_failures} failed attempts allowed, bring-up within {limits.start_timeout_s:g} s"
+
+
+def _place(plan: JobPlan, node: int) -> str:
+    actors = [
+        f"{actor.role}-{actor.index}" + (f" on GPU {','.join(map(str, actor.gpus))}" if actor.gpus else "")
+        for actor in plan.actors
+        if actor.node == node
+    ]
+    head = "head, driver; " if node == 0 else ""
+    return f"node {node}: {head}{', '.join(actors) or 'nothing'}"

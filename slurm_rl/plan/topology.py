@@ -1,0 +1,124 @@
+"""Nodes x GPUs -> which process stands where. Pure: no machine is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from slurm_rl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ActorPlan:
+    """One process of the trainer: its role, its node and the GPUs it alone may see."""
+
+    role: str
+    """`policy` (one data-parallel rank) or `rollout` (one vLLM engine)."""
+    index: int
+    """Rank within the role."""
+    node: int
+    """Rank of the node it stands on."""
+    gpus: tuple[int, ...]
+    """Indices of the node's GPUs it uses; empty on CPU."""
+    num_threads: int | None
+    """CPU threads; None leaves the library's default."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a run asks the planner for."""
+
+    num_nodes: int
+    gpus_per_node: int
+    cpus_per_node: int | None
+    num_workers: int
+    """Policy workers."""
+    worker_threads: int | None
+    num_engines: int
+    tensor_parallel_size: int
+    colocate: bool
+    """Engines share the policy's GPUs."""
+
+
+def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
+    """Place every actor, or raise ConfigError with both numbers when the layout is impossible.
+
+    >>> [(a.role, a.node, a.gpus) for a in build_placement(Demand(1, 4, None, 2, None, 1, 2, False))]
+    [('policy', 0, (0,)), ('policy', 0, (1,)), ('rollout', 0, (2, 3))]
+    """
+    if demand.gpus_per_node == 0:
+        return _place_on_cpus(demand)
+    return _place_on_gpus(demand)
+
+
+def _place_on_cpus(demand: Demand) -> tuple[ActorPlan, ...]:
+    if demand.tensor_parallel_size > 1:
+        raise ConfigError(
+            "rollout.tensor_parallel_size must be 1 on CPU",
+            seen=demand.tensor_parallel_size,
+            action="set rollout.tensor_parallel_size=1",
+        )
+    # Engines take the last nodes and the policy the first, so that one node never does both by accident.
+    num_engine_nodes = min(demand.num_engines, demand.num_nodes - 1)
+    num_policy_nodes = demand.num_nodes - num_engine_nodes
+    policy_nodes = [i * num_policy_nodes // demand.num_workers for i in range(demand.num_workers)]
+    engine_nodes = [
+        num_policy_nodes + i % num_engine_nodes if num_engine_nodes else 0 for i in range(demand.num_engines)
+    ]
+    policy = [
+        ActorPlan("policy", i, node, (), demand.worker_threads or _share(demand, policy_nodes.count(node)))
+        for i, node in enumerate(policy_nodes)
+    ]
+    rollout = [
+        ActorPlan("rollout", i, node, (), _share(demand, engine_nodes.count(node)))
+        for i, node in enumerate(engine_nodes)
+    ]
+    return (*policy, *rollout)
+
+
+def _share(demand: Demand, num_on_node: int) -> int | None:
+    # Roles take turns (the policy waits while engines sample), so each role may use every core.
+    return None if demand.cpus_per_node is None else max(1, demand.cpus_per_node // num_on_node)
+
+
+def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
+    total = demand.num_nodes * demand.gpus_per_node
+    if demand.tensor_parallel_size > demand.gpus_per_node:
+        raise ConfigError(
+            "rollout.tensor_parallel_size must be <= cluster.gpus_per_node, since an engine stands on one node",
+            seen=f"{demand.tensor_parallel_size} > {demand.gpus_per_node}",
+            action="lower rollout.tensor_parallel_size",
+        )
+    if demand.num_workers > total:
+        raise ConfigError(
+            "policy.num_workers must be <= cluster.num_nodes * cluster.gpus_per_node",
+            seen=f"{demand.num_workers} > {demand.num_nodes} * {demand.gpus_per_node}",
+            action="lower policy.num_workers or ask for more nodes",
+        )
+    slots = [(node, gpu) for node in range(demand.num_nodes) for gpu in range(demand.gpus_per_node)]
+    policy = tuple(
+        ActorPlan("policy", i, node, (gpu,), demand.worker_threads)
+        for i, (node, gpu) in enumerate(slots[: demand.num_workers])
+    )
+    free = slots if demand.colocate else slots[demand.num_workers :]
+    groups = list(_groups_on_one_node(free, demand.tensor_parallel_size))
+    if len(groups) < demand.num_engines:
+        raise ConfigError(
+            "the allocation must hold policy.num_workers GPUs"
+            + ("" if demand.colocate else " and beside them")
+            + " rollout.num_engines groups of rollout.tensor_parallel_size GPUs on one node",
+            seen=f"{total} GPUs on {demand.num_nodes} nodes, {demand.num_workers} workers, "
+            f"{demand.num_engines} x {demand.tensor_parallel_size} for engines, room for {len(groups)} engines",
+            action="lower policy.num_workers or rollout.num_engines, ask for more nodes, or set rollout.colocate=true",
+        )
+    rollout = tuple(
+        ActorPlan("rollout", i, node, gpus, None) for i, (node, gpus) in enumerate(groups[: demand.num_engines])
+    )
+    return policy + rollout
+
+
+def _groups_on_one_node(slots: list[tuple[int, int]], size: int) -> Iterator[tuple[int, tuple[int, ...]]]:
+    for node in sorted({node for node, _ in slots}):
+        gpus = [gpu for at, gpu in slots if at == node]
+        for start in range(0, len(gpus) - size + 1, size):
+            yield node, tuple(gpus[start : start + size])

@@ -1,0 +1,207 @@
+"""Slurm as typed functions: everything this package asks of sbatch, squeue, sacct, scancel, scontrol and sinfo.
+
+Errors carry Slurm's own words: SubmitError when Slurm says no, SlurmUnavailableError when it does not
+answer and asking again later makes sense.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_rl.errors import SubmitError
+from slurm_rl.slurm.command_line import (
+    SlurmUnavailableError,
+    clean_env,
+    execute_slurm,
+    run_slurm,
+    slurm_error,
+    words_of,
+)
+from slurm_rl.slurm.partitions import NodeGroup, PartitionInfo, partitions
+from slurm_rl.slurm.states import JobState, parse_state
+
+__all__ = [
+    "JobInfo",
+    "NodeGroup",
+    "PartitionInfo",
+    "SlurmUnavailableError",
+    "cancel",
+    "clean_env",
+    "has_accounting",
+    "hostnames",
+    "job_end_time",
+    "max_array_size",
+    "partitions",
+    "query_jobs",
+    "requeue",
+    "submit",
+    "test_only",
+]
+
+_NO_SUCH_JOB = "invalid job id specified"
+_ENDED_ALREADY = "already completing or completed"
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """One job, or one element of an array."""
+
+    job_id: str
+    """`12`, or `12_3` for an element of an array."""
+    state: JobState
+    slurm_state: str
+    """Slurm's own word."""
+    reason: str
+    """Why it waits or how it ended, in Slurm's word; "" when there is nothing to say."""
+    nodelist: str
+    """In Slurm's short form; see `hostnames`."""
+    start_time: float | None
+    """Seconds since the epoch; of a pending job an estimate, if Slurm has one."""
+    end_time: float | None
+    """Of a running job: when its time limit ends it."""
+    exit_code: str | None = None
+    """`code:signal`; known only from accounting."""
+
+
+def submit(args: Sequence[str]) -> str:
+    """Submit a batch job and return its id. `args` are sbatch's: options, then the script and its arguments."""
+    output = run_slurm(["sbatch", "--parsable", *args]).strip()
+    # ";cluster" may follow the id; a site's wrapper may print lines before it.
+    match = re.fullmatch(r"(\d+)(;.*)?", output.rpartition("\n")[2])
+    if match is None:
+        action = "look whether the job is in `squeue --me` before submitting again"
+        raise SubmitError("sbatch --parsable must print a job id", seen=output, action=action)
+    return match[1]
+
+
+def test_only(args: Sequence[str]) -> str:
+    """When Slurm would start this job, as Slurm prints it; nothing is queued. SubmitError when it never would."""
+    done = execute_slurm(["sbatch", "--test-only", *args])
+    if done.returncode:
+        raise slurm_error(done)
+    match = re.search(r"to start at (\S+)", done.stderr)
+    return match[1] if match else words_of(done)
+
+
+def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
+    """What Slurm knows of these jobs, arrays expanded to their elements; a job it has forgotten is left out.
+
+    One squeue for all; where there is accounting, one sacct adds exit codes and the jobs that squeue forgot.
+    """
+    ids = sorted(set(job_ids))
+    if not ids:
+        return {}
+    found = _query_squeue(ids)
+    try:
+        recorded = _query_sacct(ids) if has_accounting() else {}
+    except SlurmUnavailableError:
+        if not all(_has(job_id, found) for job_id in ids):
+            raise
+        recorded = {}  # slurmdbd is away, but nothing is missing
+    # squeue wins: sacct lags, and shows the last start of a job that waits to start again.
+    return {**recorded, **{key: _with_exit_code(job, recorded.get(key)) for key, job in found.items()}}
+
+
+def job_end_time(job_id: str) -> float | None:
+    """When the job's time limit ends it (or when it ended), in seconds since the epoch; None if unknown."""
+    job = _query_squeue([job_id]).get(job_id)
+    return job.end_time if job else None
+
+
+def cancel(job_ids: Iterable[str], signal: str | None = None) -> None:
+    """End these jobs; with `signal` (such as "USR2") only send that to each batch step. Ended jobs are no error."""
+    ids = sorted(set(job_ids))
+    if not ids:
+        return
+    done = execute_slurm(["scancel", *(["--batch", f"--signal={signal}"] if signal else []), *ids])
+    wrong = [line for line in words_of(done).splitlines() if not _is_ended_already(line)]
+    if done.returncode and wrong:
+        raise slurm_error(done, "\n".join(wrong))
+
+
+def requeue(job_id: str) -> None:
+    """Put a job back into the queue under the same id. Slurm does so even to one that has completed."""
+    run_slurm(["scontrol", "requeue", job_id])
+
+
+def has_accounting() -> bool:
+    """Whether sacct can answer."""
+    return not _config()["AccountingStorageType"].endswith("none")
+
+
+def max_array_size() -> int:
+    """Slurm's MaxArraySize: array indices are below it."""
+    return int(_config()["MaxArraySize"])
+
+
+def hostnames(nodelist: str) -> list[str]:
+    """Slurm's short form unfolded: `a[01-03,7]` -> a01 a02 a03 a7."""
+    return run_slurm(["scontrol", "show", "hostnames", nodelist]).split()
+
+
+def _query_squeue(ids: Sequence[str]) -> dict[str, JobInfo]:
+    # Fields that a user fills (the name) are not asked for: they may hold newlines and bars.
+    argv = ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%S|%e", "-j", ",".join(ids)]
+    # Seconds since the epoch: local times mean nothing on another host, and repeat when clocks go back.
+    done = execute_slurm(argv, SLURM_TIME_FORMAT="%s")
+    if done.returncode:
+        if _NO_SUCH_JOB in done.stderr.lower():
+            return {}
+        raise slurm_error(done)
+    return _read_rows(done.stdout)
+
+
+def _query_sacct(ids: Sequence[str]) -> dict[str, JobInfo]:
+    fields = "JobID,State,Reason,NodeList,Start,End,ExitCode"
+    argv = ["sacct", "-n", "-P", "-X", "-o", fields, "-j", ",".join(ids)]
+    done = execute_slurm(argv, SLURM_TIME_FORMAT="%s")
+    if done.returncode:
+        raise slurm_error(done)
+    # The waiting elements of an array share one row, `12_[3-5]`; squeue has each of them.
+    return {key: job for key, job in _read_rows(done.stdout).items() if "[" not in key}
+
+
+def _read_rows(output: str) -> dict[str, JobInfo]:
+    jobs = [_read_job(*line.split("|")) for line in output.splitlines()]
+    return {job.job_id: job for job in jobs}
+
+
+def _read_job(
+    job_id: str, word: str, reason: str, nodes: str, start: str, end: str, exit_code: str | None = None
+) -> JobInfo:
+    return JobInfo(
+        job_id=job_id,
+        state=parse_state(word),
+        slurm_state=word,
+        reason="" if reason == "None" else reason,
+        nodelist="" if nodes == "None assigned" else nodes,
+        start_time=_read_time(start),
+        end_time=_read_time(end),
+        exit_code=exit_code,
+    )
+
+
+def _read_time(text: str) -> float | None:
+    return float(text) if text.isdigit() else None  # N/A, Unknown, NONE
+
+
+def _has(job_id: str, found: Mapping[str, JobInfo]) -> bool:
+    return job_id in found or any(key.startswith(f"{job_id}_") for key in found)
+
+
+def _with_exit_code(job: JobInfo, recorded: JobInfo | None) -> JobInfo:
+    if recorded is None or not job.state.is_ended or not recorded.state.is_ended:
+        return job
+    return dataclasses.replace(job, exit_code=recorded.exit_code)
+
+
+def _is_ended_already(line: str) -> bool:
+    return any(words in line.lower() for words in (_NO_SUCH_JOB, _ENDED_ALREADY))
+
+
+def _config() -> dict[str, str]:
+    pairs = (line.partition("=") for line in run_slurm(["scontrol", "show", "config"]).splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}

@@ -1,0 +1,115 @@
+"""From a plan to a job: the run directory is written, submitit starts the controller."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import slurm_rl
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import RunDirError
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import RunDir, append_event, write_json, write_text
+from slurm_rl.slurm.controller import run_controller
+
+# submitit's local launcher ends a job after its time limit; ours has none.
+_FOREVER_MIN = 60 * 24 * 365.0
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job on its way."""
+
+    job_id: str
+    handle: Any
+    """submitit's Job."""
+
+
+def create_run(run: RunDir, config: RunConfig, plan: JobPlan) -> None:
+    """Write config, plan and code snapshot.
+
+    Raises:
+        RunDirError: the directory already holds a run.
+    """
+    if run.plan.exists():
+        raise RunDirError(
+            "run_dir must not hold another run",
+            seen=str(run.path),
+            action=f"go on with it: python -m slurm_rl resume {run.path}, or choose another run_dir",
+        )
+    try:
+        run.path.mkdir(parents=True, exist_ok=True)
+        snapshot_code(run)
+        write_text(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
+        # The plan comes last: its presence says that the run directory is whole.
+        write_json(run.plan, plan.to_json())
+    except OSError as error:
+        raise RunDirError(
+            f"the run directory must be writable ({error.strerror})",
+            seen=str(run.path),
+            action="choose another run_dir",
+        ) from error
+
+
+def snapshot_code(run: RunDir) -> None:
+    """Copy the package, so that edits in the checkout do not reach a queued or resumed job."""
+    source = Path(slurm_rl.__file__).parent
+    if run.code in source.parents:
+        return
+    shutil.rmtree(run.code, ignore_errors=True)
+    shutil.copytree(
+        source, run.code / "slurm_rl", ignore=shutil.ignore_patterns("__pycache__", "conf", "sbatch_templates")
+    )
+
+
+def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
+    """Start the job; returns at once."""
+    run.end.unlink(missing_ok=True)
+    submitted = _submit_locally(run, plan)
+    write_json(run.job, {"launcher": plan.launcher, "job_id": submitted.job_id})
+    append_event(run, "job/submitted", job_id=submitted.job_id, launcher=plan.launcher)
+    return submitted
+
+
+def _submit_locally(run: RunDir, plan: JobPlan) -> Submitted:
+    import submitit
+
+    executor = submitit.LocalExecutor(folder=run.submitit)
+    executor.update_parameters(
+        timeout_min=_FOREVER_MIN, stderr_to_stdout=True, gpus_per_node=plan.gpus_per_node, name=plan.name
+    )
+    with _environment_of_the_job(run), _without_sigint():
+        job = executor.submit(run_controller, str(run.path))
+    return Submitted(str(job.job_id), job)
+
+
+@contextlib.contextmanager
+def _environment_of_the_job(run: RunDir) -> Iterator[None]:
+    """The job imports the snapshot, not the checkout; a child's environment is ours at its birth."""
+    saved = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(run.code), saved]))
+    try:
+        yield
+    finally:
+        if saved is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = saved
+
+
+@contextlib.contextmanager
+def _without_sigint() -> Iterator[None]:
+    """Children born here ignore Ctrl-C: the foreground command hears it and asks the job to save."""
+    saved = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, saved)

@@ -1,0 +1,93 @@
+"""From scored groups to training sequences: advantages, weights, KL in the reward. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.train.data.tokenize import EncodedPrompt
+from slurm_rl.train.grpo.types import Group
+from slurm_rl.train.math.advantages import ADVANTAGES
+from slurm_rl.train.math.kl import compute_kl
+from slurm_rl.train.math.losses import aggregation_weights
+from slurm_rl.train.types import FloatArray, TrainSequence
+
+
+def group_rewards(groups: Sequence[Group]) -> torch.Tensor:
+    """Rewards [P, G]; a failed reward takes the mean of its group's others, so that its advantage is
+    about 0 and it pushes the policy nowhere. A group with no reward at all is all zeros."""
+    rows = []
+    for group in groups:
+        values = [result.value for result in group.results]
+        known = [value for value in values if value is not None]
+        fill = sum(known) / len(known) if known else 0.0
+        rows.append([fill if value is None else value for value in values])
+    return torch.tensor(rows, dtype=torch.float32)
+
+
+def build_train_sequences(
+    groups: Sequence[Group], config: AlgorithmConfig, ref_logprobs: Sequence[FloatArray] | None
+) -> list[TrainSequence]:
+    """One sequence a completion, in order of groups, then completions.
+
+    Args:
+        ref_logprobs: one array a completion, or None without a KL term.
+    """
+    rewards = group_rewards(groups)
+    completions = [completion for group in groups for completion in group.completions]
+    old = [np.asarray(completion.logprobs, dtype=np.float32) for completion in completions]
+    if ref_logprobs is not None and config.kl.where == "reward":
+        penalty = [
+            float(compute_kl(torch.from_numpy(lp), torch.from_numpy(ref), config.kl.estimator).sum())
+            for lp, ref in zip(old, ref_logprobs, strict=True)
+        ]
+        rewards = rewards - config.kl.coefficient * torch.tensor(penalty).view_as(rewards)
+    advantages = ADVANTAGES[config.advantage](rewards).flatten().tolist()
+    lengths = [len(completion.token_ids) for completion in completions]
+    weights = aggregation_weights(config.aggregation, lengths, config.aggregation_length)
+    prompts = [group.prompt for group in groups for _ in group.completions]
+    return [
+        TrainSequence(
+            token_ids=np.asarray([*prompt.token_ids, *completion.token_ids], dtype=np.int64),
+            trained_from=len(prompt.token_ids),
+            weight=float(weight),
+            advantages=np.full(length, advantage, dtype=np.float32),
+            old_logprobs=logprobs,
+            ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
+        )
+        for index, (prompt, completion, weight, length, advantage, logprobs) in enumerate(
+            zip(prompts, completions, weights, lengths, advantages, old, strict=True)
+        )
+    ]
+
+
+def build_answer_sequences(prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]) -> list[TrainSequence]:
+    """Prompt and reference answer as one sequence each, every answer token of equal weight."""
+    weights = aggregation_weights("token-mean", [len(answer) for answer in answers], None)
+    return [
+        TrainSequence(
+            token_ids=np.asarray([*prompt.token_ids, *answer], dtype=np.int64),
+            trained_from=len(prompt.token_ids),
+            weight=float(weight),
+        )
+        for prompt, answer, weight in zip(prompts, answers, weights, strict=True)
+    ]
+
+
+def split_minibatches(sequences: list[TrainSequence], num_minibatches: int) -> list[list[TrainSequence]]:
+    """Consecutive equal parts; each part's weights are scaled so that every optimizer step is a mean.
+
+    Weights were made for the whole batch; a part holds about 1/n of their sum.
+    """
+    if num_minibatches == 1:
+        return [sequences]
+    from dataclasses import replace
+
+    size = len(sequences) // num_minibatches
+    return [
+        [replace(item, weight=item.weight * num_minibatches) for item in sequences[start : start + size]]
+        for start in range(0, size * num_minibatches, size)
+    ]

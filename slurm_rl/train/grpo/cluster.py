@@ -1,0 +1,125 @@
+"""The driver's side of Ray: connecting, counting nodes, placing actors, waiting with deadlines."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_rl.errors import BringUpError, SlurmRLError, TrainingError
+from slurm_rl.node.ray_cluster import node_resource
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.train.grpo.stop import StopFlag
+
+POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class Actor:
+    """A Ray actor with the name that errors use."""
+
+    name: str
+    handle: Any
+
+
+class Cluster:
+    """The run's Ray cluster, seen from the driver."""
+
+    def __init__(self, plan: JobPlan, stop: StopFlag) -> None:
+        self.plan, self.stop = plan, stop
+
+    def connect(self) -> None:
+        """Join the cluster that the node agent brought up and wait until all its nodes are there."""
+        import ray
+
+        ray.init(address=os.environ["RAY_ADDRESS"], namespace="slurm_rl", log_to_driver=False, logging_level="WARNING")
+        deadline = time.monotonic() + self.plan.limits.start_timeout_s
+        wanted = {node_resource(rank): rank for rank in range(self.plan.num_nodes)}
+        while missing := set(wanted) - set(ray.cluster_resources()):
+            self.stop.check()
+            if time.monotonic() > deadline:
+                raise BringUpError(
+                    f"all {self.plan.num_nodes} nodes must join Ray before job.start_timeout_s",
+                    seen="missing node ranks " + ", ".join(str(wanted[name]) for name in sorted(missing)),
+                    action="read logs/node-<rank>.log and logs/ray-<rank>.log of the attempt",
+                )
+            time.sleep(POLL_S)
+
+    def place(self, actor: ActorPlan, cls: type, *args: Any) -> Actor:
+        """Start `cls(*args)` as a Ray actor on the node and the GPUs that the plan says."""
+        import ray
+
+        name = f"{actor.role}-{actor.index}"
+        remote = ray.remote(cls).options(
+            name=name,
+            num_cpus=0,
+            resources={node_resource(actor.node): 0.001},
+            runtime_env={"env_vars": {**_threads(actor), **_visible_gpus(actor, self.plan.accelerator)}},
+        )
+        return Actor(name, remote.remote(*args))
+
+    def gather(
+        self, calls: Sequence[tuple[Actor, Any]], *, timeout_s: float, what: str, stoppable: bool = True
+    ) -> list[Any]:
+        """Results of remote calls in order.
+
+        Args:
+            calls: (actor, object reference) pairs.
+            stoppable: raise StopRequested as soon as a stop signal comes; false while weights change.
+
+        Raises:
+            TrainingError: an actor died, raised, or was silent at the deadline; it is named.
+        """
+        import ray
+
+        deadline = time.monotonic() + timeout_s
+        names = {reference: actor.name for actor, reference in calls}
+        pending = list(names)
+        while pending:
+            if stoppable:
+                self.stop.check()
+            ready, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
+            for reference in ready:
+                _raise_if_failed(reference, names[reference], what)
+            if pending and time.monotonic() > deadline:
+                raise TrainingError(
+                    f"{what} must end within {timeout_s:g} s",
+                    seen="no answer from " + ", ".join(names[reference] for reference in pending),
+                    action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
+                )
+        return [ray.get(reference) for _, reference in calls]
+
+
+def _raise_if_failed(reference: Any, name: str, what: str) -> None:
+    import ray
+
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, SlurmRLError):
+            raise error.cause from None
+        print(error, file=sys.stderr)  # the actor's traceback, into the driver's log
+        raise TrainingError(f"{what} must not fail", seen=f"{error.cause!r} in {name}", where="driver.log") from None
+    except ray.exceptions.RayActorError as error:
+        print(error, file=sys.stderr)
+        raise TrainingError(
+            f"{name} must live through {what}", seen=_first_line(error), action="see the attempt's ray logs"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _threads(actor: ActorPlan) -> dict[str, str]:
+    # Ray sets OMP_NUM_THREADS=1 in actors unless told otherwise.
+    return {} if actor.num_threads is None else {"OMP_NUM_THREADS": str(actor.num_threads)}
+
+
+def _visible_gpus(actor: ActorPlan, accelerator: str) -> dict[str, str]:
+    variable = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}.get(accelerator)
+    return {} if variable is None else {variable: ",".join(map(str, actor.gpus))}

@@ -1,0 +1,109 @@
+"""The policy worker: one data-parallel rank of the policy engine, in a Ray actor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.train import OptimConfig
+from slurm_rl.train.grpo.loss import build_policy_loss, build_warmup_loss
+from slurm_rl.train.grpo.weights import WeightRecord, checksum, pack_weights
+from slurm_rl.train.types import FloatArray, TrainSequence
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MicroBatches = Sequence[Sequence[TrainSequence]]
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """Where a worker stands among its peers."""
+
+    rank: int
+    master_address: str
+    master_port: int
+    num_threads: int | None
+
+
+class PolicyWorker:
+    """Holds one rank of the policy, and of the reference when there is a KL term. Runs as a Ray actor."""
+
+    def __init__(self, config: RunConfig, model_path: str, place: WorkerPlace) -> None:
+        from slurm_rl.train.engine.distributed import init_process_group
+        from slurm_rl.train.engine.policy import PolicyEngine
+
+        init_process_group(
+            place.rank,
+            config.policy.num_workers,
+            place.master_address,
+            place.master_port,
+            timeout_s=config.trainer.step_timeout_s,
+        )
+        self.config = config
+        self.engine = PolicyEngine(
+            model_path,
+            config.model,
+            config.policy.model_copy(update={"num_threads": place.num_threads}),
+            config.warmup.optim if config.warmup.num_steps else config.optim,
+            temperature=config.rollout.temperature,
+        )
+        self.reference: PreTrainedModel | None = None
+
+    def ready(self) -> bool:
+        return True
+
+    def use_optimizer(self, optim: OptimConfig) -> None:
+        """Start a new stage: a fresh optimizer over the same weights."""
+        self.engine.reset_optimizer(optim)
+
+    def train_policy(self, micro_batches: MicroBatches, algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
+        """One optimizer step of the policy loss."""
+        return self.engine.train(micro_batches, build_policy_loss(algorithm), lr)
+
+    def train_answers(self, micro_batches: MicroBatches, lr: float) -> dict[str, float]:
+        """One supervised optimizer step."""
+        return self.engine.train(micro_batches, build_warmup_loss(), lr)
+
+    def load_reference(self, model_path: str) -> None:
+        """Load the frozen model that the KL term is measured against."""
+        from slurm_rl.train.engine.model import load_model
+
+        self.reference = load_model(model_path, self.config.model).to(self.engine.device).eval()
+
+    def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """Logprobs of the trained tokens under the reference."""
+        from slurm_rl.train.engine.forward import compute_sequence_logprobs
+
+        assert self.reference is not None
+        temperature, device = self.config.rollout.temperature, self.engine.device
+        return [compute_sequence_logprobs(self.reference, batch, temperature, device) for batch in micro_batches]
+
+    def pack_state(self) -> tuple[list[WeightRecord], str]:
+        """All weights and their checksum; every rank must call it, rank 0 alone gets records."""
+        records = pack_weights(self.engine.full_state())
+        return records, checksum(records)
+
+    def probe(self, token_ids: Sequence[int]) -> list[float]:
+        """Logprob of each token after the first, at temperature 1; what an engine is compared with."""
+        from slurm_rl.train.engine.forward import compute_sequence_logprobs
+
+        sequence = TrainSequence(token_ids=np.asarray(token_ids, dtype=np.int64), trained_from=1)
+        self.engine.module.eval()
+        [logprobs] = compute_sequence_logprobs(self.engine.backend.model, [sequence], 1.0, self.engine.device)
+        return [float(value) for value in logprobs]
+
+    def save(self, folder: Path) -> None:
+        self.engine.save(folder)
+
+    def load(self, folder: Path) -> None:
+        self.engine.load(folder)
+
+    def export(self, folder: Path) -> None:
+        self.engine.export(folder)

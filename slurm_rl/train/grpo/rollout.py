@@ -1,0 +1,82 @@
+"""The rollout engine: vLLM in a Ray actor, one per engine of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import RolloutConfig
+from slurm_rl.train.grpo.types import Completion, SamplingSpec
+from slurm_rl.train.grpo.weights import WeightRecord
+
+
+class RolloutEngine:
+    """Samples completions; proves which weights it holds. Runs as a Ray actor."""
+
+    def __init__(
+        self, model_path: str, model: ModelConfig, rollout: RolloutConfig, max_model_len: int, on_gpu: bool
+    ) -> None:
+        from vllm import LLM
+
+        self.version = -1
+        self.llm = LLM(
+            model=model_path,
+            dtype=model.dtype,
+            trust_remote_code=model.trust_remote_code,
+            tensor_parallel_size=rollout.tensor_parallel_size,
+            max_model_len=max_model_len,
+            max_num_seqs=rollout.max_num_seqs,
+            enforce_eager=rollout.enforce_eager,
+            enable_prefix_caching=True,
+            # The policy recomputes logprobs at the same temperature; these are the sampler's own.
+            logprobs_mode="processed_logprobs",
+            worker_extension_cls="slurm_rl.train.grpo.worker_extension.RolloutWorkerExtension",
+            **({"gpu_memory_utilization": rollout.gpu_memory_utilization} if on_gpu else {}),
+        )
+        self.tokenizer = self.llm.get_tokenizer()
+
+    def ready(self) -> bool:
+        return True
+
+    def generate(self, prompts: Sequence[Sequence[int]], spec: SamplingSpec) -> list[list[Completion]]:
+        """Sample `num_completions` for each prompt, given as token ids, in order."""
+        from vllm import SamplingParams
+
+        self.llm.collective_rpc("seed_sampler", args=(spec.seed,))
+        params = SamplingParams(
+            n=spec.num_completions,
+            max_tokens=spec.max_tokens,
+            temperature=spec.temperature,
+            top_p=spec.top_p,
+            logprobs=0,
+            detokenize=False,
+        )
+        outputs = self.llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False)
+        return [
+            [self._completion(item) for item in sorted(output.outputs, key=lambda item: item.index)]
+            for output in outputs
+        ]
+
+    def _completion(self, item: Any) -> Completion:
+        token_ids = list(item.token_ids)
+        logprobs = [float(step[token].logprob) for step, token in zip(item.logprobs, token_ids, strict=True)]
+        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        return Completion(token_ids, logprobs, text, item.finish_reason == "length", self.version)
+
+    def load_weights(self, version: int, records: Sequence[WeightRecord]) -> list[str]:
+        """Take new weights; returns the checksum that each tensor-parallel rank computed."""
+        checksums: list[str] = self.llm.collective_rpc("load_named_weights", args=(records,))
+        # Cached keys and values belong to the old weights.
+        self.llm.reset_prefix_cache()
+        self.version = version
+        return checksums
+
+    def probe(self, token_ids: Sequence[int]) -> tuple[int, list[float]]:
+        """(weight version, logprob of each token after the first), at temperature 1."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
+        [output] = self.llm.generate([{"prompt_token_ids": list(token_ids)}], params, use_tqdm=False)
+        steps = output.prompt_logprobs[1:]
+        return self.version, [float(step[token].logprob) for step, token in zip(steps, token_ids[1:], strict=True)]

@@ -1,0 +1,57 @@
+"""Sampling over all engines and scoring: prompts in, scored groups out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from slurm_rl.train.data.tokenize import EncodedPrompt
+from slurm_rl.train.grpo.cluster import Actor, Cluster
+from slurm_rl.train.grpo.seeds import derive_seed
+from slurm_rl.train.grpo.types import Group, SamplingSpec
+from slurm_rl.train.rewards.pool import RewardItem, RewardPool
+
+
+T = TypeVar("T")
+
+
+class Sampler:
+    """The rollout engines as one."""
+
+    def __init__(self, cluster: Cluster, engines: Sequence[Actor], timeout_s: float) -> None:
+        self.cluster, self.engines, self.timeout_s = cluster, engines, timeout_s
+
+    def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
+        """Groups in the order of the prompts; each engine takes a consecutive share."""
+        shares = split_evenly(prompts, len(self.engines))
+        calls = [
+            (
+                engine,
+                engine.handle.generate.remote(
+                    [prompt.token_ids for prompt in share], replace(spec, seed=derive_seed(spec.seed, index))
+                ),
+            )
+            for index, (engine, share) in enumerate(zip(self.engines, shares, strict=True))
+            if share
+        ]
+        results = self.cluster.gather(calls, timeout_s=self.timeout_s, what="sampling")
+        completions = [group for result in results for group in result]
+        return [Group(prompt, group) for prompt, group in zip(prompts, completions, strict=True)]
+
+
+def split_evenly(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
+    """Consecutive parts whose lengths differ by at most one."""
+    bounds = [len(items) * part // num_parts for part in range(num_parts + 1)]
+    return [items[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+
+
+def score_groups(groups: Sequence[Group], pool: RewardPool) -> list[Group]:
+    """The groups with one result a completion."""
+    items = [
+        RewardItem(completion=completion.text, answer=group.prompt.answer)
+        for group in groups
+        for completion in group.completions
+    ]
+    results = iter(pool.score(items))
+    return [replace(group, results=[next(results) for _ in group.completions]) for group in groups]

@@ -1,0 +1,176 @@
+"""One attempt of the trainer: everything is built here, handed to the loop, and closed again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from slurm_rl.config.load import parse_config
+from slurm_rl.config.run import RunConfig
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.train.data.load import load_data
+from slurm_rl.train.data.tokenize import encode_prompts
+from slurm_rl.train.grpo.cluster import Actor, Cluster
+from slurm_rl.train.grpo.policy import PolicyWorker, WorkerPlace
+from slurm_rl.train.grpo.policy_group import PolicyGroup
+from slurm_rl.train.grpo.rollout import RolloutEngine
+from slurm_rl.train.grpo.sampling import Sampler
+from slurm_rl.train.grpo.saving import RunSaver, RunState
+from slurm_rl.train.grpo.stop import StopFlag
+from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
+from slurm_rl.train.grpo.weight_sync import WeightSync
+from slurm_rl.train.rewards.pool import RewardPool
+
+_PROBE_TOKENS = 64
+
+
+def run_training(run: RunDir, attempt: AttemptDir) -> None:
+    """Run the loop to its end, or to the stop signal.
+
+    Raises:
+        StopRequested: a signal asked for it; all is saved.
+        SlurmRLError: bad input, or a failure with its cause.
+    """
+    stop = StopFlag()
+    stop.install()
+    config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+    plan = JobPlan.from_json(read_json(run.plan))
+    model_path = prepare_model(run, config)
+    prompts = prepare_prompts(config, model_path)
+    stop.check()
+    cluster = Cluster(plan, stop)
+    cluster.connect()
+    append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
+    metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
+    try:
+        with RewardPool(config.reward) as rewards:
+            state = _train(run, config, cluster, model_path, prompts, rewards, metrics)
+    finally:
+        metrics.close()
+    append_event(run, "trainer/finished", step=state.step)
+
+
+def _train(
+    run: RunDir,
+    config: RunConfig,
+    cluster: Cluster,
+    model_path: str,
+    prompts: Prompts,
+    rewards: RewardPool,
+    metrics: MetricsLogger,
+) -> RunState:
+    timeout_s = config.trainer.step_timeout_s
+    engines = start_engines(cluster, config, model_path)
+    policy = PolicyGroup(
+        cluster, start_policy(cluster, config, model_path), model_path, config.policy.micro_batch_tokens, timeout_s
+    )
+    _wait_until_ready(cluster, policy.workers, config.rollout.start_timeout_s, "starting the policy")
+    append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
+    trainer = GRPOTrainer(
+        config,
+        run,
+        prompts,
+        policy,
+        Sampler(cluster, engines, timeout_s),
+        WeightSync(
+            cluster,
+            policy.workers,
+            engines,
+            # The engine samples one token after the probe.
+            probe=choose_probe(prompts, config.data.max_prompt_tokens + config.rollout.max_tokens - 1),
+            tolerance=config.rollout.probe_tolerance,
+            timeout_s=timeout_s,
+        ),
+        rewards,
+        RunSaver(run, config, policy),
+        metrics,
+    )
+
+    def wait_for_engines() -> None:
+        _wait_until_ready(cluster, engines, config.rollout.start_timeout_s, "starting the rollout engines")
+        append_event(run, "engine/ready", num_engines=len(engines))
+
+    state = trainer.run(wait_for_engines)
+    policy.export(run.export)
+    return state
+
+
+def prepare_model(run: RunDir, config: RunConfig) -> str:
+    """The folder both policy and engines load; builds the tiny model when the config asks for one."""
+    if config.model.path is not None:
+        return config.model.path
+    from slurm_rl.train.engine.tiny import build_tiny_model
+
+    if not run.model.is_dir():
+        build_tiny_model(config.model.require_tiny(), config.seed, run.model)
+    return str(run.model)
+
+
+def prepare_prompts(config: RunConfig, model_path: str) -> Prompts:
+    """Load, check and tokenize all rows; every bad row is named before anything is trained."""
+    from slurm_rl.train.engine.model import load_tokenizer
+
+    tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
+    train_rows, eval_rows = load_data(config.data, config.seed)
+    limits = {
+        "chat_template": config.data.chat_template,
+        "max_prompt_tokens": config.data.max_prompt_tokens,
+        "context_length": load_context_length(model_path, config.model.trust_remote_code),
+        "max_tokens": config.rollout.max_tokens,
+    }
+    train = encode_prompts(train_rows, tokenizer, **limits)
+    answers = encode_answers([row.answer for row in train_rows], tokenizer) if config.warmup.num_steps else []
+    return Prompts(train, encode_prompts(eval_rows, tokenizer, **limits), answers)
+
+
+def encode_answers(answers: Sequence[str], tokenizer: Any) -> list[list[int]]:
+    """Token ids of each answer with the end-of-text token, for the warm-up."""
+    encoded = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
+    return [[*ids, tokenizer.eos_token_id] for ids in encoded]
+
+
+def load_context_length(model_path: str, trust_remote_code: bool) -> int:
+    """Longest sequence the model was made for, in tokens."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    return int(config.get_text_config().max_position_embeddings)
+
+
+def choose_probe(prompts: Prompts, longest: int) -> list[int]:
+    """Tokens of the first training prompts, end to end: text of the right vocabulary."""
+    tokens = [token for prompt in prompts.train[:_PROBE_TOKENS] for token in prompt.token_ids]
+    return tokens[: min(_PROBE_TOKENS, longest)]
+
+
+def start_engines(cluster: Cluster, config: RunConfig, model_path: str) -> list[Actor]:
+    """Start the rollout engines without waiting: they load while the policy does."""
+    max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
+    on_gpu = config.cluster.accelerator != "cpu"
+    return [
+        cluster.place(actor, RolloutEngine, model_path, config.model, config.rollout, max_model_len, on_gpu)
+        for actor in cluster.plan.actors
+        if actor.role == "rollout"
+    ]
+
+
+def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> list[Actor]:
+    """Start the policy workers; rank 0 stands on the head node, whose rendezvous port was proven free."""
+    address = os.environ["RAY_ADDRESS"].rpartition(":")[0]
+    port = int(os.environ["SLURM_RL_MASTER_PORT"])
+    return [
+        cluster.place(
+            actor, PolicyWorker, config, model_path, WorkerPlace(actor.index, address, port, actor.num_threads)
+        )
+        for actor in cluster.plan.actors
+        if actor.role == "policy"
+    ]
+
+
+def _wait_until_ready(cluster: Cluster, actors: Sequence[Actor], timeout_s: float, what: str) -> None:
+    cluster.gather([(actor, actor.handle.ready.remote()) for actor in actors], timeout_s=timeout_s, what=what)

@@ -1,0 +1,27 @@
+"""The stop flag: a signal raises it, the loop looks at it where stopping loses nothing."""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+from slurm_rl.errors import StopRequested
+
+
+class StopFlag:
+    """Set by SIGUSR2, SIGTERM or SIGINT, however often they come."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def install(self) -> None:
+        for signum in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+
+    def check(self) -> None:
+        """Raise StopRequested once a signal came."""
+        if self.signal is not None:
+            raise StopRequested("the run was asked to save and leave", seen=signal.Signals(self.signal).name)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self.signal = signum

@@ -1,0 +1,255 @@
+"""The GRPO loop: sample, score, advantage, train, sync, log, save.
+
+Steps count over the whole run: warm-up steps first, then GRPO steps. Whatever happens between two
+lines of `grpo_step`, the run can be resumed at the last saved step and goes on as if nothing had been.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import StopRequested
+from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.run_dir import RunDir, append_event, append_jsonl
+from slurm_rl.train.data.order import PromptOrder
+from slurm_rl.train.data.tokenize import EncodedPrompt
+from slurm_rl.train.engine.optimizer import schedule_lr
+from slurm_rl.train.grpo.batch import build_answer_sequences, build_train_sequences, split_minibatches
+from slurm_rl.train.grpo.policy_group import PolicyGroup
+from slurm_rl.train.grpo.sampling import Sampler, score_groups
+from slurm_rl.train.grpo.saving import RunSaver, RunState
+from slurm_rl.train.grpo.seeds import derive_seed
+from slurm_rl.train.grpo.step_metrics import accuracy, sampling_metrics, training_metrics
+from slurm_rl.train.grpo.types import Group, SamplingSpec
+from slurm_rl.train.grpo.weight_sync import WeightSync
+from slurm_rl.train.rewards.failures import check_failures
+from slurm_rl.train.rewards.pool import RewardPool
+from slurm_rl.train.types import FloatArray
+
+
+@dataclass
+class Prompts:
+    """What the loop draws from."""
+
+    train: list[EncodedPrompt]
+    held_out: list[EncodedPrompt]
+    answers: list[list[int]]
+    """Token ids of each training row's reference answer; empty without a warm-up."""
+
+
+@dataclass
+class Timer:
+    """Seconds by phase of one step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        key = f"time/{name}_s"
+        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
+
+
+class GRPOTrainer:
+    """Owns the order of things; every piece of machinery is handed in."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDir,
+        prompts: Prompts,
+        policy: PolicyGroup,
+        sampler: Sampler,
+        sync: WeightSync,
+        rewards: RewardPool,
+        saver: RunSaver,
+        metrics: MetricsLogger,
+    ) -> None:
+        self.config, self.run_dir, self.prompts = config, run, prompts
+        self.policy, self.sampler, self.sync, self.rewards = policy, sampler, sync, rewards
+        self.saver, self.metrics = saver, metrics
+        self.state = RunState()
+        self.timer = Timer()
+        self.probe_difference = 0.0
+        self.order = PromptOrder(len(prompts.train), config.seed)
+        self.num_warmup = config.warmup.num_steps
+
+    def run(self, wait_for_engines: Callable[[], None]) -> RunState:
+        """Train to the end, or save and raise StopRequested when asked to stop.
+
+        Args:
+            wait_for_engines: returns when the rollout engines are up; they start while the policy warms up.
+        """
+        self.state = self.saver.restore() or RunState()
+        self.metrics.rewind(self.state.num_metric_rows)
+        try:
+            self.warm_up()
+            wait_for_engines()
+            self.sync_weights()
+            self.evaluate_if_due()
+            self.save_if_due()
+            while self.grpo_steps_done < self.config.trainer.num_steps:
+                self.grpo_step()
+                self.evaluate_if_due()
+                self.save_if_due()
+        except StopRequested:
+            self.save()
+            raise
+        return self.state
+
+    # ---- one step ------------------------------------------------------------------------------
+
+    def grpo_step(self) -> None:
+        """One GRPO step, from prompts to logged numbers."""
+        self.timer = Timer()
+        with self.timer.phase("step"):
+            groups = self.sample()
+            groups = self.score(groups)
+            totals, num_tokens = self.train(groups)
+            self.state.step += 1
+            self.sync_weights()
+        self.log(groups, totals, num_tokens)
+
+    @property
+    def grpo_steps_done(self) -> int:
+        return self.state.step - self.num_warmup
+
+    def sample(self) -> list[Group]:
+        """This step's prompts, each with a group of completions."""
+        count = self.config.trainer.prompts_per_step
+        rows = self.order.take(self.grpo_steps_done * count, count)
+        with self.timer.phase("rollout"):
+            spec = self.sampling_spec("rollout", self.config.algorithm.group_size)
+            return self.sampler.sample([self.prompts.train[row] for row in rows], spec)
+
+    def sampling_spec(self, purpose: str, num_completions: int, *, greedy: bool = False) -> SamplingSpec:
+        rollout = self.config.rollout
+        seed = derive_seed(self.config.seed, purpose, self.state.step)
+        if greedy:
+            return SamplingSpec(num_completions, rollout.max_tokens, 0.0, 1.0, seed)
+        return SamplingSpec(num_completions, rollout.max_tokens, rollout.temperature, rollout.top_p, seed)
+
+    def score(self, groups: Sequence[Group]) -> list[Group]:
+        """Rewards of all completions; too many failures end the run."""
+        with self.timer.phase("reward"):
+            scored = score_groups(groups, self.rewards)
+        results = [result for group in scored for result in group.results]
+        check_failures(results, self.config.reward.max_failure_rate)
+        return scored
+
+    def train(self, groups: Sequence[Group]) -> tuple[list[dict[str, float]], int]:
+        """Advantages and one optimizer step a minibatch; totals of each, and the tokens trained on."""
+        algorithm, num_minibatches = self.config.algorithm, self.config.trainer.num_minibatches
+        with self.timer.phase("train"):
+            sequences = build_train_sequences(groups, algorithm, self.reference_logprobs(groups))
+            totals = [
+                self.policy.train_policy(minibatch, algorithm, self.lr())
+                for minibatch in split_minibatches(sequences, num_minibatches)
+            ]
+        return totals, sum(sequence.num_trained for sequence in sequences)
+
+    def reference_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
+        if self.config.algorithm.kl.coefficient == 0:
+            return None
+        return self.policy.reference_logprobs(build_train_sequences(groups, self.config.algorithm, None))
+
+    def lr(self) -> float:
+        return schedule_lr(self.config.optim, self.grpo_steps_done, self.config.trainer.num_steps)
+
+    def sync_weights(self) -> None:
+        with self.timer.phase("sync"):
+            self.probe_difference = self.sync.push(self.state.step)
+
+    # ---- around the step -----------------------------------------------------------------------
+
+    def warm_up(self) -> None:
+        """Supervised steps on reference answers, then a fresh optimizer."""
+        size, warmup = self.config.warmup.batch_size, self.config.warmup
+        order = PromptOrder(len(self.prompts.train), derive_seed(self.config.seed, "warmup"))
+        while self.state.step < self.num_warmup:
+            self.policy.cluster.stop.check()
+            self.timer = Timer()
+            with self.timer.phase("step"), self.timer.phase("train"):
+                rows = order.take(self.state.step * size, size)
+                sequences = build_answer_sequences(
+                    [self.prompts.train[row] for row in rows], [self.prompts.answers[row] for row in rows]
+                )
+                lr = schedule_lr(warmup.optim, self.state.step, self.num_warmup)
+                totals = self.policy.train_answers(sequences, lr)
+            self.state.step += 1
+            num_tokens = sum(sequence.num_trained for sequence in sequences)
+            values = training_metrics([totals], num_tokens)
+            self.write_row("warmup", {**values, "policy/lr": lr, **self.timer.seconds})
+        if self.num_warmup and self.state.stage == "warmup":
+            self.policy.use_optimizer(self.config.optim)
+            self.state.stage = "grpo"
+        self.prepare_reference()
+
+    def prepare_reference(self) -> None:
+        """The reference is the policy as GRPO found it: the model given, or the one the warm-up made."""
+        if self.config.algorithm.kl.coefficient == 0:
+            return
+        reference = self.policy.model_path
+        if self.num_warmup:
+            reference = str(self.run_dir.reference)
+            if not self.run_dir.reference.is_dir():
+                self.policy.export(self.run_dir.reference)
+        self.policy.load_reference(reference)
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate before the first step, after the last, and every `eval.every` steps."""
+        done, every = self.grpo_steps_done, self.config.eval.every
+        is_last = done == self.config.trainer.num_steps
+        due = done == 0 or is_last or (every and done % every == 0)
+        if not due or self.state.evaluated_step == self.state.step:
+            return
+        found = self.evaluate()
+        self.state.evaluated_step = self.state.step
+        if done == 0:
+            self.state.accuracy_before = found
+        if is_last:
+            self.state.accuracy_after = found
+
+    def evaluate(self) -> dict[str, float]:
+        """Accuracy on the held-out prompts, sampled and greedy; logged."""
+        found: dict[str, float] = {}
+        timer = Timer()
+        with timer.phase("eval"):
+            for name in ("sampled", "greedy") if self.config.eval.greedy else ("sampled",):
+                spec = self.sampling_spec(f"eval-{name}", 1, greedy=name == "greedy")
+                groups = score_groups(self.sampler.sample(self.prompts.held_out, spec), self.rewards)
+                found[name] = accuracy([result for group in groups for result in group.results])
+        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | timer.seconds)
+        append_event(self.run_dir, "eval/done", step=self.state.step, **found)
+        return found
+
+    def write_row(self, stage: str, values: dict[str, float]) -> None:
+        self.metrics.log(self.state.step, stage, values)
+        self.state.num_metric_rows += 1
+
+    def log(self, groups: Sequence[Group], totals: Sequence[dict[str, float]], num_tokens: int) -> None:
+        values = {**sampling_metrics(groups), **training_metrics(totals, num_tokens), "policy/lr": self.lr()}
+        values["sync/probe_difference"] = self.probe_difference
+        processed = values["tokens/sampled"] + values["tokens/prompt"]
+        self.state.add_step(processed, self.timer.seconds["time/step_s"])
+        seconds = {**self.timer.seconds, "time/tokens_per_s": processed / self.timer.seconds["time/step_s"]}
+        self.write_row("grpo", {**values, **seconds})
+        for group in groups[: self.config.logging.samples_per_step]:
+            completion, result = group.completions[0], group.results[0]
+            row = {"prompt": group.prompt.text, "completion": completion.text, "answer": group.prompt.answer}
+            append_jsonl(self.run_dir.samples, {"step": self.state.step, **row, "reward": result.value})
+
+    def save_if_due(self) -> None:
+        if (
+            self.grpo_steps_done % self.config.checkpoint.every == 0
+            or self.grpo_steps_done == self.config.trainer.num_steps
+        ):
+            self.save()
+
+    def save(self) -> None:
+        self.saver.save(self.state)

@@ -1,0 +1,51 @@
+"""The nouns of the GRPO loop: prompt > completion > group > batch.
+
+Worked example, group_size 2: the prompt `3+4=` gets the completions `7` (reward 1) and `8` (reward 0);
+group_norm makes their advantages +0.71 and -0.71.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_rl.train.data.tokenize import EncodedPrompt
+from slurm_rl.train.rewards.pool import RewardResult
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled answer."""
+
+    token_ids: list[int]
+    """Sampled tokens; the last is the end-of-text token unless the length limit cut it."""
+    logprobs: list[float]
+    """Logprob of each token under the weights and temperature that sampled it."""
+    text: str
+    """Decoded without special tokens."""
+    truncated: bool
+    """The length limit cut it."""
+    weight_version: int
+    """Version of the engine's weights: the number of GRPO steps they had seen."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt with its completions and their scores."""
+
+    prompt: EncodedPrompt
+    completions: Sequence[Completion]
+    results: Sequence[RewardResult] = ()
+    """One a completion; empty until scored."""
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """How an engine samples."""
+
+    num_completions: int
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    """Seeds the engine's random numbers before this call, so that the call repeats bit for bit."""

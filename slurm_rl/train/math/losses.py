@@ -1,0 +1,154 @@
+"""Policy losses of single tokens, and the weights that make them one number.
+
+A loss maps `LossInputs` and `ClipRange` to a `TokenLoss`. The total is `sum(loss * weight)` over all
+tokens of the global batch, with weights from `aggregation_weights`: a plain sum, so it does not matter
+how sequences are dealt to workers and micro-batches. To add a loss, write a function and a row in
+`POLICY_LOSSES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from slurm_rl.config.algorithm import AggregationName, LossName
+
+# exp(20) is 5e8: far beyond any sane ratio, and far from the infinity whose gradient, times the zero
+# that clipping gives it, would be NaN.
+_MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossInputs:
+    """The trained tokens of one micro-batch; a sequence is never cut between two micro-batches."""
+
+    logprobs: Tensor
+    """[N] under the policy; the only field with a gradient."""
+    old_logprobs: Tensor
+    """[N] under the policy that sampled the tokens."""
+    advantages: Tensor
+    """[N]."""
+    sequence_ids: Tensor
+    """[N] int64 in 0..num_sequences-1."""
+    num_sequences: int
+    """S, of this micro-batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipRange:
+    """The ratio may move between `1 - low` and `1 + high`; high > low is DAPO's clip-higher."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenLoss:
+    """What a loss says about each token."""
+
+    loss: Tensor
+    """[N], to be weighted and summed."""
+    clipped: Tensor
+    """[N] 1.0 where the clip changed the loss, else 0.0; no gradient."""
+
+
+def grpo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
+    """PPO's clipped surrogate with `r_t = policy(t) / old(t)`: `-min(r_t A, clamp(r_t, 1-low, 1+high) A)`.
+
+    PPO: https://arxiv.org/abs/1707.06347. GRPO: https://arxiv.org/abs/2402.03300.
+    Separate bounds (clip-higher): DAPO, https://arxiv.org/abs/2503.14476.
+    """
+    return _clip_surrogate(_exp_bounded(inputs.logprobs - inputs.old_logprobs), inputs.advantages, clip)
+
+
+def gspo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
+    """GSPO (https://arxiv.org/abs/2507.18071, eq. 5): grpo's formula with one ratio for the whole sequence.
+
+    `s = exp(mean over the sequence's tokens of log r_t)`, which every token of the sequence carries. Weighted
+    by sequence-mean-token-mean the total is the paper's. Ratios of means are close to 1: clip at some 3e-4.
+    """
+    return _clip_surrogate(_compute_sequence_ratio(inputs), inputs.advantages, clip)
+
+
+def gspo_token(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
+    """GSPO-token (same paper, eq. 14): `s_t = sg[s] * policy(t) / sg[policy(t)]`, sg the stopped gradient.
+
+    Its value is gspo's, but each token's gradient carries its own advantage; the two are the same
+    when all tokens of a sequence share one.
+    """
+    own_gradient = torch.exp(inputs.logprobs - inputs.logprobs.detach())
+    return _clip_surrogate(_compute_sequence_ratio(inputs).detach() * own_gradient, inputs.advantages, clip)
+
+
+def cispo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
+    """CISPO (MiniMax-M1, https://arxiv.org/abs/2506.13585): `-sg[min(r_t, 1 + high)] A log policy(t)`.
+
+    The weight is clipped, never the gradient: every token keeps learning. As in the paper's runs there is
+    no lower bound, so `clip.low` has no part in it. `1 + high` is TRL's `epsilon_high` and ScaleRL's eps_max:
+    their recommended 5.0 is `clip_high=4.0` here. `clipped` counts both signs of the advantage; TRL's
+    metric counts positive ones.
+    """
+    ratio = _exp_bounded(inputs.logprobs.detach() - inputs.old_logprobs)
+    weight = ratio.clamp(max=1 + clip.high)
+    return TokenLoss(loss=-weight * inputs.advantages * inputs.logprobs, clipped=(ratio > weight).float())
+
+
+POLICY_LOSSES: dict[LossName, Callable[[LossInputs, ClipRange], TokenLoss]] = {
+    "grpo": grpo,
+    "gspo": gspo,
+    "gspo_token": gspo_token,
+    "cispo": cispo,
+}
+
+
+def nll(logprobs: Tensor) -> TokenLoss:
+    """Supervised loss [N] of given tokens: `-log policy(t)`; nothing to clip."""
+    return TokenLoss(loss=-logprobs, clipped=torch.zeros_like(logprobs, requires_grad=False))
+
+
+def aggregation_weights(
+    mode: AggregationName, lengths: Sequence[int], constant_length: int | None = None
+) -> npt.NDArray[np.float64]:
+    """Weight [S] of each trained token of each of the S sequences of the whole global batch.
+
+    token-mean                 1 / sum(lengths)       DAPO: long completions weigh more
+    sequence-mean-token-mean   1 / (S * length)       GRPO: each completion weighs the same
+    sequence-mean              1 / S                  or 1 / (S * constant_length), Dr. GRPO
+
+    Args:
+        mode: a row of the table above.
+        lengths: [S] number of trained tokens; an empty completion counts in S and weighs nothing.
+        constant_length: read by sequence-mean alone.
+    """
+    num_tokens = np.asarray(lengths, dtype=np.float64)
+    at_least_one = np.maximum(num_tokens, 1.0)  # an empty completion has no token to carry its weight
+    denominators = {
+        "token-mean": np.full_like(num_tokens, max(num_tokens.sum(), 1.0)),
+        "sequence-mean-token-mean": len(lengths) * at_least_one,
+        "sequence-mean": np.full_like(num_tokens, len(lengths) * (constant_length or 1)),
+    }
+    return np.where(num_tokens > 0, 1.0 / denominators[mode], 0.0)
+
+
+def _clip_surrogate(ratio: Tensor, advantages: Tensor, clip: ClipRange) -> TokenLoss:
+    """`-min(ratio A, clamp(ratio) A)` [N]: the pessimistic of the two, so moving too far earns nothing."""
+    free = ratio * advantages
+    bounded = ratio.clamp(1 - clip.low, 1 + clip.high) * advantages
+    return TokenLoss(loss=-torch.minimum(free, bounded), clipped=(bounded < free).float())
+
+
+def _compute_sequence_ratio(inputs: LossInputs) -> Tensor:
+    """[N] `exp(mean log ratio)` of the sequence each token belongs to."""
+    log_ratio = inputs.logprobs - inputs.old_logprobs
+    sums = log_ratio.new_zeros(inputs.num_sequences).index_add(0, inputs.sequence_ids, log_ratio)
+    counts = torch.bincount(inputs.sequence_ids, minlength=inputs.num_sequences).clamp(min=1)
+    return _exp_bounded((sums / counts)[inputs.sequence_ids])
+
+
+def _exp_bounded(log_ratio: Tensor) -> Tensor:
+    return torch.exp(log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO))
