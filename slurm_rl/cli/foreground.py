@@ -42,7 +42,9 @@ def _wait(job: Any) -> None:
 
 
 def _finish(run: RunDir) -> int:
-    end = read_json(run.end) if run.end.is_file() else {"exit_code": EXIT_FAILED, "cause": "the controller died"}
+    end: dict[str, Any] = (
+        read_json(run.end) if run.end.is_file() else {"exit_code": EXIT_FAILED, "cause": "the controller died"}
+    )
     summary = write_summary(run)
     write_report(run)
     code = int(end["exit_code"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
+from slurm_rl.cli.checks import check_inputs
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.foreground import follow_to_the_end
-from slurm_rl.cli.checks import check_inputs
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
 from slurm_rl.slurm.submit import Submitted, create_run, submit_run

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from slurm_rl.config.base import NonNegativeInt, PositiveInt, Section
 
 
@@ -38,7 +40,7 @@ class SlurmOptions(Section):
     """--gres; null derives gpu:<type>:<n> from the cluster."""
     exclusive: bool = True
     """--exclusive: the job has its nodes for itself."""
-    extra: dict[str, str | int | bool] = {}
+    extra: dict[str, str | int | bool] = Field(default={})
     """Any other option of sbatch, long name without dashes; true for a flag."""
 
 
@@ -67,9 +69,9 @@ class ClusterConfig(Section):
     """Python on the nodes (inside the container, when there is one); null: the one running now."""
     network_interface: str | None = None
     """Interface for NCCL, RCCL and Gloo; null lets them choose."""
-    setup: list[str] = []
+    setup: list[str] = Field(default=[])
     """Shell lines before anything starts on each node: module load, source activate."""
-    env: dict[str, str | None] = {}
+    env: dict[str, str | None] = Field(default={})
     """Environment of every process of the run; null removes a variable the presets set."""
     slurm: SlurmOptions = SlurmOptions()
     """Options for sbatch."""

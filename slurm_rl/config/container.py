@@ -14,7 +14,7 @@ def _parse_mount(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     source, *rest = value.split(":")
-    target, mode = (rest + ["", ""])[:2]
+    target, mode = [*rest, "", ""][:2]
     if len(rest) > 2 or mode not in ("", "ro", "rw"):
         raise ValueError(
             f"a mount is source, source:target or source:target:ro; got {value!r}. "
@@ -50,7 +50,7 @@ class ContainerConfig(Section):
     """What starts it. Jobs that share a node's GPUs with others need pyxis or apptainer: podman and docker count the
     GPUs of the whole node, Slurm only those of the job."""
     image: str | None = None
-    """Path of a .sqsh (pyxis) or .sif (apptainer) that every node sees, or a reference in the runtime's own notation."""
+    """Path of a .sqsh (pyxis) or .sif (apptainer) that every node sees, or a reference as the runtime writes it."""
     mounts: tuple[Annotated[MountConfig, BeforeValidator(_parse_mount)], ...] = ()
     """`source:target[:ro]`, `source` for the same path inside, or source, target and read_only. The run directory and
     the code come by themselves; the home directory does not."""
@@ -70,6 +70,8 @@ class ContainerConfig(Section):
                 f"container.image and container.runtime go together; got image {self.image!r} and runtime "
                 f"{self.runtime!r}. Next: set both, or neither"
             )
+        if self.image is not None and self.image.startswith("-"):
+            raise ValueError(f"container.image is a path or a reference; got {self.image!r}, which reads as an option")
         if self.shm_size_gb is not None and self.runtime not in ("podman", "docker"):
             raise ValueError(
                 f"container.shm_size_gb is for podman and docker; got runtime {self.runtime!r}, where /dev/shm is "

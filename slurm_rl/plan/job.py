@@ -8,10 +8,10 @@ agent reads it with the standard library alone.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_rl.errors import RunDirError
-from slurm_rl.plan.accelerator import EnvVar, accelerator_env, merge_env, ray_env
+from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
 from slurm_rl.plan.task import build_driver_argv
 from slurm_rl.plan.topology import ActorPlan, Demand, build_placement
 
@@ -61,8 +61,8 @@ class JobPlan:
     slurm_rl_version: str
     name: str
     run_dir: str
-    launcher: str
-    accelerator: str
+    launcher: Literal["local", "slurm"]
+    accelerator: AcceleratorKind
     num_nodes: int
     gpus_per_node: int
     cpus_per_node: int | None

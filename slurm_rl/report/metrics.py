@@ -58,10 +58,15 @@ class MetricsLogger:
         if self._wandb:
             self._wandb.log(step, numbers)
 
-    def rewind(self, step: int) -> None:
-        """Forget every row after `step`, the step of the checkpoint that was loaded."""
-        for path in (self._run.metrics, self._run.samples):
-            keep_rows_up_to(path, step)
+    def rewind(self, step: int, num_rows: int | None = None) -> None:
+        """Forget every row after `step`, the step of the checkpoint that was loaded.
+
+        Args:
+            num_rows: length of metrics.jsonl when that checkpoint was made; an evaluation after it may
+                bear the same step.
+        """
+        keep_rows_up_to(self._run.samples, step)
+        keep_rows_up_to(self._run.metrics, step, num_rows)
         self._last_step = _last_step(self._run.metrics)
         # W&B needs nothing: it drops rows of steps it holds, and ours would be equal to them.
         self._tensorboard.purge_after(step)
@@ -73,12 +78,16 @@ class MetricsLogger:
             self._wandb.close()
 
 
-def keep_rows_up_to(path: Path, step: int) -> None:
-    """Drop the rows with a larger step, and lines a crash cut; the other lines keep their bytes."""
+def keep_rows_up_to(path: Path, step: int, num_rows: int | None = None) -> None:
+    """Drop the rows with a larger step, those after the first `num_rows`, and lines a crash cut.
+
+    The other lines keep their bytes.
+    """
     if not path.is_file():
         return
     before = path.read_bytes()
-    kept = b"".join(line for line in before.splitlines(keepends=True) if _is_kept(line, step))
+    lines = [line for line in before.splitlines(keepends=True) if _is_kept(line, step)]
+    kept = b"".join(lines[:num_rows])
     if kept != before:
         write_text(path, kept.decode())
 

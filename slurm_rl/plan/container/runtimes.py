@@ -86,8 +86,7 @@ _PODMAN_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
 
 
 def _podman(request: Request) -> Wrapped:
-    # Without `--ulimit=host`, podman asks for limits that a plain user may not raise.
-    options = ["--ulimit=host", *_PODMAN_DEVICES[request.accelerator]]
+    options = list(_PODMAN_DEVICES[request.accelerator])
     if not request.container.writable:
         options.append("--read-only")
     cleanup = ("podman", "rm", "--force", "--ignore", "--time=10", request.name)

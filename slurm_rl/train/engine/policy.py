@@ -19,7 +19,7 @@ from torch import Tensor
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.errors import CheckpointError, TrainingError
+from slurm_rl.errors import CheckpointError, RunDirError, TrainingError
 from slurm_rl.run_dir import read_json, write_json
 from slurm_rl.train.engine import distributed
 from slurm_rl.train.engine.backend import build_backend
@@ -87,7 +87,8 @@ class PolicyEngine:
             `loss` and the sums of `loss_fn`, over all ranks, and `grad_norm` before clipping.
 
         Raises:
-            TrainingError: the loss or the gradient norm is not finite; no rank changed its weights.
+            TrainingError: the loss or the gradient norm is not finite; no rank changed its weights, which may
+                be saved, but gradients may be left over: do not train on with this engine.
         """
         distributed.require_equal_counts(len(micro_batches))
         self.module.train()
@@ -155,7 +156,10 @@ def _require_finite_loss(loss: float) -> None:
 
 
 def _require_layout(folder: Path, layout: dict[str, Any]) -> None:
-    saved = read_json(folder / "layout.json")
+    try:
+        saved = read_json(folder / "layout.json")
+    except RunDirError as error:
+        raise CheckpointError(error.rule, seen=error.seen, action="name a folder that `save` filled") from error
     for key, value in json.loads(json.dumps(layout)).items():
         if saved.get(key) != value:
             raise CheckpointError(

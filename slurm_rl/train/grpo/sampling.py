@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -11,7 +12,6 @@ from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.seeds import derive_seed
 from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.rewards.pool import RewardItem, RewardPool
-
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ class Sampler:
 def split_evenly(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
     """Consecutive parts whose lengths differ by at most one."""
     bounds = [len(items) * part // num_parts for part in range(num_parts + 1)]
-    return [items[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [items[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def score_groups(groups: Sequence[Group], pool: RewardPool) -> list[Group]:

@@ -31,14 +31,6 @@ class RunState:
     accuracy_after: dict[str, float] | None = None
     num_metric_rows: int = 0
     """Length of metrics.jsonl; rows after it belong to steps that a crash took."""
-    tokens: float = 0.0
-    """Prompt and completion tokens of all GRPO steps."""
-    seconds: float = 0.0
-    """Time of all GRPO steps."""
-
-    def add_step(self, tokens: float, seconds: float) -> None:
-        self.tokens += tokens
-        self.seconds += seconds
 
 
 class RunSaver:

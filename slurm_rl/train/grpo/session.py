@@ -14,7 +14,8 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
 from slurm_rl.train.data.load import load_data
-from slurm_rl.train.data.tokenize import encode_prompts
+from slurm_rl.train.data.prompts import PromptRow
+from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.policy import PolicyWorker, WorkerPlace
 from slurm_rl.train.grpo.policy_group import PolicyGroup
@@ -117,15 +118,20 @@ def prepare_prompts(config: RunConfig, model_path: str) -> Prompts:
 
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     train_rows, eval_rows = load_data(config.data, config.seed)
-    limits = {
-        "chat_template": config.data.chat_template,
-        "max_prompt_tokens": config.data.max_prompt_tokens,
-        "context_length": load_context_length(model_path, config.model.trust_remote_code),
-        "max_tokens": config.rollout.max_tokens,
-    }
-    train = encode_prompts(train_rows, tokenizer, **limits)
+    context_length = load_context_length(model_path, config.model.trust_remote_code)
+
+    def encode(rows: Sequence[PromptRow]) -> list[EncodedPrompt]:
+        return encode_prompts(
+            rows,
+            tokenizer,
+            chat_template=config.data.chat_template,
+            max_prompt_tokens=config.data.max_prompt_tokens,
+            context_length=context_length,
+            max_tokens=config.rollout.max_tokens,
+        )
+
     answers = encode_answers([row.answer for row in train_rows], tokenizer) if config.warmup.num_steps else []
-    return Prompts(train, encode_prompts(eval_rows, tokenizer, **limits), answers)
+    return Prompts(encode(train_rows), encode(eval_rows), answers)
 
 
 def encode_answers(answers: Sequence[str], tokenizer: Any) -> list[list[int]]:

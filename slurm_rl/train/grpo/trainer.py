@@ -85,8 +85,9 @@ class GRPOTrainer:
         Args:
             wait_for_engines: returns when the rollout engines are up; they start while the policy warms up.
         """
-        self.state = self.saver.restore() or RunState()
-        self.metrics.rewind(self.state.num_metric_rows)
+        restored = self.saver.restore()
+        self.state = restored or RunState()
+        self.metrics.rewind(self.state.step if restored else -1, self.state.num_metric_rows)
         try:
             self.warm_up()
             wait_for_engines()
@@ -235,9 +236,8 @@ class GRPOTrainer:
     def log(self, groups: Sequence[Group], totals: Sequence[dict[str, float]], num_tokens: int) -> None:
         values = {**sampling_metrics(groups), **training_metrics(totals, num_tokens), "policy/lr": self.lr()}
         values["sync/probe_difference"] = self.probe_difference
-        processed = values["tokens/sampled"] + values["tokens/prompt"]
-        self.state.add_step(processed, self.timer.seconds["time/step_s"])
-        seconds = {**self.timer.seconds, "time/tokens_per_s": processed / self.timer.seconds["time/step_s"]}
+        values["tokens/trained"] = float(num_tokens)
+        seconds = {**self.timer.seconds, "time/tokens_per_s": num_tokens / self.timer.seconds["time/step_s"]}
         self.write_row("grpo", {**values, **seconds})
         for group in groups[: self.config.logging.samples_per_step]:
             completion, result = group.completions[0], group.results[0]

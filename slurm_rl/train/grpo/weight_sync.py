@@ -37,7 +37,7 @@ class WeightSync:
         """
         # Gathering sharded weights is collective: every rank must take part, rank 0 alone has them.
         packed = [(worker, worker.handle.pack_state.options(num_returns=2).remote()) for worker in self.policy]
-        records, sent = packed[0][1]
+        records = packed[0][1][0]
         others = [(worker, references[1]) for worker, references in packed]
         [expected, *_] = self.cluster.gather(
             others, timeout_s=self.timeout_s, what="gathering the policy's weights", stoppable=False

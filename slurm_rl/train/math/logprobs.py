@@ -31,5 +31,5 @@ def compute_token_logprobs(logits: Tensor, targets: Tensor, temperature: float) 
 @torch.no_grad()
 def _compute_entropy(scaled: Tensor) -> Tensor:
     """[N, V] -> [N]; `entr` is 0 at p = 0, so a vocabulary padded with -inf is no NaN."""
-    rows = scaled.detach().split(_ENTROPY_ROWS)
+    rows = scaled.split(_ENTROPY_ROWS)
     return torch.cat([torch.special.entr(part.softmax(-1)).sum(-1) for part in rows])

@@ -146,7 +146,7 @@ def _compute_sequence_ratio(inputs: LossInputs) -> Tensor:
     """[N] `exp(mean log ratio)` of the sequence each token belongs to."""
     log_ratio = inputs.logprobs - inputs.old_logprobs
     sums = log_ratio.new_zeros(inputs.num_sequences).index_add(0, inputs.sequence_ids, log_ratio)
-    counts = torch.bincount(inputs.sequence_ids, minlength=inputs.num_sequences).clamp(min=1)
+    counts = torch.bincount(inputs.sequence_ids, minlength=inputs.num_sequences).clamp(min=1)  # a sequence may be empty
     return _exp_bounded((sums / counts)[inputs.sequence_ids])
 
 
