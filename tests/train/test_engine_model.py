@@ -1,0 +1,146 @@
+"""The tiny model and its character tokenizer; loading a model, and what is said when it does not fit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, Qwen3ForCausalLM
+
+from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.train.engine.model import load_model, load_tokenizer
+from slurm_rl.train.engine.tiny import build_tiny_model
+
+SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    build_tiny_model(SMALL, seed=0, folder=folder)
+    return folder
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def config(path: Path, **fields: object) -> ModelConfig:
+    return ModelConfig(path=str(path), **fields)
+
+
+def test_one_token_a_character(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.encode("3+4=") == [5, 12, 6, 13]
+    assert tokenizer.decode([5, 12, 6, 13, 9]) == "3+4=7"
+    assert tokenizer.decode([9, 1], skip_special_tokens=True) == "7"
+    assert (tokenizer.pad_token_id, tokenizer.eos_token_id, len(tokenizer)) == (0, 1, 14)
+    assert tokenizer.model_max_length == 64
+
+
+def test_every_character_survives_a_round_trip(tmp_path: Path) -> None:
+    text = " \n\té'\"<>漢🙂ab"
+    build_tiny_model(SMALL.model_copy(update={"characters": text}), 0, tmp_path / "m")
+    tokenizer = load_tokenizer(tmp_path / "m")
+    assert len(tokenizer.encode(text)) == len(text)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_character_outside_the_vocabulary_raises(folder: Path) -> None:
+    with pytest.raises(Exception, match="UNK"):
+        load_tokenizer(folder).encode("3?4")
+
+
+def test_seed_decides_the_bytes_and_leaves_the_callers_randomness(tmp_path: Path, folder: Path) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    build_tiny_model(SMALL, 0, tmp_path / "same")
+    build_tiny_model(SMALL, 1, tmp_path / "other")
+    assert torch.rand(1) == expected
+    weights = [(p / "model.safetensors").read_bytes() for p in (folder, tmp_path / "same", tmp_path / "other")]
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_what_was_built_is_what_was_asked(folder: Path) -> None:
+    model = load_model(folder, config(folder))
+    assert isinstance(model, Qwen3ForCausalLM)
+    assert model.dtype == torch.float32
+    assert model.training
+    assert not model.config.use_cache
+    assert model.config._attn_implementation == "sdpa"
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert (model.config.eos_token_id, model.generation_config.eos_token_id) == (1, 1)
+
+
+def test_a_repeated_character_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"once; got 0121\. Next: remove the repeated '1'"):
+        build_tiny_model(SMALL.model_copy(update={"characters": "0121"}), 0, tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_reach_the_model(folder: Path) -> None:
+    model = load_model(folder, config(folder, dtype="bfloat16", attention="eager", gradient_checkpointing=True))
+    assert model.dtype == torch.bfloat16
+    assert model.config._attn_implementation == "eager"
+    assert model.is_gradient_checkpointing
+
+
+def test_init_from_replaces_the_weights(folder: Path, tmp_path: Path) -> None:
+    build_tiny_model(SMALL, 1, tmp_path / "other")
+    model = load_model(folder, config(folder, init_from=str(tmp_path / "other")))
+    expected = load_model(tmp_path / "other", config(tmp_path / "other")).state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
+def test_init_from_needs_safetensors_alone(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    shutil.copy(folder / "model.safetensors", tmp_path / "w")
+    load_model(folder, config(folder, init_from=str(tmp_path / "w")))
+
+
+def test_weights_of_another_size_are_refused(folder: Path, tmp_path: Path) -> None:
+    build_tiny_model(SMALL.model_copy(update={"hidden_size": 64}), 0, tmp_path / "other")
+    with pytest.raises(ConfigError, match=r"model\.init_from must.*of another shape: .*\[14, 64\] for \[14, 32\]"):
+        load_model(folder, config(folder, init_from=str(tmp_path / "other")))
+
+
+def test_weights_with_other_names_are_refused(folder: Path, copy: Path) -> None:
+    weights = load_file(copy / "model.safetensors")
+    weights["model.strange.weight"] = weights.pop("model.norm.weight")
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"1 missing: model\.norm\.weight; 1 not of this model: model\.strange"):
+        load_model(folder, config(folder, init_from=str(copy)))
+
+
+def test_a_folder_without_a_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path must be.*got .*Next: correct model\.path"):
+        load_model(tmp_path, config(tmp_path))
+
+
+def test_pickled_weights_are_not_read(folder: Path, copy: Path) -> None:
+    torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
+    (copy / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="safetensors"):
+        load_model(folder, config(folder, init_from=str(copy)))
+
+
+@pytest.mark.parametrize("token", ["pad_token", "eos_token"])
+def test_a_tokenizer_without_a_needed_token_is_refused(copy: Path, token: str) -> None:
+    path = copy / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    del settings[token]
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=f"must have a {token}.*Next: name one of its special tokens"):
+        load_tokenizer(copy)
+
+
+def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path must hold a tokenizer"):
+        load_tokenizer(tmp_path)

@@ -1,0 +1,315 @@
+"""One rank of the policy engine: what a packed row computes, what a step does, what a checkpoint restores."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+
+from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.errors import CheckpointError, TrainingError
+from slurm_rl.train.engine.forward import compute_sequence_logprobs, forward_packed
+from slurm_rl.train.engine.model import load_model
+from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.engine.tiny import build_tiny_model
+from slurm_rl.train.math.packing import build_packed_batch
+from slurm_rl.train.types import PackedBatch, TrainSequence
+
+SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
+# With the default eps Adam turns the rounding of a vanishing gradient into a step of its own.
+OPTIM = OptimConfig(lr=1e-2, weight_decay=0.1, max_grad_norm=0.5, eps=1e-6)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    build_tiny_model(SMALL, seed=0, folder=folder)
+    return folder
+
+
+def build_engine(folder: Path, temperature: float = 1.0, **fields: object) -> PolicyEngine:
+    config = ModelConfig(path=str(folder), **fields)
+    return PolicyEngine(folder, config, PolicyConfig(num_threads=1), OPTIM, temperature=temperature)
+
+
+def build_sequences(num: int, seed: int = 0) -> list[TrainSequence]:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(3, 14, num)
+    return [
+        TrainSequence(token_ids=random.integers(2, 14, n), trained_from=int(random.integers(1, n)), weight=1 / num)
+        for n in lengths
+    ]
+
+
+def cross_entropy(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+    return -(logprobs * batch.weights).sum(), {"num_tokens": float(len(logprobs)), "entropy": float(entropy.sum())}
+
+
+def state_of(engine: PolicyEngine) -> dict[str, Tensor]:
+    return dict(engine.full_state())
+
+
+def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+SHAPE: dict[str, object] = {
+    "vocab_size": 16,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "tie_word_embeddings": True,
+}
+FAMILIES = {
+    "qwen3": Qwen3Config(**SHAPE, head_dim=16),
+    "qwen2": Qwen2Config(**SHAPE),
+    "llama": LlamaConfig(**SHAPE),
+}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_equals_one_by_one_without_our_code(family: str, attention: str) -> None:
+    """The reference is the plain model on one sequence: full logits, no positions, no packing."""
+    torch.manual_seed(0)
+    config: PretrainedConfig = FAMILIES[family]
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().train()
+    sequences = build_sequences(9)
+    with torch.no_grad():
+        packed = compute_sequence_logprobs(model, sequences, 0.7, CPU)
+        for sequence, logprobs in zip(sequences, packed, strict=True):
+            ids = torch.from_numpy(sequence.token_ids)
+            table = torch.log_softmax(model(ids[None]).logits[0] / 0.7, -1)
+            expected = table[:-1].gather(1, ids[1:, None])[sequence.trained_from - 1 :, 0]
+            np.testing.assert_allclose(logprobs, expected.numpy(), atol=2e-6)
+
+
+def test_sequences_of_a_row_do_not_see_each_other(folder: Path) -> None:
+    """Every token of one sequence changes; not one bit of its neighbours' logprobs does."""
+    model = load_model(folder, ModelConfig(path=str(folder)))
+    sequences = build_sequences(5)
+    for changed in range(5):
+        ids = 15 - sequences[changed].token_ids  # 2..13 to 13..2
+        others = list(sequences)
+        others[changed] = dataclasses.replace(sequences[changed], token_ids=ids)
+        before = compute_sequence_logprobs(model, sequences, 1.0, CPU)
+        after = compute_sequence_logprobs(model, others, 1.0, CPU)
+        same = [np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
+        assert same == [i != changed for i in range(5)]
+
+
+def test_no_gradient_crosses_sequences(folder: Path) -> None:
+    model = load_model(folder, ModelConfig(path=str(folder)))
+    batch = build_packed_batch(build_sequences(4))
+    gathered: list[Tensor] = []
+    model.model.embed_tokens.register_forward_hook(lambda _m, _i, out: (out.retain_grad(), gathered.append(out))[1])
+    logprobs, _ = forward_packed(model, batch, 1.0)
+    logprobs[batch.sequence_ids == 2].sum().backward()
+    gradient = gathered[0].grad
+    assert gradient is not None
+    reached = gradient[0].abs().sum(-1) > 0
+    begin, end = batch.cu_seqlens[2:4].tolist()
+    assert reached[begin : end - 1].all()
+    assert not reached[:begin].any()
+    assert not reached[end:].any()
+
+
+@pytest.mark.parametrize("split", [[12], [1] * 12, [5, 0, 7], [0, 12, 0]])
+def test_the_loss_is_a_sum_however_it_is_cut(folder: Path, split: list[int]) -> None:
+    """Metrics and weights after two steps do not depend on the micro-batches."""
+    sequences = build_sequences(12)
+    results = []
+    for cut in ([3, 4, 5], split):
+        engine = build_engine(folder)
+        ends = np.cumsum(cut).tolist()
+        micro_batches = [sequences[end - n : end] for n, end in zip(cut, ends, strict=True)]
+        metrics = [engine.train(micro_batches, cross_entropy, 1e-2) for _ in range(2)]
+        results.append((metrics, state_of(engine)))
+    (metrics, state), (other_metrics, other_state) = results
+    assert metrics[1]["loss"] < metrics[0]["loss"]
+    assert metrics[0]["num_tokens"] == sum(s.num_trained for s in sequences)
+    for one, other in zip(metrics, other_metrics, strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    for name, tensor in state.items():
+        torch.testing.assert_close(tensor, other_state[name], rtol=0, atol=2e-5)
+
+
+def test_a_micro_batch_without_trained_tokens_counts_for_nothing(folder: Path) -> None:
+    sequences = build_sequences(3)
+    untrained = [dataclasses.replace(s, trained_from=len(s.token_ids)) for s in build_sequences(2, seed=1)]
+    engines = build_engine(folder), build_engine(folder)
+    with_it = engines[0].train([sequences, untrained], cross_entropy, 1e-2)
+    without = engines[1].train([sequences], cross_entropy, 1e-2)
+    assert with_it == without
+    assert [len(values) for values in engines[0].compute_logprobs([untrained])[0]] == [0, 0]
+
+
+def test_a_step_without_any_work_changes_nothing(folder: Path) -> None:
+    engine = build_engine(folder)
+    engine.reset_optimizer(OPTIM.model_copy(update={"weight_decay": 0.0}))
+    before = state_of(engine)
+    assert engine.train([[]], cross_entropy, 1e-2) == {"loss": 0.0, "grad_norm": 0.0}
+    assert_same(before, state_of(engine))
+    assert engine.compute_logprobs([[]]) == [[]]
+
+
+def test_temperature_divides_the_logits(folder: Path) -> None:
+    [warm], [cold] = (build_engine(folder, t).compute_logprobs([build_sequences(1)])[0] for t in (1.0, 0.5))
+    assert not np.allclose(warm, cold)
+
+
+def test_two_runs_give_the_same_bits(folder: Path) -> None:
+    runs = []
+    for _ in range(2):
+        engine = build_engine(folder)
+        metrics = [engine.train([build_sequences(8, seed)], cross_entropy, 1e-2) for seed in range(4)]
+        runs.append((metrics, state_of(engine), engine.compute_logprobs([build_sequences(8)])))
+    assert runs[0][0] == runs[1][0]
+    assert_same(runs[0][1], runs[1][1])
+    assert all(np.array_equal(a, b) for a, b in zip(runs[0][2][0], runs[1][2][0], strict=True))
+
+
+def test_gradient_checkpointing_changes_no_bit(folder: Path) -> None:
+    plain, lean = build_engine(folder), build_engine(folder, gradient_checkpointing=True)
+    for seed in range(3):
+        batch = [build_sequences(8, seed)]
+        assert plain.train(batch, cross_entropy, 1e-2) == lean.train(batch, cross_entropy, 1e-2)
+    assert_same(state_of(plain), state_of(lean))
+
+
+def train(engine: PolicyEngine, seeds: Sequence[int]) -> list[dict[str, float]]:
+    return [engine.train([build_sequences(6, seed), build_sequences(3, seed)], cross_entropy, 1e-2) for seed in seeds]
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
+    engine = build_engine(folder)
+    train(engine, range(3))
+    engine.save(tmp_path)
+    uninterrupted = train(engine, range(3, 6))
+    resumed = build_engine(folder)
+    train(resumed, [9])  # what it held before must not matter
+    resumed.load(tmp_path)
+    assert train(resumed, range(3, 6)) == uninterrupted
+    assert_same(state_of(engine), state_of(resumed))
+
+
+def test_a_checkpoint_before_the_first_step_holds_no_moments(folder: Path, tmp_path: Path) -> None:
+    engine = build_engine(folder)
+    engine.save(tmp_path)
+    expected = train(engine, range(2))
+    resumed = build_engine(folder)
+    train(resumed, [9])
+    resumed.load(tmp_path)
+    assert train(resumed, range(2)) == expected
+
+
+def test_a_checkpoint_holds_no_code(folder: Path, tmp_path: Path) -> None:
+    engine = build_engine(folder)
+    train(engine, [0])
+    engine.save(tmp_path)
+    saved = torch.load(tmp_path / "rank-0.pt", weights_only=True)
+    assert saved["parameters"].keys() == dict(engine.module.named_parameters()).keys()
+    assert {type(v) for m in saved["moments"].values() for v in m.values()} == {Tensor}
+
+
+def test_a_checkpoint_of_another_model_is_refused(folder: Path, tmp_path: Path) -> None:
+    build_tiny_model(SMALL.model_copy(update={"hidden_size": 64}), 0, tmp_path / "other")
+    (tmp_path / "saved").mkdir()
+    build_engine(tmp_path / "other").save(tmp_path / "saved")
+    engine = build_engine(folder)
+    before = state_of(engine)
+    with pytest.raises(CheckpointError, match=r"with the parameters it was saved with .*Next: resume with the config"):
+        engine.load(tmp_path / "saved")
+    assert_same(before, state_of(engine))
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"layout\.json"):
+        build_engine(folder).load(tmp_path)
+
+
+def test_a_full_disk_is_a_checkpoint_error(folder: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"rank 0 must be able to write.*Next: make room"):
+        build_engine(folder).save(Path("/dev/full"))
+
+
+def nan_loss(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+    return logprobs.sum() * math.nan, {}
+
+
+def nan_gradient(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+    return torch.sqrt(logprobs * 0).sum(), {}
+
+
+@pytest.mark.parametrize(("loss_fn", "what"), [(nan_loss, "loss"), (nan_gradient, "gradient norm")])
+def test_a_step_that_is_not_finite_changes_nothing(folder: Path, loss_fn: object, what: str) -> None:
+    engine = build_engine(folder)
+    train(engine, [0])
+    before = state_of(engine)
+    with pytest.raises(TrainingError, match=f"the {what} must be finite; got nan"):
+        engine.train([build_sequences(2)], loss_fn, 1e-2)
+    assert_same(before, state_of(engine))
+
+
+def test_a_reset_optimizer_is_a_new_one(folder: Path, tmp_path: Path) -> None:
+    """The same weights with a fresh engine and with a reset one give the same steps."""
+    engine = build_engine(folder)
+    train(engine, range(3))
+    engine.export(tmp_path / "export")
+    engine.reset_optimizer(OPTIM)
+    assert train(engine, range(2)) == train(build_engine(tmp_path / "export"), range(2))
+
+
+def test_reset_takes_other_hyperparameters(folder: Path) -> None:
+    engine = build_engine(folder)
+    engine.reset_optimizer(OptimConfig(weight_decay=0.3, betas=(0.5, 0.6), max_grad_norm=0.01))
+    other = build_engine(folder)
+    assert train(engine, range(3)) != train(other, range(3))
+
+
+def test_full_state_is_the_state_dict_with_tied_names(folder: Path) -> None:
+    engine = build_engine(folder)
+    train(engine, [0])
+    state = state_of(engine)
+    assert_same(state, engine.module.state_dict())
+    assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    train(engine, [1])
+    assert_same(before, state)  # copies: a later step leaves them alone
+
+
+def test_an_export_loads_as_any_model(folder: Path, tmp_path: Path) -> None:
+    engine = build_engine(folder)
+    train(engine, range(2))
+    engine.export(tmp_path / "export")
+    assert sorted(p.name for p in (tmp_path / "export").iterdir()) == [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    assert_same(state_of(engine), model.state_dict())
+    assert model.config.use_cache
+    assert not engine.module.config.use_cache
+    assert (tmp_path / "export/model.safetensors").stat().st_size == (folder / "model.safetensors").stat().st_size
+
+
+def test_it_learns(folder: Path) -> None:
+    """Sixty steps on one batch of eight sequences: their tokens become likely."""
+    engine = build_engine(folder)
+    losses = [engine.train([build_sequences(8)], cross_entropy, 1e-2)["loss"] for _ in range(60)]
+    assert losses[-1] < 0.25 * losses[0]
