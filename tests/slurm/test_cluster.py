@@ -2,14 +2,138 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
+from pathlib import Path
+
 import pytest
 
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import Cluster, wait_until
 
 pytestmark = pytest.mark.slurm
+
+QUIET = ("--output=/dev/null",)
+
+
+def submit(cluster: Cluster, *args: str) -> str:
+    done = cluster.run(["sbatch", "--parsable", *QUIET, *args])
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def field(cluster: Cluster, job: str, name: str) -> str:
+    """A field of `scontrol show job`, such as JobState, Restarts or BatchHost."""
+    shown = cluster.run(["scontrol", "show", "job", job]).stdout
+    return next((word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}=")), "")
+
+
+def wait_for_state(cluster: Cluster, job: str, state: str, *, timeout_s: float = 30) -> None:
+    wait_until(lambda: field(cluster, job, "JobState") == state, f"job {job} to be {state}", timeout_s=timeout_s)
 
 
 def test_nodes_have_their_own_name_and_address(cluster: Cluster) -> None:
     done = cluster.run(["srun", "-N2", "sh", "-c", "echo $(hostname) $(hostname -I)"])
     assert done.stderr == ""
-    assert sorted(done.stdout.split("\n"))[1:] == [f"{node} {cluster.ip(node)}" for node in cluster.nodes[:2]]
+    assert sorted(done.stdout.splitlines()) == [f"{node} {cluster.ip(node)}" for node in cluster.nodes[:2]]
+
+
+def test_nodes_share_the_cluster_folder_and_nothing_else_in_tmp(cluster: Cluster, shared_dir: Path) -> None:
+    body = f"touch /tmp/mine-$(hostname) /dev/shm/mine /run/mine {shared_dir}/$(hostname); ls /tmp | grep mine"
+    done = cluster.run(["srun", "-N2", "sh", "-c", body])
+    assert sorted(done.stdout.split()) == [f"mine-{node}" for node in cluster.nodes[:2]]
+    assert sorted(path.name for path in shared_dir.iterdir()) == cluster.nodes[:2]
+    left = cluster.leftovers(cluster.nodes[0])
+    assert (left.tmp, left.shm) == ([f"/tmp/mine-{cluster.nodes[0]}"], ["/dev/shm/mine"])
+    cluster.run(["srun", "-N2", "sh", "-c", "rm /tmp/mine-$(hostname) /dev/shm/mine"])
+    assert not cluster.leftovers(cluster.nodes[0])
+
+
+def test_a_job_sees_its_gpus_only(cluster: Cluster) -> None:
+    body = f"echo $CUDA_VISIBLE_DEVICES; for gpu in {cluster.root}/dev/gpu*; do head -c0 $gpu 2>&1; done"
+    done = cluster.run(["srun", "--gres=gpu:1", "sh", "-c", body])
+    first, *opened = done.stdout.splitlines()
+    assert first == "0"
+    # No driver stands behind either: its own GPU says so, the other one is refused before that.
+    assert ["No such device" in line for line in opened] == [True, False], opened
+    assert "Operation not permitted" in opened[1]
+
+
+def test_what_a_job_leaves_is_seen(cluster: Cluster) -> None:
+    """Through ssh, so that no cgroup of Slurm ends it."""
+    node = cluster.nodes[0]
+    listen = "import socket,time; s=socket.create_server(('',4321)); time.sleep(60)"
+    with subprocess.Popen(cluster.on_node(node, ["python3", "-c", listen])) as stray:
+        wait_until(lambda: cluster.leftovers(node).ports == [4321], "the port to be seen")
+        found = cluster.leftovers(node).processes
+        assert [process.cmdline for process in found] == [f"python3 -c {listen}"]
+        cluster.signal(node, found[0].pid, 9)
+        stray.wait()
+    assert not cluster.leftovers(node)
+
+
+def test_daemons_of_a_job_die_with_it(cluster: Cluster) -> None:
+    cluster.run(["srun", "sh", "-c", "setsid sleep 300 & sleep 0.2"])
+    wait_until(lambda: not cluster.leftovers(cluster.nodes[0]), "the daemon to be gone", timeout_s=10)
+
+
+def test_power_off_requeues_the_job_and_the_node_comes_back(cluster: Cluster) -> None:
+    job = submit(cluster, "-N2", "--wrap", "srun sleep 300")
+    wait_for_state(cluster, job, "RUNNING")
+    victim = cluster.nodes[1]
+    assert len(cluster.processes(victim)) > 2
+    cluster.power_off(victim)
+    wait_until(lambda: cluster.node_state(victim).startswith("down"), f"{victim} to be down", timeout_s=40)
+    wait_until(lambda: field(cluster, job, "Restarts") == "1", "the job to be requeued")
+    wait_for_state(cluster, job, "RUNNING")
+    assert victim not in cluster.run(["squeue", "-h", "-j", job, "-o", "%N"]).stdout
+    cluster.boot(victim)
+    assert cluster.run(["srun", "-w", victim, "--overcommit", "hostname"]).stdout.strip() == victim
+
+
+def test_preemption_sends_the_signal_and_requeues(cluster: Cluster, shared_dir: Path) -> None:
+    seen = shared_dir / "seen"
+    body = f"trap 'echo USR2 >> {seen}; exit 1' USR2; echo up >> {seen}; while :; do sleep 0.1; done"
+    low = submit(cluster, "-N4", "--exclusive", "--requeue", "--signal=B:USR2@60", "--wrap", body)
+    wait_until(seen.exists, "the job to be up")
+    high = submit(cluster, "-p", "high", "-N1", "--wrap", "sleep 1")
+    wait_for_state(cluster, high, "COMPLETED", timeout_s=40)
+    wait_until(lambda: seen.read_text().split() == ["up", "USR2", "up"], "the job to run again", timeout_s=40)
+    assert field(cluster, low, "Restarts") == "1"
+
+
+def test_arrays_run_and_their_size_is_limited(cluster: Cluster, shared_dir: Path) -> None:
+    job = submit(cluster, "--array=0-3", "--wrap", f"echo $SLURM_ARRAY_TASK_ID > {shared_dir}/$SLURM_ARRAY_TASK_ID")
+    wait_until(lambda: len(list(shared_dir.iterdir())) == 4, f"array {job} to run")
+    with cluster.changed({"MaxArraySize": "3"}):
+        refused = cluster.run(["sbatch", "--array=0-3", "--wrap", "true"])
+        assert "Invalid job array specification" in refused.stderr
+    assert cluster.run(["sbatch", *QUIET, "--array=0-3", "--wrap", "true"]).returncode == 0
+
+
+def test_a_job_survives_a_restart_of_the_controller(cluster: Cluster, shared_dir: Path) -> None:
+    done = shared_dir / "done"
+    job = submit(cluster, "--wrap", f"sleep 2; hostname > {done}")
+    wait_for_state(cluster, job, "RUNNING")
+    cluster.restart_controller()
+    assert field(cluster, job, "JobState") == "RUNNING"
+    wait_for_state(cluster, job, "COMPLETED")
+    assert done.read_text().strip() in cluster.nodes
+
+
+def test_requeue_keeps_the_id_and_starts_again_soon(cluster: Cluster, shared_dir: Path) -> None:
+    starts = shared_dir / "starts"
+    job = submit(cluster, "--wrap", f"echo $SLURM_RESTART_COUNT. >> {starts}; sleep 300")
+    wait_until(starts.exists, "the first start")
+    began = time.monotonic()
+    cluster.run(["scontrol", "requeue", job])
+    wait_until(lambda: starts.read_text().split() == [".", "1."], "the second start", timeout_s=40)
+    assert time.monotonic() - began < 20
+
+
+def test_clusters_stand_beside_each_other(cluster: Cluster, tmp_path: Path) -> None:
+    with Cluster(Path(f"/tmp/slrl-beside-{cluster.slot.letter}"), num_nodes=1) as other:
+        assert set(other.nodes).isdisjoint(cluster.nodes)
+        assert other.run(["srun", "hostname"]).stdout.split() == other.nodes
+        assert cluster.run(["srun", "hostname"]).stdout.split() == cluster.nodes[:1]
+    assert not (other.root / "slurm.conf").exists()
+    assert cluster.run(["srun", "hostname"]).stdout.split() == cluster.nodes[:1]

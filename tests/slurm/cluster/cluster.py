@@ -130,8 +130,12 @@ class Cluster:
         self, argv: Sequence[str], *, node: str | None = None, timeout_s: float = 60.0
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as on the login node, or on `node` as by ssh; its exit code is for the caller to judge."""
-        command = self._nodes[node].enter(argv) if node else list(argv)
+        command = self.on_node(node, argv) if node else list(argv)
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s)
+
+    def on_node(self, node: str, argv: Sequence[str]) -> list[str]:
+        """The command that runs `argv` on the node, outside any job."""
+        return self._nodes[node].enter(argv)
 
     def power_off(self, node: str) -> None:
         """Cut the power: every process on the node dies at once. Slurm notices after about 10 s."""
