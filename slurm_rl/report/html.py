@@ -53,10 +53,10 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
     for kind in ("greedy", "sampled"):
         if kind in before or kind in after:
             change = " → ".join(f"{side[kind]:.1%}" if kind in side else "–" for side in (before, after))
-            tiles.append((f"accuracy before → after, {kind}", change))
+            tiles.append((f"accuracy, {kind}", change))
     tiles.append(("GRPO steps", f"{summary['steps']:,}"))
     if summary["reward"]["last"] is not None:
-        tiles.append(("reward first → last", f"{summary['reward']['first']:.2f} → {summary['reward']['last']:.2f}"))
+        tiles.append(("reward", f"{summary['reward']['first']:.2f} → {summary['reward']['last']:.2f}"))
     if summary["tokens_per_s"] is not None:
         tiles.append(("tokens a second", f"{summary['tokens_per_s']:,.0f}"))
     return [*tiles, ("time on the nodes", format_seconds(summary["wall_s"]))]

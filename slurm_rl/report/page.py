@@ -29,15 +29,15 @@ h3 { margin: 0 0 6px; font-size: 14px; font-weight: 600; }
 .sub { margin: 4px 0 20px; color: var(--muted); overflow-wrap: anywhere; }
 .state { font-weight: 600; } .state.finished { color: var(--good); } .state.failed { color: var(--bad); }
 .card { background: var(--card); border: 1px solid var(--rule); border-radius: 10px; padding: 14px 16px; }
-.tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); }
+.tiles { display: grid; gap: 12px; grid-template-columns: repeat(auto-fit, minmax(180px, 1fr)); }
 .tiles .name { color: var(--muted); font-size: 13px; }
-.tiles .value { font-size: 22px; font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
+.tiles .value { font-size: 19px; font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .charts { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)); }
 .legend { display: flex; flex-wrap: wrap; gap: 2px 14px; color: var(--muted); font-size: 12px; }
 .legend i { display: inline-block; width: 10px; height: 10px; margin-right: 5px; border-radius: 2px; }
 svg { display: block; width: 100%; height: auto; }
 svg .grid { stroke: var(--rule); }
-svg .tick { fill: var(--muted); font-size: 12px; font-variant-numeric: tabular-nums; }
+svg .tick { fill: var(--muted); font-size: 14px; font-variant-numeric: tabular-nums; }
 svg .end { text-anchor: end; } svg .mid { text-anchor: middle; }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; } svg .faint { opacity: 0.3; stroke-width: 1.2; }
 svg .tip { fill: transparent; } svg .tip:hover { fill: var(--hover); }
@@ -51,7 +51,7 @@ table { width: 100%; border-collapse: collapse; font-size: 13px; }
 th, td { padding: 7px 14px; text-align: left; vertical-align: top; border-bottom: 1px solid var(--rule); }
 tr:last-child td { border-bottom: 0; }
 th { color: var(--muted); font-weight: 600; }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.number, th.number { width: 1%; text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td code, pre { font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
 td code { display: block; max-height: 16em; overflow-y: auto; white-space: pre-wrap; overflow-wrap: anywhere; }
 pre { margin: 0; overflow-x: auto; }

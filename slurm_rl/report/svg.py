@@ -116,7 +116,7 @@ def _axes(frame: Frame) -> str:
     for value in nice_ticks(frame.y_low, frame.y_high):
         y = frame.y(value)
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text class="tick end" x="{LEFT - 8}" y="{y + 4:.1f}">{format_number(value)}</text>')
+        parts.append(f'<text class="tick end" x="{LEFT - 8}" y="{y + 5:.1f}">{format_number(value)}</text>')
     for value in nice_ticks(frame.x_low, frame.x_high, 6):
         if frame.x_low <= value <= frame.x_high and value == int(value):
             x = frame.x(value)

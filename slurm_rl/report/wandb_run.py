@@ -14,6 +14,7 @@ import netrc
 import os
 import secrets
 import shlex
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from slurm_rl.run_dir import RunDir, append_event, write_text
 
 INIT_TIMEOUT_S = 30.0
 FINISH_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
 
 
 class WandbRun:
@@ -38,7 +40,9 @@ class WandbRun:
         self._guard(lambda: self._wandb_run.log(dict(values), step=step))
 
     def close(self) -> None:
+        """Upload what is left, for a bounded time."""
         self._guard(lambda: self._wandb_run.finish())
+        _stop_service()
 
     def _guard(self, call: Callable[[], object]) -> None:
         if self._wandb_run is None:
@@ -89,7 +93,7 @@ def _try_open(
     except Exception as error:
         if online:
             _report_offline(run, _cause(error))
-            _forget_failed_init()
+            _stop_service()
         else:
             append_event(run, "wandb/failed", cause=_cause(error))
         return None
@@ -99,10 +103,21 @@ def _try_open(
     return WandbRun(run, opened)
 
 
-def _forget_failed_init() -> None:
-    """Stop W&B's service: it still holds the id of the init that failed, and would refuse it offline."""
-    with contextlib.suppress(Exception):
-        importlib.import_module("wandb").teardown(exit_code=1)
+def _stop_service() -> None:
+    """End W&B's helper process; a later init starts a new one.
+
+    It must go before a second init, since it still holds the id of one that failed, and before the
+    trainer leaves, since `finish` returns while it may still be writing. W&B waits for it without a
+    limit and can call `sys.exit`, so that happens in a thread which nobody has to wait for.
+    """
+
+    def teardown() -> None:
+        with contextlib.suppress(Exception, SystemExit):
+            importlib.import_module("wandb").teardown()
+
+    thread = threading.Thread(target=teardown, name="wandb-teardown", daemon=True)
+    thread.start()
+    thread.join(STOP_TIMEOUT_S)
 
 
 def _private_settings() -> dict[str, Any]:

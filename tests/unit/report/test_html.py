@@ -4,9 +4,9 @@ import re
 from html.parser import HTMLParser
 
 from slurm_rl.report.html import write_report
-from slurm_rl.run_dir import RunDir, append_event
+from slurm_rl.run_dir import RunDir
 
-from .sample_run import fill
+from .sample_run import START, fill
 
 EVIL = "</code></td><script>alert(1)</script><img src=x onerror=alert(2)>&amp;"
 
@@ -56,8 +56,9 @@ def test_a_finished_run_shows_header_charts_events_and_config(finished_run: RunD
 
 def test_everything_from_the_run_is_escaped(finished_run: RunDir) -> None:
     fill(finished_run.samples, [{"step": 1, "prompt": EVIL, "completion": EVIL, "answer": EVIL, "reward": 0.5}])
-    append_event(finished_run, EVIL, cause=EVIL)
-    append_event(finished_run, "attempt/ended", outcome=f'"{EVIL}')
+    later = START + 1000
+    fill(finished_run.events, [{"time": later, "kind": EVIL, "cause": EVIL}])
+    fill(finished_run.events, [{"time": later, "kind": "attempt/ended", "outcome": f'x" onclick="alert(3)" {EVIL}'}])
     finished_run.config.write_text(f"model: {{path: '{EVIL}'}}\n", encoding="utf-8")
     page = read_page(finished_run)
     assert not {"script", "img"} & set(page.tags)

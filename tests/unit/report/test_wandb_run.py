@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import socket
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +107,22 @@ def test_a_silent_server_costs_a_bounded_wait_and_the_run_goes_offline(
     assert started["mode"] == "offline"
     assert list(run.wandb.glob("wandb/offline-run-*/*.wandb"))
     assert [path for path in run.path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()] == []
+
+
+def test_an_image_without_the_package_trains_all_the_same(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", CANARY)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    assert open_wandb(run, WandbConfig(mode="online"), "addition", {}) is None
+    assert [event["kind"] for event in wandb_events(run)] == ["wandb/offline", "wandb/failed"]
+
+
+def test_closing_waits_no_longer_than_the_limit(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb_run, "STOP_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("wandb.teardown", lambda: threading.Event().wait(60))
+    opened = WandbRun(run, SimpleNamespace(settings=SimpleNamespace(sync_dir=""), finish=lambda: None))
+    began = time.monotonic()
+    opened.close()
+    assert time.monotonic() - began < 5
 
 
 class _BrokenRun:
