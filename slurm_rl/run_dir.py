@@ -168,6 +168,11 @@ class AttemptDir:
         """How the trainer ended, written by the trainer itself."""
         return self.path / "outcome.json"
 
+    @property
+    def end(self) -> Path:
+        """How the attempt ended, written by the controller."""
+        return self.path / "end.json"
+
     def log(self, who: str) -> Path:
         return self.logs / f"{who}.log"
 

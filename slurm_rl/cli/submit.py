@@ -23,7 +23,7 @@ def submit_and_follow(directory: RunDir, plan: JobPlan) -> int:
     """Submit; return at once from a cluster, at the end of the run from this machine."""
     submitted = submit_run(directory, plan)
     print(describe(directory, submitted), file=sys.stderr, flush=True)
-    return follow_to_the_end(directory, submitted)
+    return follow_to_the_end(directory, submitted) if plan.launcher == "local" else 0
 
 
 def describe(directory: RunDir, submitted: Submitted) -> str:

@@ -12,8 +12,8 @@ from slurm_rl.config.base import Fraction, NonNegativeFloat, NonNegativeInt, Pos
 class PolicyConfig(Section):
     """The processes that hold and train the policy."""
 
-    num_workers: PositiveInt = 1
-    """Data-parallel ranks; on a GPU cluster one GPU each."""
+    num_workers: PositiveInt | None = None
+    """Data-parallel ranks, one GPU each; null: half of the GPUs (all, when colocated), or 1 on CPU."""
     backend: Literal["fsdp2", "deepspeed"] = "fsdp2"
     """How parameters, gradients and optimizer state are sharded."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 2
@@ -27,8 +27,8 @@ class PolicyConfig(Section):
 class RolloutConfig(Section):
     """The vLLM engines that sample completions."""
 
-    num_engines: PositiveInt = 1
-    """vLLM engines; on a GPU cluster tensor_parallel_size GPUs each."""
+    num_engines: PositiveInt | None = None
+    """vLLM engines of tensor_parallel_size GPUs each; null: as many as the policy leaves room for, or 1 on CPU."""
     tensor_parallel_size: PositiveInt = 1
     """GPUs of one engine."""
     colocate: bool = False

@@ -82,7 +82,8 @@ class NodeAgent:
         return self._run_worker(ports, env, deadline)
 
     def _run_head(self, ports: PortPlan, env: dict[str, str], deadline: float) -> int:
-        ip = own_address()
+        # As the others reach this node: the name of the last of them, or loopback where there is no other.
+        ip = own_address(self.role.hosts[-1] if self.role.num_nodes > 1 else "localhost")
         self.ray = self._start_ray(ip, ports, env, head=None)
         wait_for_port(ip, ports.gcs, deadline, self._bring_up_is_over, what="Ray's GCS")
         head = HeadRecord(self.host, ip, ports.gcs, os.getpid())

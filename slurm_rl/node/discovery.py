@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from slurm_rl.errors import BringUpError
 
+HOSTS_VARIABLE = "SLURM_RL_HOSTS"
+"""Host names of all nodes, by rank, with commas; the controller sets it, since a container has no scontrol."""
+
 
 @dataclass(frozen=True)
 class NodeRole:
@@ -16,6 +19,8 @@ class NodeRole:
     num_nodes: int
     job_key: str
     """Names the job on the machine: ports and temp dirs derive from it."""
+    hosts: tuple[str, ...] = ()
+    """Host names by rank; empty on a single machine."""
 
     @property
     def is_head(self) -> bool:
@@ -34,7 +39,8 @@ def discover_role(env: Mapping[str, str], *, local_job_key: str | None = None) -
     if local_job_key is not None:
         return NodeRole(0, 1, local_job_key)
     if "SLURM_PROCID" in env and "SLURM_JOB_ID" in env:
-        return NodeRole(int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"]), env["SLURM_JOB_ID"])
+        hosts = tuple(filter(None, env.get(HOSTS_VARIABLE, "").split(",")))
+        return NodeRole(int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"]), env["SLURM_JOB_ID"], hosts)
     raise BringUpError(
         "a node agent must find its rank in the environment (SLURM_PROCID, SLURM_NTASKS, SLURM_JOB_ID)",
         action="start it through `python -m slurm_rl`, which runs it under srun",

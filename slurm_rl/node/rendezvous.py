@@ -71,20 +71,15 @@ def _sleep_or_fail(deadline: float, should_stop: Callable[[], bool], rule: str) 
     time.sleep(POLL_S)
 
 
-def own_address(peer: str | None = None) -> str:
-    """The IP by which `peer` (a host name) is reached from here, or this host's own.
+def own_address(peer: str) -> str:
+    """The IP by which this host is reached from `peer`, a host name or address.
 
-    A UDP connect sends nothing; it only asks the routing table, so it picks the right one of
-    several interfaces. `hostname --ip-address` may answer 127.0.1.1 or two addresses.
+    A UDP connect sends nothing; it only asks the routing table, so it picks the right one of several
+    interfaces. `hostname --ip-address` may answer 127.0.1.1 or two addresses.
     """
-    target = peer or socket.gethostname()
     try:
-        ip = socket.gethostbyname(target)
-    except OSError:
-        return "127.0.0.1"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((ip, 9))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((socket.gethostbyname(peer), 9))
             return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    except OSError as error:
+        raise BringUpError(f"the name of another node must resolve ({error})", seen=peer) from error

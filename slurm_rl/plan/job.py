@@ -68,6 +68,9 @@ class JobPlan:
     cpus_per_node: int | None
     tmp_root: str
     python: str
+    """On the nodes; inside the container, when there is one."""
+    host_python: str
+    """Of the controller, outside any container."""
     setup: tuple[str, ...]
     env: dict[str, str]
     """Environment of every process of the run."""
@@ -136,6 +139,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         cpus_per_node=cpus,
         tmp_root=cluster.tmp_root,
         python=python,
+        host_python=facts.python,
         setup=tuple(cluster.setup),
         env={item.name: item.value for item in variables},
         env_reasons={item.name: item.reason for item in variables},

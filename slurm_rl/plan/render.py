@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.sbatch import render_submission
 
 
 def render_plan(plan: JobPlan) -> str:
@@ -28,9 +29,7 @@ def render_plan(plan: JobPlan) -> str:
     if plan.setup:
         lines += ["", "setup", *(f"  {line}" for line in plan.setup)]
     if plan.sbatch:
-        from slurm_rl.plan.sbatch import render_sbatch_script
-
-        lines += ["", "sbatch script", render_sbatch_script(plan)]
+        lines += ["", "submission", render_submission(plan)]
     return "\n".join(lines)
 
 

@@ -31,10 +31,11 @@ class Demand:
     num_nodes: int
     gpus_per_node: int
     cpus_per_node: int | None
-    num_workers: int
-    """Policy workers."""
+    num_workers: int | None
+    """Policy workers; None lets the planner choose."""
     worker_threads: int | None
-    num_engines: int
+    num_engines: int | None
+    """Rollout engines; None lets the planner choose."""
     tensor_parallel_size: int
     colocate: bool
     """Engines share the policy's GPUs."""
@@ -46,25 +47,31 @@ def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
     >>> [(a.role, a.node, a.gpus) for a in build_placement(Demand(1, 4, None, 2, None, 1, 2, False))]
     [('policy', 0, (0,)), ('policy', 0, (1,)), ('rollout', 0, (2, 3))]
     """
-    if demand.gpus_per_node == 0:
-        return _place_on_cpus(demand)
-    return _place_on_gpus(demand)
-
-
-def _place_on_cpus(demand: Demand) -> tuple[ActorPlan, ...]:
-    if demand.tensor_parallel_size > 1:
+    if demand.tensor_parallel_size > max(demand.gpus_per_node, 1):
         raise ConfigError(
-            "rollout.tensor_parallel_size must be 1 on CPU",
-            seen=demand.tensor_parallel_size,
-            action="set rollout.tensor_parallel_size=1",
+            "rollout.tensor_parallel_size must be <= cluster.gpus_per_node (1 on CPU): an engine stands on one node",
+            seen=f"{demand.tensor_parallel_size} > {demand.gpus_per_node}",
+            action="lower rollout.tensor_parallel_size",
         )
-    # Engines take the last nodes and the policy the first, so that one node never does both by accident.
-    num_engine_nodes = min(demand.num_engines, demand.num_nodes - 1)
+    num_workers = demand.num_workers or _choose_num_workers(demand)
+    if demand.gpus_per_node == 0:
+        return _place_on_cpus(demand, num_workers, demand.num_engines or 1)
+    return _place_on_gpus(demand, num_workers)
+
+
+def _choose_num_workers(demand: Demand) -> int:
+    total = demand.num_nodes * demand.gpus_per_node
+    if total <= 1 or demand.colocate:
+        return max(total, 1)
+    return max(total // 2 // demand.tensor_parallel_size * demand.tensor_parallel_size, 1)
+
+
+def _place_on_cpus(demand: Demand, num_workers: int, num_engines: int) -> tuple[ActorPlan, ...]:
+    # Engines take the last nodes and the policy the first, so that no node does both by accident.
+    num_engine_nodes = min(num_engines, demand.num_nodes - 1)
     num_policy_nodes = demand.num_nodes - num_engine_nodes
-    policy_nodes = [i * num_policy_nodes // demand.num_workers for i in range(demand.num_workers)]
-    engine_nodes = [
-        num_policy_nodes + i % num_engine_nodes if num_engine_nodes else 0 for i in range(demand.num_engines)
-    ]
+    policy_nodes = [i * num_policy_nodes // num_workers for i in range(num_workers)]
+    engine_nodes = [num_policy_nodes + i % num_engine_nodes if num_engine_nodes else 0 for i in range(num_engines)]
     policy = [
         ActorPlan("policy", i, node, (), demand.worker_threads or _share(demand, policy_nodes.count(node)))
         for i, node in enumerate(policy_nodes)
@@ -81,39 +88,30 @@ def _share(demand: Demand, num_on_node: int) -> int | None:
     return None if demand.cpus_per_node is None else max(1, demand.cpus_per_node // num_on_node)
 
 
-def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
-    total = demand.num_nodes * demand.gpus_per_node
-    if demand.tensor_parallel_size > demand.gpus_per_node:
-        raise ConfigError(
-            "rollout.tensor_parallel_size must be <= cluster.gpus_per_node, since an engine stands on one node",
-            seen=f"{demand.tensor_parallel_size} > {demand.gpus_per_node}",
-            action="lower rollout.tensor_parallel_size",
-        )
-    if demand.num_workers > total:
+def _place_on_gpus(demand: Demand, num_workers: int) -> tuple[ActorPlan, ...]:
+    slots = [(node, gpu) for node in range(demand.num_nodes) for gpu in range(demand.gpus_per_node)]
+    if num_workers > len(slots):
         raise ConfigError(
             "policy.num_workers must be <= cluster.num_nodes * cluster.gpus_per_node",
-            seen=f"{demand.num_workers} > {demand.num_nodes} * {demand.gpus_per_node}",
+            seen=f"{num_workers} > {demand.num_nodes} * {demand.gpus_per_node}",
             action="lower policy.num_workers or ask for more nodes",
         )
-    slots = [(node, gpu) for node in range(demand.num_nodes) for gpu in range(demand.gpus_per_node)]
     policy = tuple(
-        ActorPlan("policy", i, node, (gpu,), demand.worker_threads)
-        for i, (node, gpu) in enumerate(slots[: demand.num_workers])
+        ActorPlan("policy", i, node, (gpu,), demand.worker_threads) for i, (node, gpu) in enumerate(slots[:num_workers])
     )
-    free = slots if demand.colocate else slots[demand.num_workers :]
+    free = slots if demand.colocate else slots[num_workers:]
     groups = list(_groups_on_one_node(free, demand.tensor_parallel_size))
-    if len(groups) < demand.num_engines:
+    num_engines = len(groups) if demand.num_engines is None else demand.num_engines
+    if not groups or len(groups) < num_engines:
         raise ConfigError(
             "the allocation must hold policy.num_workers GPUs"
             + ("" if demand.colocate else " and beside them")
-            + " rollout.num_engines groups of rollout.tensor_parallel_size GPUs on one node",
-            seen=f"{total} GPUs on {demand.num_nodes} nodes, {demand.num_workers} workers, "
-            f"{demand.num_engines} x {demand.tensor_parallel_size} for engines, room for {len(groups)} engines",
+            + " rollout.num_engines groups of rollout.tensor_parallel_size GPUs, each on one node",
+            seen=f"{len(slots)} GPUs on {demand.num_nodes} nodes, {num_workers} workers, {max(num_engines, 1)} engines "
+            f"of {demand.tensor_parallel_size}, room for {len(groups)} engines",
             action="lower policy.num_workers or rollout.num_engines, ask for more nodes, or set rollout.colocate=true",
         )
-    rollout = tuple(
-        ActorPlan("rollout", i, node, gpus, None) for i, (node, gpus) in enumerate(groups[: demand.num_engines])
-    )
+    rollout = tuple(ActorPlan("rollout", i, node, gpus, None) for i, (node, gpus) in enumerate(groups[:num_engines]))
     return policy + rollout
 
 

@@ -30,6 +30,8 @@ class AttemptEnd:
     exit_code: int = 0
     saved_step: int = -1
     """Newest step in the checkpoints when it ended; -1 for none."""
+    job_key: str = ""
+    """The job it belongs to; a `resume` is another job and starts counting anew."""
 
 
 def decide(ends: Sequence[AttemptEnd], *, stopped_by: Literal["", "user", "scheduler"], max_failures: int) -> Decision:

@@ -73,7 +73,7 @@ def snapshot_code(run: RunDir) -> None:
 def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
     """Start the job; returns at once."""
     run.end.unlink(missing_ok=True)
-    submitted = _submit_locally(run, plan)
+    submitted = _submit_locally(run, plan) if plan.launcher == "local" else _submit_to_slurm(run, plan)
     write_json(run.job, {"launcher": plan.launcher, "job_id": submitted.job_id})
     append_event(run, "job/submitted", job_id=submitted.job_id, launcher=plan.launcher)
     return submitted
@@ -88,6 +88,13 @@ def _submit_locally(run: RunDir, plan: JobPlan) -> Submitted:
     )
     with _environment_of_the_job(run), _without_sigint():
         job = executor.submit(run_controller, str(run.path))
+    return Submitted(str(job.job_id), job)
+
+
+def _submit_to_slurm(run: RunDir, plan: JobPlan) -> Submitted:
+    from slurm_rl.slurm.submitit_slurm import PlanExecutor, submit_with_umask
+
+    job = submit_with_umask(PlanExecutor(plan), run_controller, str(run.path))
     return Submitted(str(job.job_id), job)
 
 

@@ -102,10 +102,16 @@ def _import_deepspeed() -> Any:
             "deepspeed needs a process group, also of one rank",
             action="call slurm_rl.train.engine.distributed.init_process_group first",
         )
-    if get_device().type == "cpu":
+    device = get_device()
+    if device.type == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read once, on import
+    # DeepSpeed demands it even where, as here, the process group exists and the device is chosen.
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     import deepspeed
 
+    # A shared-memory all-reduce for inference on CPU, which training never calls. Without this line DeepSpeed
+    # compiles it at the first start: most of a minute, and a compiler in the image.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=torch.distributed.get_backend())
     return deepspeed
 

@@ -27,6 +27,7 @@ class WorkerPlace:
     """Where a worker stands among its peers."""
 
     rank: int
+    world_size: int
     master_address: str
     master_port: int
     num_threads: int | None
@@ -41,7 +42,7 @@ class PolicyWorker:
 
         init_process_group(
             place.rank,
-            config.policy.num_workers,
+            place.world_size,
             place.master_address,
             place.master_port,
             timeout_s=config.trainer.step_timeout_s,
@@ -50,7 +51,7 @@ class PolicyWorker:
         self.engine = PolicyEngine(
             model_path,
             config.model,
-            config.policy.model_copy(update={"num_threads": place.num_threads}),
+            config.policy.model_copy(update={"num_workers": place.world_size, "num_threads": place.num_threads}),
             config.warmup.optim if config.warmup.num_steps else config.optim,
             temperature=config.rollout.temperature,
         )

@@ -169,12 +169,11 @@ def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> list[A
     """Start the policy workers; rank 0 stands on the head node, whose rendezvous port was proven free."""
     address = os.environ["RAY_ADDRESS"].rpartition(":")[0]
     port = int(os.environ["SLURM_RL_MASTER_PORT"])
+    actors = [actor for actor in cluster.plan.actors if actor.role == "policy"]
+    places = [WorkerPlace(actor.index, len(actors), address, port, actor.num_threads) for actor in actors]
     return [
-        cluster.place(
-            actor, PolicyWorker, config, model_path, WorkerPlace(actor.index, address, port, actor.num_threads)
-        )
-        for actor in cluster.plan.actors
-        if actor.role == "policy"
+        cluster.place(actor, PolicyWorker, config, model_path, place)
+        for actor, place in zip(actors, places, strict=True)
     ]
 
 

@@ -1,0 +1,91 @@
+"""The batch job as sbatch gets it: options for its command line, and a script that only starts the controller.
+
+Options travel as arguments, never as #SBATCH lines: a name with spaces, quotes or `$()` is one argument,
+and no shell reads it. Values that Slurm itself expands (`%` in file names) are escaped here.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from slurm_rl.config.run import RunConfig
+    from slurm_rl.plan.job import JobPlan
+
+SbatchOptions = dict[str, str | int | bool]
+
+
+def build_sbatch_options(config: RunConfig, run_dir: str) -> SbatchOptions:
+    """Long option name -> value; True is a flag without one."""
+    cluster, job = config.cluster, config.job
+    slurm = cluster.slurm
+    options: dict[str, str | int | bool | None] = {
+        "job-name": config.name,
+        "nodes": cluster.num_nodes,
+        "ntasks-per-node": 1,
+        "cpus-per-task": cluster.cpus_per_node,
+        "gres": slurm.gres or _gres(config),
+        # 0 is all of a node's memory.
+        "mem": f"{cluster.mem_gb_per_node}G" if cluster.mem_gb_per_node else "0",
+        "time": job.time_limit_min,
+        # To the batch step alone (B:), where the controller is; it tells the others.
+        "signal": f"B:USR2@{job.signal_lead_s}",
+        "requeue": True,
+        "open-mode": "append",
+        "output": f"{escape_percent(run_dir)}/submitit/%j_0_log.out",
+        "exclusive": slurm.exclusive or None,
+    }
+    options |= {
+        name.replace("_", "-"): value
+        for name, value in slurm.model_dump(exclude={"gres", "exclusive", "extra"}).items()
+    }
+    options |= {name.replace("_", "-"): value for name, value in slurm.extra.items()}
+    return {name: value for name, value in options.items() if value is not None and value is not False}
+
+
+def _gres(config: RunConfig) -> str | None:
+    cluster = config.cluster
+    if cluster.gpus_per_node == 0:
+        return None
+    kind = f":{cluster.gpu_type}" if cluster.gpu_type else ""
+    return f"gpu{kind}:{cluster.gpus_per_node}"
+
+
+def escape_percent(path: str) -> str:
+    """A file name that Slurm takes literally."""
+    return path.replace("%", "%%")
+
+
+def sbatch_argv(options: SbatchOptions) -> list[str]:
+    """Options as arguments, each one word."""
+    return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+
+
+def render_batch_script(plan: JobPlan, command: str) -> str:
+    """The script that Slurm stores and runs on the first node: setup lines, then the controller.
+
+    `exec` makes the controller the batch step's own process, which is whom Slurm signals.
+    """
+    code = shlex.quote(f"{plan.run_dir}/code")
+    lines = [
+        "#!/bin/bash",
+        f"# slurm_rl {plan.slurm_rl_version}",
+        *plan.setup,
+        f"export PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}}",
+        "export SUBMITIT_EXECUTOR=slurm",
+        f"exec {command}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def controller_command(plan: JobPlan, host_python: str) -> str:
+    """The shell command that submitit runs the controller by."""
+    folder = shlex.quote(f"{plan.run_dir}/submitit")
+    return f"{shlex.quote(host_python)} -u -m submitit.core._submit {folder}"
+
+
+def render_submission(plan: JobPlan) -> str:
+    """What `submit` would run, for people: the command line and the script."""
+    argv = shlex.join(["sbatch", *sbatch_argv(plan.sbatch), "<script>"])
+    return f"{argv}\n\n{render_batch_script(plan, controller_command(plan, plan.host_python))}"

@@ -1,0 +1,250 @@
+"""Two gloo workers in every layout compute what one plain worker computes.
+
+One pair of processes runs all layouts in turn and leaves its findings in files: DeepSpeed's first start may
+compile for most of a minute, and must not do so for each test.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, multiprocessing
+
+from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.errors import BringUpError, CheckpointError, TrainingError
+from slurm_rl.train.engine.distributed import init_process_group, leave_process_group
+from slurm_rl.train.engine.optimizer import schedule_lr
+from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.engine.tiny import build_tiny_model
+from slurm_rl.train.math.packing import distribute
+from slurm_rl.train.types import PackedBatch, TrainSequence
+
+SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
+# With the default eps Adam turns the rounding of a vanishing gradient into a step of its own.
+OPTIM = OptimConfig(lr=2e-3, weight_decay=0.1, max_grad_norm=0.5, eps=1e-6, warmup_steps=2, schedule="cosine")
+OTHER_OPTIM = OptimConfig(lr=1e-3, betas=(0.5, 0.8), max_grad_norm=0.2, eps=1e-6)
+NUM_STEPS, SAVED_AFTER, RESET_AFTER = 7, 3, 5
+LAYOUTS = {"fsdp2": PolicyConfig(backend="fsdp2", num_workers=2, num_threads=1)} | {
+    f"zero-{stage}": PolicyConfig(backend="deepspeed", zero_stage=stage, num_workers=2, num_threads=1)
+    for stage in range(4)
+}
+
+
+def build_sequences(step: int) -> list[TrainSequence]:
+    random = np.random.default_rng(step)
+    lengths = random.integers(3, 14, 5 + step)
+    return [
+        TrainSequence(token_ids=random.integers(2, 14, n), trained_from=int(random.integers(1, n)), weight=1 / 8)
+        for n in lengths
+    ]
+
+
+def deal(step: int, rank: int, num_workers: int) -> list[list[TrainSequence]]:
+    """This rank's micro-batches: 2 to 4 of them, some empty."""
+    sequences = build_sequences(step)
+    dealt = distribute([len(s.token_ids) for s in sequences], num_workers, budget=16)
+    return [[sequences[i] for i in members] for members in dealt[rank]]
+
+
+def cross_entropy(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+    return -(logprobs * batch.weights).sum(), {"num_tokens": float(len(logprobs)), "entropy": float(entropy.sum())}
+
+
+def nan_on_rank_1(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+    poison = torch.distributed.get_rank() == 1
+    return (torch.sqrt(logprobs * 0) if poison else logprobs).sum(), {}
+
+
+def run_steps(engine: PolicyEngine, steps: range, rank: int, num_workers: int) -> list[dict[str, float]]:
+    metrics = []
+    for step in steps:
+        if step == RESET_AFTER:
+            engine.reset_optimizer(OTHER_OPTIM)
+        lr = schedule_lr(OPTIM, step, NUM_STEPS)
+        metrics.append(engine.train(deal(step, rank, num_workers), cross_entropy, lr))
+    return metrics
+
+
+def build_engine(folder: Path, policy: PolicyConfig, **fields: Any) -> PolicyEngine:
+    return PolicyEngine(folder, ModelConfig(path=str(folder), **fields), policy, OPTIM, temperature=0.8)
+
+
+def run_worker(rank: int, port: int, root: Path) -> None:
+    init_process_group(rank, 2, "127.0.0.1", port, timeout_s=120)
+    for name, policy in LAYOUTS.items():
+        out = root / name
+        (out / "checkpoint").mkdir(parents=True, exist_ok=True)
+        run_layout(rank, policy, root / "model", out)
+    leave_process_group()
+
+
+def run_layout(rank: int, policy: PolicyConfig, model: Path, out: Path) -> None:
+    engine = build_engine(model, policy)
+    found: dict[str, Any] = {"metrics": run_steps(engine, range(SAVED_AFTER), rank, 2)}
+    engine.save(out / "checkpoint")
+    found["metrics"] += run_steps(engine, range(SAVED_AFTER, NUM_STEPS), rank, 2)
+    found["logprobs"] = [[v.tolist() for v in part] for part in engine.compute_logprobs(deal(0, rank, 2))]
+    state = dict(engine.full_state())
+    found["state_names"] = sorted(state)
+    started = time.monotonic()
+    found["metrics_timed"] = run_steps(engine, range(20, 30), rank, 2)
+    found["step_s"] = (time.monotonic() - started) / 10
+    after = dict(engine.full_state())
+    found["nan"] = catch(TrainingError, lambda: engine.train(deal(0, rank, 2), nan_on_rank_1, 1e-3))
+    found["nan_changed"] = [n for n, t in engine.full_state() if not torch.equal(t, after[n])]
+    found["uneven"] = catch(TrainingError, lambda: engine.train([[]] * (rank + 1), cross_entropy, 1e-3))
+
+    resumed = build_engine(model, policy)
+    run_steps(resumed, range(10, 11), rank, 2)  # what it held before must not matter
+    resumed.load(out / "checkpoint")
+    found["resumed_metrics"] = run_steps(resumed, range(SAVED_AFTER, NUM_STEPS), rank, 2)
+    found["resumed_differs"] = [n for n, t in resumed.full_state() if not torch.equal(t, state[n])]
+    resumed.export(out / "export")
+
+    fewer = policy.model_copy(update={"zero_stage": (policy.zero_stage + 1) % 4, "backend": "deepspeed"})
+    resumed.layout |= {"backend": fewer.backend, "zero_stage": fewer.zero_stage}
+    found["other_layout"] = catch(CheckpointError, lambda: resumed.load(out / "checkpoint"))
+
+    half = build_engine(model, policy, dtype="bfloat16")
+    found["bfloat16"] = run_steps(half, range(3), rank, 2)
+    found["bfloat16_dtypes"] = sorted({str(t.dtype) for _, t in half.full_state()})
+    if rank == 0:
+        torch.save(state, out / "state.pt")
+    (out / f"found-{rank}.json").write_text(json.dumps(found))
+
+
+def catch(kind: type[Exception], call: Any) -> str:
+    try:
+        call()
+    except kind as error:
+        return str(error)
+    return "no error"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("engine")
+    build_tiny_model(SMALL, seed=0, folder=root / "model")
+    multiprocessing.spawn(run_worker, args=(free_port(), root), nprocs=2)
+    return root
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def reference(root: Path) -> Iterator[tuple[list[dict[str, float]], PolicyEngine]]:
+    """One plain worker over the same sequences."""
+    engine = build_engine(root / "model", PolicyConfig(num_threads=1))
+    yield run_steps(engine, range(NUM_STEPS), 0, 1), engine
+
+
+@pytest.fixture(params=LAYOUTS)
+def layout(request: pytest.FixtureRequest, root: Path) -> Path:
+    return root / str(request.param)
+
+
+def found_by(layout: Path, rank: int) -> dict[str, Any]:
+    return dict(json.loads((layout / f"found-{rank}.json").read_text()))
+
+
+def test_same_losses_as_one_worker(layout: Path, reference: tuple[list[dict[str, float]], PolicyEngine]) -> None:
+    for ours, expected in zip(found_by(layout, 0)["metrics"], reference[0], strict=True):
+        assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
+
+
+def test_same_weights_as_one_worker(layout: Path, reference: tuple[list[dict[str, float]], PolicyEngine]) -> None:
+    state = torch.load(layout / "state.pt", weights_only=True)
+    expected = dict(reference[1].full_state())
+    assert state.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-5)
+
+
+def test_same_logprobs_as_one_worker(layout: Path, reference: tuple[list[dict[str, float]], PolicyEngine]) -> None:
+    for rank in range(2):
+        parts = deal(0, rank, 2)
+        for ours, part in zip(found_by(layout, rank)["logprobs"], parts, strict=True):
+            [expected] = reference[1].compute_logprobs([part])
+            assert len(ours) == len(expected)
+            for one, other in zip(ours, expected, strict=True):
+                assert one == pytest.approx(other.tolist(), abs=1e-5)
+
+
+def test_both_ranks_report_the_same_digits(layout: Path) -> None:
+    assert found_by(layout, 0)["metrics"] == found_by(layout, 1)["metrics"]
+
+
+def test_rank_0_alone_gets_the_whole_state(layout: Path, reference: tuple[list[Any], PolicyEngine]) -> None:
+    assert found_by(layout, 0)["state_names"] == sorted(reference[1].module.state_dict())
+    assert "lm_head.weight" in found_by(layout, 0)["state_names"]
+    assert found_by(layout, 1)["state_names"] == []
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(layout: Path) -> None:
+    for rank in range(2):
+        found = found_by(layout, rank)
+        assert found["resumed_metrics"] == found["metrics"][SAVED_AFTER:]
+        assert found["resumed_differs"] == []
+
+
+def test_a_gradient_that_is_not_finite_changes_no_rank(layout: Path) -> None:
+    for rank in range(2):
+        found = found_by(layout, rank)
+        assert "must be finite" in found["nan"]
+        assert found["nan_changed"] == []
+
+
+def test_uneven_work_is_an_error_and_not_a_hang(layout: Path) -> None:
+    for rank in range(2):
+        assert "same number of micro-batches; got [1, 2] by rank" in found_by(layout, rank)["uneven"]
+
+
+def test_a_checkpoint_of_another_layout_is_refused(layout: Path) -> None:
+    assert "it was saved with" in found_by(layout, 0)["other_layout"]
+
+
+def test_bfloat16_follows_float32(layout: Path) -> None:
+    found = found_by(layout, 0)
+    assert found["bfloat16_dtypes"] == ["torch.bfloat16"]
+    for half, full in zip(found["bfloat16"], found["metrics"], strict=False):
+        assert half["loss"] == pytest.approx(full["loss"], rel=0.02)
+        assert half["grad_norm"] == pytest.approx(full["grad_norm"], rel=0.1)
+
+
+def test_the_export_is_the_whole_model(layout: Path) -> None:
+    state = torch.load(layout / "state.pt", weights_only=True)
+    exported = build_engine(layout / "export", PolicyConfig(num_threads=1)).module.state_dict()
+    assert state.keys() == exported.keys()
+    assert all(torch.equal(state[name], exported[name]) for name in state)
+
+
+def test_one_worker_cannot_load_the_checkpoint_of_two(root: Path) -> None:
+    engine = build_engine(root / "model", PolicyConfig(num_threads=1))
+    with pytest.raises(CheckpointError, match=r"with the num_workers it was saved with \(2, now 1\)"):
+        engine.load(root / "fsdp2" / "checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("policy", "dtype"), [(PolicyConfig(backend="deepspeed"), "float32"), (PolicyConfig(), "bfloat16")]
+)
+def test_what_needs_a_process_group_says_so(root: Path, policy: PolicyConfig, dtype: str) -> None:
+    with pytest.raises(BringUpError, match=r"needs a process group.*Next: call"):
+        build_engine(root / "model", policy, dtype=dtype)
+
+
+def test_a_rank_that_waits_in_vain_names_itself() -> None:
+    with pytest.raises(BringUpError, match=r"policy rank 1 of 2 must reach all ranks at 127\.0\.0\.1:\d+ within 1 s"):
+        init_process_group(1, 2, "127.0.0.1", free_port(), timeout_s=1)

@@ -1,0 +1,297 @@
+"""TRL as the oracle: its GRPOTrainer and ours, on the same numbers.
+
+A real GRPOTrainer around a model of two thousand parameters. For losses its `_compute_loss` runs as it is, except
+that the logprobs are ours, not the model's. For advantages `_generate_and_score_completions` runs as
+it is, except that the rewards are ours. What stands where:
+
+    TRL loss_type   grpo                        dapo, bnpo    dr_grpo                         luspo
+    aggregation     sequence-mean-token-mean    token-mean    sequence-mean, constant length  sequence-mean
+    TRL importance_sampling_level   token    sequence           (TRL has no gspo_token since 1.16: it equals
+    loss                            grpo     gspo, gspo_token    gspo where a sequence has one advantage)
+    TRL cispo (sums like dapo)      cispo, token-mean, epsilon_high = 1 + clip_high
+    TRL beta > 0                    k3, with use_bias_correction_kl=False: since 1.16 TRL multiplies the KL term by the
+                                    ratio unless told not to (DeepSeek-V3.2); ours is the GRPO paper's plain term
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slurm_rl.config.algorithm import AdvantageName, AggregationName, LossName
+from slurm_rl.train.math.advantages import ADVANTAGES
+from slurm_rl.train.math.kl import compute_kl
+from slurm_rl.train.math.logprobs import compute_token_logprobs
+from slurm_rl.train.math.losses import POLICY_LOSSES, ClipRange, LossInputs, aggregation_weights
+
+trl = pytest.importorskip("trl")
+datasets = pytest.importorskip("datasets")
+
+CLIP = ClipRange(low=0.2, high=0.28)
+MAX_LENGTH = 6
+# Long, full, single and empty completions; the last is where a mean would divide by zero.
+LENGTHS = [3, MAX_LENGTH, 1, 5, 0]
+MASK = torch.arange(MAX_LENGTH) < torch.tensor(LENGTHS).unsqueeze(1)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Padded [B, T] logprobs and one advantage a sequence [B]."""
+
+    logprobs: torch.Tensor
+    old_logprobs: torch.Tensor
+    ref_logprobs: torch.Tensor
+    advantages: torch.Tensor
+
+
+@pytest.fixture(scope="module")
+def tiny_model() -> Any:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        vocab_size=16,
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, 16)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", padding_side="left"
+    )
+
+
+def build_trainer(
+    kind: str, tiny_model: Any, tokenizer: Any, path: Path, shape: tuple[int, int], **settings: Any
+) -> Any:
+    """A trainer of TRL (`GRPO` or `RLOO`) whose every batch is P prompts of G completions."""
+    num_prompts, group_size = shape
+    config = getattr(trl, f"{kind}Config")(
+        output_dir=str(path),
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        per_device_train_batch_size=num_prompts * group_size,
+        gradient_accumulation_steps=1,
+        num_generations=group_size,
+        max_completion_length=MAX_LENGTH,
+        **settings,
+    )
+    return getattr(trl, f"{kind}Trainer")(
+        model=tiny_model,
+        args=config,
+        processing_class=tokenizer,
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["w3 w4"] * num_prompts}),
+        reward_funcs=lambda completions, reward, **_: reward,
+    )
+
+
+@pytest.fixture(scope="module")
+def trainer(tiny_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("trl")
+    built = build_trainer("GRPO", tiny_model, tokenizer, path, (1, len(LENGTHS)), use_bias_correction_kl=False)
+    built.current_gradient_accumulation_steps = 1
+    built.model.train()
+    return built
+
+
+def make_case(seed: int) -> Case:
+    """Ratios from 1/3 to 3, so that both clips act at both signs of the advantage."""
+    random = torch.Generator().manual_seed(seed)
+    old = -3 * torch.rand(MASK.shape, generator=random) - 0.2
+    return Case(
+        logprobs=old + 0.4 * torch.randn(MASK.shape, generator=random),
+        old_logprobs=old,
+        ref_logprobs=old + 0.4 * torch.randn(MASK.shape, generator=random),
+        advantages=torch.randn(len(LENGTHS), generator=random),
+    )
+
+
+def compute_theirs(trainer: Any, case: Case, **settings: Any) -> tuple[float, torch.Tensor]:
+    """TRL's loss, and its gradient by the logprobs [N] of the trained tokens."""
+    logprobs = case.logprobs.clone().requires_grad_()
+    for name, value in settings.items():
+        assert hasattr(trainer, name), f"TRL renamed {name}"
+        setattr(trainer, name, value)
+    trainer._metrics["train"].clear()
+    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None)
+    ids, mask = torch.zeros(MASK.shape, dtype=torch.long), MASK.long()
+    loss = trainer._compute_loss(
+        trainer.model,
+        {
+            "prompt_ids": ids,
+            "prompt_mask": torch.ones_like(ids),
+            "completion_ids": ids,
+            "completion_mask": mask,
+            "advantages": case.advantages,
+            "old_per_token_logps": case.old_logprobs,
+            "ref_per_token_logps": case.ref_logprobs,
+            "num_items_in_batch": mask.sum(),
+        },
+    )
+    loss.backward()
+    assert logprobs.grad is not None
+    return loss.item(), logprobs.grad[MASK]
+
+
+def compute_ours(
+    case: Case, name: LossName, mode: AggregationName, constant_length: int | None = None, kl_coefficient: float = 0.0
+) -> tuple[float, torch.Tensor, torch.Tensor]:
+    """Our loss, its gradient by the logprobs [N], and which tokens [N] were clipped."""
+    logprobs = case.logprobs[MASK].requires_grad_()
+    sequence_ids = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+    inputs = LossInputs(
+        logprobs=logprobs,
+        old_logprobs=case.old_logprobs[MASK],
+        advantages=case.advantages[sequence_ids],
+        sequence_ids=sequence_ids,
+        num_sequences=len(LENGTHS),
+    )
+    token_loss = POLICY_LOSSES[name](inputs, CLIP)
+    kl = compute_kl(logprobs, case.ref_logprobs[MASK], "k3")
+    weights = torch.from_numpy(aggregation_weights(mode, LENGTHS, constant_length)).float()[sequence_ids]
+    loss = ((token_loss.loss + kl_coefficient * kl) * weights).sum()
+    loss.backward()
+    assert logprobs.grad is not None
+    return loss.item(), logprobs.grad, token_loss.clipped
+
+
+AGGREGATIONS: list[tuple[str, AggregationName, int | None]] = [
+    ("grpo", "sequence-mean-token-mean", None),
+    ("dapo", "token-mean", None),
+    ("bnpo", "token-mean", None),
+    ("dr_grpo", "sequence-mean", MAX_LENGTH),
+    ("luspo", "sequence-mean", None),
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
+@pytest.mark.parametrize(("loss_type", "mode", "constant_length"), AGGREGATIONS)
+def test_token_ratios(
+    trainer: Any, loss_type: str, mode: AggregationName, constant_length: int | None, kl_coefficient: float, seed: int
+) -> None:
+    case = make_case(seed)
+    theirs, their_gradient = compute_theirs(
+        trainer,
+        case,
+        loss_type=loss_type,
+        importance_sampling_level="token",
+        epsilon_low=CLIP.low,
+        epsilon_high=CLIP.high,
+        beta=kl_coefficient,
+    )
+    ours, our_gradient, clipped = compute_ours(case, "grpo", mode, constant_length, kl_coefficient)
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-5)
+    assert 0 < clipped.sum() < len(clipped)
+    assert clipped.mean().item() == pytest.approx(trainer._metrics["train"]["clip_ratio/region_mean"][0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["gspo", "gspo_token"])
+def test_sequence_ratios(trainer: Any, name: LossName, kl_coefficient: float, seed: int) -> None:
+    case = make_case(seed)
+    theirs, their_gradient = compute_theirs(
+        trainer,
+        case,
+        loss_type="grpo",
+        importance_sampling_level="sequence",
+        epsilon_low=CLIP.low,
+        epsilon_high=CLIP.high,
+        beta=kl_coefficient,
+    )
+    ours, our_gradient, _ = compute_ours(case, name, "sequence-mean-token-mean", kl_coefficient=kl_coefficient)
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
+def test_cispo(trainer: Any, kl_coefficient: float, seed: int) -> None:
+    case = make_case(seed)
+    theirs, their_gradient = compute_theirs(
+        trainer,
+        case,
+        loss_type="cispo",
+        importance_sampling_level="token",
+        epsilon_high=1 + CLIP.high,
+        beta=kl_coefficient,
+    )
+    ours, our_gradient, clipped = compute_ours(case, "cispo", "token-mean", kl_coefficient=kl_coefficient)
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-5)
+    # TRL counts a clip where the advantage is positive.
+    positive = (case.advantages > 0).repeat_interleave(torch.tensor(LENGTHS))
+    assert clipped.sum() > 0
+    assert (clipped * positive).mean().item() == pytest.approx(trainer._metrics["train"]["cispo_clip_ratio"][0])
+
+
+# Four prompts; the third is solved always, the last by luck.
+REWARDS = torch.tensor([[0.0, 1.0, 1.0, 0.5], [0.2, 0.9, -0.3, 0.4], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
+
+
+def compute_their_advantages(trainer: Any, rewards: torch.Tensor) -> torch.Tensor:
+    prompts = [{"prompt": "w3 w4", "reward": reward} for reward in rewards.flatten().tolist()]
+    advantages: torch.Tensor = trainer._generate_and_score_completions(prompts)["advantages"]
+    return advantages.reshape(rewards.shape)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "settings"),
+    [
+        ("group_norm", "GRPO", {"scale_rewards": "group"}),
+        ("dr_grpo", "GRPO", {"scale_rewards": "none"}),
+        ("rloo", "RLOO", {"normalize_advantages": False}),
+    ],
+)
+def test_advantages(
+    name: AdvantageName, kind: str, settings: dict[str, Any], tiny_model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    trainer = build_trainer(kind, tiny_model, tokenizer, tmp_path, (4, 4), beta=0.0, **settings)
+    theirs = compute_their_advantages(trainer, REWARDS)
+    torch.testing.assert_close(ADVANTAGES[name](REWARDS), theirs, rtol=0, atol=1e-5)
+
+
+def test_reinforce_pp_is_one_group_of_the_whole_batch(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
+    trainer = build_trainer("GRPO", tiny_model, tokenizer, tmp_path, (1, 16), scale_rewards="batch")
+    theirs = compute_their_advantages(trainer, REWARDS)
+    torch.testing.assert_close(ADVANTAGES["reinforce_pp"](REWARDS), theirs, rtol=0, atol=1e-5)
+
+
+def test_reinforce_pp_baseline_is_batch_scaling_of_centred_rewards(
+    tiny_model: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    # TRL's scale_rewards="batch" divides by the deviation of what it is given; REINFORCE++ by that of the centred.
+    trainer = build_trainer("GRPO", tiny_model, tokenizer, tmp_path, (4, 4), scale_rewards="batch")
+    theirs = compute_their_advantages(trainer, REWARDS - REWARDS.mean(1, keepdim=True))
+    torch.testing.assert_close(ADVANTAGES["reinforce_pp_baseline"](REWARDS), theirs, rtol=0, atol=1e-5)
+
+
+def test_logprobs_and_entropy() -> None:
+    from trl.trainer.utils import selective_log_softmax_and_entropy
+
+    random = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(20, 100, generator=random)
+    targets = torch.randint(0, 100, (20,), generator=random)
+    ours = compute_token_logprobs(logits, targets, 0.7)
+    torch.testing.assert_close(ours, selective_log_softmax_and_entropy(logits, targets, temperature=0.7))
