@@ -1,0 +1,170 @@
+"""podman for real: what `wrap` builds runs, gets its environment and mounts, and leaves nothing behind.
+
+The image is a busybox and nothing else, made here, so no registry is needed. Storage lives in a
+temporary folder; the machine's own containers are not touched.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, wrap
+
+IMAGE = "localhost/slurm-rl-test:1"
+PACKAGES = {"podman": "podman", "runc": "runc", "busybox": "busybox-static"}
+APPLETS = ("sh", "env", "cat", "touch", "sleep", "true")
+
+
+@dataclass(frozen=True)
+class Podman:
+    """podman on storage of its own."""
+
+    env: Mapping[str, str]
+
+    def wrap(
+        self, script: str, name: str, env: Mapping[str, str] | None = None, mounts: Sequence[Mount] = ()
+    ) -> Wrapped:
+        container = ContainerPlan("podman", IMAGE, (), "/tmp", None, True, ())
+        argv = ["/bin/sh", "-c", script]
+        return wrap(argv, env or {}, mounts, container, accelerator="cpu", name=name, inherited=["A_SECRET"])
+
+    def start(self, wrapped: Wrapped) -> subprocess.Popen[str]:
+        env = {**self.env, **wrapped.env, "A_SECRET": "hunter2"}
+        return subprocess.Popen(wrapped.argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def run(self, wrapped: Wrapped) -> tuple[int, str]:
+        with self.start(wrapped) as process:
+            output, _ = process.communicate(timeout=60)
+            return process.returncode, output
+
+    def names(self) -> list[str]:
+        listing = ["podman", "ps", "--all", "--format={{.Names}}"]
+        return subprocess.run(listing, env=self.env, capture_output=True, text=True, check=True).stdout.split()
+
+    def end(self, wrapped: Wrapped) -> None:
+        subprocess.run(wrapped.cleanup_argv, env=self.env, check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
+    _install_missing()
+    folder = tmp_path_factory.mktemp("podman")
+    # A sandbox may not raise limits to podman's defaults.
+    limits = 'default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]'
+    (folder / "containers.conf").write_text(f'[containers]\n{limits}\n[engine]\nruntime = "runc"\n')
+    storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n'
+    (folder / "storage.conf").write_text(storage)
+    env = {
+        **os.environ,
+        "CONTAINERS_CONF": str(folder / "containers.conf"),
+        "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+    }
+    _make_root(folder / "root.tar")
+    podman = Podman(env)
+    for argv in (["podman", "import", str(folder / "root.tar"), IMAGE], podman.wrap("true", "probe").argv):
+        result = subprocess.run(argv, env=env, capture_output=True, text=True)
+        if result.returncode:
+            pytest.skip(f"podman does not run here: {result.stderr.strip().splitlines()[-1:]}")
+    yield podman
+    subprocess.run(["podman", "rm", "--all", "--force", "--time=0"], env=env, capture_output=True, timeout=60)
+
+
+def _install_missing() -> None:
+    missing = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
+    if not missing:
+        return
+    if os.getuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip(f"needs {', '.join(missing)}, and only root on Debian can install them here")
+    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing]
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    if subprocess.run(install, env=env, capture_output=True).returncode:
+        pytest.skip(f"apt-get cannot install {', '.join(missing)} here")
+
+
+def _make_root(path: Path) -> None:
+    busybox = shutil.which("busybox")
+    assert busybox is not None
+    with tarfile.open(path, "w") as tar:
+        tar.add(busybox, "bin/busybox")
+        for applet in APPLETS:
+            link = tarfile.TarInfo(f"bin/{applet}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(link)
+        for folder in ("tmp", "proc", "sys", "dev", "etc"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
+            tar.addfile(entry, io.BytesIO())
+
+
+def _wait_until_running(podman: Podman, name: str) -> None:
+    """podman drops a signal that comes after the command began and before podman has noted that it runs."""
+    inspect = ["podman", "inspect", "--format={{.State.Running}}", name]
+    deadline = time.monotonic() + 20
+    while subprocess.run(inspect, env=podman.env, capture_output=True, text=True).stdout != "true\n":
+        assert time.monotonic() < deadline, f"{name} does not run"
+        time.sleep(0.05)
+
+
+def test_environment_by_name_arrives_and_the_rest_stays_out(podman: Podman) -> None:
+    value = "two words, 'quotes' $(id)\nand a line"
+    wrapped = podman.wrap('printf "%s|%s|%s|%s" "$OURS" "$A_SECRET" "$SHELL_ONLY" "$PWD"', "t-env", {"OURS": value})
+    podman_with_more = Podman({**podman.env, "SHELL_ONLY": "x"})
+    assert podman_with_more.run(wrapped) == (0, f"{value}|hunter2||/tmp")
+
+
+def test_mounts_with_spaces_commas_colons_and_quotes(podman: Podman, tmp_path: Path) -> None:
+    source = tmp_path / 'a b,c:d"e'
+    source.mkdir()
+    (source / "in").write_text("hello")
+    mounts = [Mount(str(source), "/x y,z"), Mount(str(source), "/ro", read_only=True)]
+    script = 'cat "/x y,z/in"; echo back > "/x y,z/out"; touch /ro/no'
+    code, output = podman.run(podman.wrap(script, "t-mounts", mounts=mounts))
+    assert code == 1 and output.startswith("hello") and "Read-only file system" in output
+    assert (source / "out").read_text() == "back\n"
+
+
+def test_the_exit_code_comes_back_and_the_container_is_gone(podman: Podman) -> None:
+    assert podman.run(podman.wrap("exit 7", "t-exit"))[0] == 7
+    assert "t-exit" not in podman.names()
+
+
+def test_a_signal_reaches_the_command(podman: Podman) -> None:
+    script = "trap 'echo saved; exit 3' USR2; echo ready; while :; do sleep 0.1; done"
+    with podman.start(podman.wrap(script, "t-signal")) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        _wait_until_running(podman, "t-signal")
+        process.send_signal(signal.SIGUSR2)
+        assert process.communicate(timeout=30)[0] == "saved\n"
+    assert process.returncode == 3
+    assert "t-signal" not in podman.names()
+
+
+def test_what_a_killed_client_leaves_is_ended_by_name_and_no_other(podman: Podman) -> None:
+    script = "trap 'exit 0' TERM; echo ready; while :; do sleep 0.1; done"
+    ours, neighbour = podman.wrap(script, "t-ours"), podman.wrap(script, "t-ours-2")
+    clients = [podman.start(ours), podman.start(neighbour)]
+    try:
+        assert [client.stdout and client.stdout.readline() for client in clients] == ["ready\n"] * 2
+        clients[0].kill()
+        clients[0].wait()
+        assert "t-ours" in podman.names()
+        started = time.monotonic()
+        podman.end(ours)
+        assert podman.names() == ["t-ours-2"] and time.monotonic() - started < 30
+        podman.end(ours)  # a second time: nothing to do, no error
+    finally:
+        podman.end(neighbour)
+        for client in clients:
+            client.communicate(timeout=30)
+    assert podman.names() == []

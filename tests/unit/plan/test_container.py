@@ -1,0 +1,225 @@
+"""Containers: the argv of every runtime and vendor, paths of every kind, and no value of a variable in argv."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import asdict, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from slurm_rl.config.container import ContainerConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, wrap
+from slurm_rl.plan.container.mounts import render_bind
+from slurm_rl.plan.container.runtimes import RUNTIMES, SLURM_NAMES
+
+ARGV = ("python", "-m", "slurm_rl.node.agent")
+ENV = {"NCCL_DEBUG": "WARN", "B": "a value, with 'quotes' $(id)\n"}
+RUN_DIR = Mount("/shared/runs/1", "/shared/runs/1")
+SECRET = "WANDB_API_KEY"
+
+PLAN = ContainerPlan(
+    runtime="none",
+    image="/images/rl.img",
+    mounts=(Mount("/data/sets", "/data", read_only=True),),
+    workdir="/work",
+    shm_size_gb=None,
+    writable=True,
+    extra_args=("--site-option=1",),
+)
+NAMES = tuple(f"--env={name}" for name in sorted({*ENV, SECRET, *SLURM_NAMES}))
+BINDS = (
+    "--mount=type=bind,source=/shared/runs/1,target=/shared/runs/1",
+    "--mount=type=bind,source=/data/sets,target=/data,readonly",
+)
+RUN = ("--rm", "--name=job-7", "--network=host", "--ipc=host", "--log-driver=none")
+TAIL = ("--workdir=/work", "--entrypoint=", "--site-option=1", "/images/rl.img", *ARGV)
+APPTAINER_TAIL = (
+    "--writable-tmpfs",
+    "--mount=type=bind,source=/shared/runs/1,target=/shared/runs/1",
+    "--mount=type=bind,source=/data/sets,target=/data,ro",
+    "--pwd",
+    "/work",
+    "--site-option=1",
+    "/images/rl.img",
+    *ARGV,
+)
+PYXIS = (
+    "--container-image=/images/rl.img",
+    "--no-container-mount-home",
+    "--no-container-entrypoint",
+    "--container-writable",
+    "--container-mounts=/shared/runs/1:/shared/runs/1,/data/sets:/data:ro",
+    "--container-workdir=/work",
+    "--container-env=B,NCCL_DEBUG,WANDB_API_KEY",
+    "--site-option=1",
+)
+
+# (runtime, accelerator) -> what stands before the program, and argv.
+GOLDEN: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
+    ("none", "nvidia"): ((), ARGV),
+    ("none", "amd"): ((), ARGV),
+    ("none", "cpu"): ((), ARGV),
+    ("pyxis", "nvidia"): (PYXIS, ARGV),
+    ("pyxis", "amd"): (PYXIS, ARGV),
+    ("pyxis", "cpu"): (PYXIS, ARGV),
+    ("apptainer", "nvidia"): ((), ("apptainer", "exec", "--no-home", "--nv", *APPTAINER_TAIL)),
+    ("apptainer", "amd"): ((), ("apptainer", "exec", "--no-home", "--rocm", *APPTAINER_TAIL)),
+    ("apptainer", "cpu"): ((), ("apptainer", "exec", "--no-home", *APPTAINER_TAIL)),
+    ("podman", "nvidia"): (
+        (),
+        ("podman", "run", *RUN, "--device=nvidia.com/gpu=all", *BINDS, *NAMES, *TAIL),
+    ),
+    ("podman", "amd"): (
+        (),
+        (
+            *("podman", "run", *RUN, "--device=/dev/kfd", "--device=/dev/dri"),
+            *("--group-add=keep-groups", *BINDS, *NAMES, *TAIL),
+        ),
+    ),
+    ("podman", "cpu"): ((), ("podman", "run", *RUN, *BINDS, *NAMES, *TAIL)),
+    ("docker", "nvidia"): (
+        (),
+        ("docker", "run", *RUN, "--gpus=all", "--ulimit=memlock=-1", *BINDS, *NAMES, *TAIL),
+    ),
+    ("docker", "amd"): (
+        (),
+        (
+            *("docker", "run", *RUN, "--device=/dev/kfd", "--device=/dev/dri", "--group-add=video"),
+            *("--ulimit=memlock=-1", *BINDS, *NAMES, *TAIL),
+        ),
+    ),
+    ("docker", "cpu"): ((), ("docker", "run", *RUN, *BINDS, *NAMES, *TAIL)),
+}
+
+
+def wrapped(runtime: str, accelerator: Any = "cpu", **changes: Any) -> Wrapped:
+    user = changes.pop("user", None)
+    plan = replace(PLAN, runtime=runtime, **changes)
+    return wrap(ARGV, ENV, [RUN_DIR], plan, accelerator=accelerator, name="job-7", inherited=[SECRET], user=user)
+
+
+@pytest.mark.parametrize(("runtime", "accelerator"), GOLDEN)
+def test_golden(runtime: str, accelerator: str) -> None:
+    result = wrapped(runtime, accelerator)
+    assert (result.srun_args, result.argv) == GOLDEN[runtime, accelerator]
+
+
+def test_every_runtime_has_its_golden_argv() -> None:
+    assert {runtime for runtime, _ in GOLDEN} == set(RUNTIMES)
+
+
+@pytest.mark.parametrize(("runtime", "accelerator"), GOLDEN)
+def test_no_value_of_a_variable_and_no_privilege_in_argv(runtime: str, accelerator: str) -> None:
+    result = wrapped(runtime, accelerator)
+    words = [*result.srun_args, *result.argv]
+    assert not [word for word in words if any(value in word for value in ENV.values())]
+    assert not [word for word in words if "privileged" in word or "cap-add" in word or "security-opt" in word]
+    assert result.env.items() >= ENV.items() and SECRET not in result.env
+
+
+def test_apptainer_lets_our_values_win_over_those_of_the_image() -> None:
+    assert wrapped("apptainer").env["APPTAINERENV_NCCL_DEBUG"] == "WARN"
+
+
+def test_podman_and_docker_end_exactly_their_container() -> None:
+    assert wrapped("podman").cleanup_argv == ("podman", "rm", "--force", "--ignore", "--time=10", "job-7")
+    assert wrapped("docker").cleanup_argv == ("docker", "rm", "--force", "job-7")
+    assert wrapped("pyxis").cleanup_argv == wrapped("apptainer").cleanup_argv == ()
+
+
+def test_a_read_only_image() -> None:
+    assert "--container-readonly" in wrapped("pyxis", writable=False).srun_args
+    assert "--writable-tmpfs" not in wrapped("apptainer", writable=False).argv
+    assert "--read-only" in wrapped("podman", writable=False).argv
+    assert {"--read-only", "--tmpfs=/tmp"} <= set(wrapped("docker", writable=False).argv)
+
+
+@pytest.mark.parametrize("runtime", ["podman", "docker"])
+def test_a_shared_memory_of_its_own_instead_of_the_hosts(runtime: str) -> None:
+    argv = wrapped(runtime, shm_size_gb=16).argv
+    assert "--shm-size=16g" in argv and "--ipc=host" not in argv
+
+
+def test_docker_runs_as_the_caller_so_that_files_are_the_users() -> None:
+    assert "--user=1000:100" in wrapped("docker", user=(1000, 100)).argv
+    assert not [word for word in wrapped("docker", user=(0, 0)).argv if word.startswith("--user")]
+    assert not [word for word in wrapped("podman", user=(1000, 100)).argv if word.startswith("--user")]
+
+
+def test_nothing_to_mount_nowhere_to_go() -> None:
+    plan = replace(PLAN, runtime="pyxis", mounts=(), workdir=None, extra_args=())
+    result = wrap(ARGV, {}, [], plan, accelerator="cpu", name="x")
+    assert result.srun_args == PYXIS[:4]
+
+
+@pytest.mark.parametrize("path", ["/a b", "/a,b", "/a:b", "/a\\b", "/a\tb"])
+def test_pyxis_says_which_path_it_cannot_mount(path: str) -> None:
+    for mount in (Mount(path, "/x"), Mount("/x", path)):
+        with pytest.raises(ConfigError, match="pyxis mounts only paths without"):
+            wrapped("pyxis", mounts=(mount,))
+
+
+# What the config lets through, separators of all kinds among it.
+PATHS = (
+    st.text(st.one_of(st.sampled_from(' ,:"=\\'), st.characters()), min_size=1).filter(str.isprintable).map("/".__add__)
+)
+
+
+@given(source=PATHS, target=PATHS)
+def test_a_bind_mount_reads_back_as_csv(source: str, target: str) -> None:
+    line = render_bind(Mount(source, target, read_only=True), "ro")
+    assert next(csv.reader([line], strict=True)) == ["type=bind", f"source={source}", f"target={target}", "ro"]
+
+
+def test_the_same_mount_twice_is_one_and_two_on_one_place_are_an_error() -> None:
+    argv = wrapped("podman", mounts=(RUN_DIR,)).argv
+    assert len([word for word in argv if word.startswith("--mount")]) == 1
+    with pytest.raises(ConfigError, match="/shared/runs/1 and /home/me both on"):
+        wrapped("podman", mounts=(Mount("/home/me", RUN_DIR.target),))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "-x", "a;b", "a\n"])
+def test_a_name_that_a_runtime_would_refuse(name: str) -> None:
+    with pytest.raises(ConfigError, match="container's name"):
+        wrap(ARGV, {}, [], PLAN, accelerator="cpu", name=name)
+
+
+def test_the_config_becomes_the_plan_through_json() -> None:
+    config = ContainerConfig(
+        runtime="podman",
+        image="localhost/rl:1",
+        mounts=["/data:/data:ro", "/scratch", {"source": "/a:b", "target": "/c"}],  # type: ignore[arg-type]
+        extra_args=("--device=/dev/infiniband",),
+    )
+    plan = ContainerPlan.from_json(json.loads(json.dumps(config.model_dump(mode="json"))))
+    assert plan.mounts == (Mount("/data", "/data", True), Mount("/scratch", "/scratch"), Mount("/a:b", "/c"))
+    assert plan.image == "localhost/rl:1" and plan.extra_args == ("--device=/dev/infiniband",)
+    assert ContainerPlan.from_json(json.loads(json.dumps(asdict(plan)))) == plan
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"runtime": "podman"}, "go together"),
+        ({"image": "x.sif"}, "go together"),
+        ({"runtime": "podman", "image": "--privileged"}, "reads as an option"),
+        ({"runtime": "pyxis", "image": "x", "shm_size_gb": 1}, "for podman and docker"),
+        ({"runtime": "docker", "image": "x", "workdir": "work"}, "absolute path"),
+        ({"runtime": "docker", "image": "x", "mounts": ["data:/data"]}, "source of a mount is an absolute path"),
+        ({"runtime": "docker", "image": "x", "mounts": ["/data:data"]}, "target of a mount is an absolute path"),
+        ({"runtime": "docker", "image": "x", "mounts": ["/a:/b:rx"]}, "paths with a colon"),
+        ({"runtime": "docker", "image": "x", "mounts": ["/a:/b:/c:ro"]}, "paths with a colon"),
+        ({"runtime": "docker", "image": "x", "mounts": ["/a\n:/b"]}, "control character"),
+        ({"runtime": "kubernetes", "image": "x"}, "runtime"),
+        ({"privileged": True}, "privileged"),
+    ],
+)
+def test_bad_config(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        ContainerConfig(**values)
