@@ -62,7 +62,7 @@ def set_num_threads(config: PolicyConfig) -> None:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     elif get_device().type == "cpu":
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // config.num_workers))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // (config.num_workers or 1)))
 
 
 def gather_objects(value: Any) -> list[Any]:
