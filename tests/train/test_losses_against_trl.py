@@ -31,7 +31,7 @@ from slurm_rl.train.math.losses import POLICY_LOSSES, ClipRange, LossInputs, agg
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 
-CLIP = ClipRange(low=0.2, high=0.28)
+CLIP = ClipRange(low=0.2, high=0.4)
 MAX_LENGTH = 6
 # Long, full, single and empty completions; the last is where a mean would divide by zero.
 LENGTHS = [3, MAX_LENGTH, 1, 5, 0]
@@ -114,14 +114,16 @@ def trainer(tiny_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
 
 
 def make_case(seed: int) -> Case:
-    """Ratios from 1/3 to 3, so that both clips act at both signs of the advantage."""
+    """Tokens drift alone and with their sequence, so that token ratios and sequence ratios both get clipped."""
     random = torch.Generator().manual_seed(seed)
+    drift = torch.tensor([0.8, -0.8, 0.4, 0.0, 0.0]).unsqueeze(1)
+    advantages = torch.tensor([1.0, -0.7, -1.3, 0.4, 0.9]) + 0.2 * torch.randn(len(LENGTHS), generator=random)
     old = -3 * torch.rand(MASK.shape, generator=random) - 0.2
     return Case(
-        logprobs=old + 0.4 * torch.randn(MASK.shape, generator=random),
+        logprobs=old + drift + 0.4 * torch.randn(MASK.shape, generator=random),
         old_logprobs=old,
         ref_logprobs=old + 0.4 * torch.randn(MASK.shape, generator=random),
-        advantages=torch.randn(len(LENGTHS), generator=random),
+        advantages=advantages,
     )
 
 
@@ -220,9 +222,10 @@ def test_sequence_ratios(trainer: Any, name: LossName, kl_coefficient: float, se
         epsilon_high=CLIP.high,
         beta=kl_coefficient,
     )
-    ours, our_gradient, _ = compute_ours(case, name, "sequence-mean-token-mean", kl_coefficient=kl_coefficient)
+    ours, our_gradient, clipped = compute_ours(case, name, "sequence-mean-token-mean", kl_coefficient=kl_coefficient)
     assert ours == pytest.approx(theirs, abs=1e-5)
     torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-5)
+    assert 0 < clipped.sum() < len(clipped)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -47,6 +47,13 @@ def test_tight_bins_are_kept_where_spreading_would_overflow() -> None:
     assert distribute([3, 3, 2, 2, 2], 1, 6) == [[[0, 1], [2, 3, 4]]]
 
 
+def test_tight_bins_fewer_than_the_workers_are_filled_up_with_empty_ones() -> None:
+    # First-fit makes 6 bins 3+3 and 6 bins 2+2+2. Spread over 13 bins, each 3 stands alone and leaves room for one 2:
+    # twelve of those and three in the last bin are 15 of the eighteen.
+    workers = distribute([3] * 12 + [2] * 18, 13, 6)
+    assert sorted(len(members) for (members,) in workers) == [0] + [2] * 6 + [3] * 6
+
+
 def test_a_sequence_longer_than_the_budget_does_not_stop_the_spreading() -> None:
     # First-fit would put both of 2 together and leave the third worker idle.
     assert distribute([9, 2, 2], 3, 4) == [[[0]], [[1]], [[2]]]
