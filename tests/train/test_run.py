@@ -1,0 +1,146 @@
+"""The demo's pipeline end to end, and what happens when it is killed. Real Ray, vLLM and torch on CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.train.conftest import exact_rows, start_run
+
+
+def test_a_run_leaves_everything_a_user_was_promised(whole_run: Path) -> None:
+    summary = json.loads((whole_run / "summary.json").read_text())
+    assert set(summary["accuracy"]["before"]) >= {"sampled", "greedy"}
+    assert set(summary["accuracy"]["after"]) >= {"sampled", "greedy"}
+    assert summary["tokens_per_s"] > 0
+    assert summary["wall_s"] > 0
+    report = (whole_run / "report.html").read_text()
+    assert "<svg" in report
+    assert not re.search(r'(src|href)="https?:', report)
+    assert list((whole_run / "tensorboard").iterdir())
+    assert json.loads((whole_run / "end.json").read_text())["state"] == "finished"
+
+
+def test_engine_and_policy_agree_after_every_sync(whole_run: Path) -> None:
+    steps = [row for row in exact_rows(whole_run) if row["stage"] == "grpo"]
+    assert len(steps) == 6
+    # The tied output layer is part of it: stale, it is off by more than 1.
+    assert max(row["sync/probe_difference"] for row in steps) < 1e-4
+    assert max(row["mismatch/mean"] for row in steps) < 1e-4
+
+
+def test_the_exported_model_is_the_trained_one(whole_run: Path) -> None:
+    from safetensors.torch import load_file
+
+    before = load_file(whole_run / "model" / "model.safetensors")
+    after = load_file(whole_run / "export" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all((before[name] != after[name]).any() for name in before)
+
+
+def test_nothing_is_left_running_or_on_disk(whole_run: Path) -> None:
+    assert not find_processes(whole_run)
+    assert not list(Path("/tmp").glob("srl-*"))
+    assert not list((whole_run / "secrets").iterdir())
+
+
+def test_a_killed_run_resumes_to_the_same_numbers(whole_run: Path, tmp_path: Path) -> None:
+    """kill -9 of the trainer, first in the middle of a step, then in the middle of a save."""
+    run_dir = tmp_path / "killed"
+    kill_driver_when(start_run(run_dir), run_dir, lambda: has_rows(run_dir, 10))
+    assert json.loads((run_dir / "end.json").read_text())["state"] == "failed"
+    resumed = start_run(run_dir, verb="resume")
+    kill_driver_when(resumed, run_dir, lambda: any((run_dir / "checkpoints").glob(".step-12.tmp*")))
+    final = start_run(run_dir, verb="resume")
+    output, _ = final.communicate(timeout=600)
+    assert final.returncode == 0, output
+    assert exact_rows(run_dir) == exact_rows(whole_run)
+    assert not find_processes(run_dir)
+
+
+def kill_driver_when(process: subprocess.Popen[str], run_dir: Path, is_time: Callable[[], bool]) -> None:
+    """SIGKILL the trainer as soon as `is_time` says so; the command must then end with status 1."""
+    deadline = time.monotonic() + 300
+    while not is_time():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "the moment to kill never came"
+        time.sleep(0.002)
+    [driver] = [pid for pid in find_processes(run_dir) if "slurm_rl.train.grpo.main" in command_line(pid)]
+    os.kill(driver, signal.SIGKILL)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1, output
+    assert "died" in output
+
+
+def has_rows(run_dir: Path, count: int) -> bool:
+    path = run_dir / "metrics.jsonl"
+    return path.is_file() and path.read_bytes().count(b"\n") >= count
+
+
+def find_processes(run_dir: Path) -> list[int]:
+    """Living processes whose environment or command line names the run."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                text = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if os.fsencode(str(run_dir)) in text:
+                found.append(int(entry.name))
+    return found
+
+
+def command_line(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["optim.lrr=1"], ["optim.lrr", "optim.lr"]),
+        (["optim.lr=abc"], ["optim.lr", "abc"]),
+        (["algorithm.group_size=1"], ["algorithm.group_size", "8"]),
+        (["trainer.num_minibatches=7"], ["trainer.prompts_per_step", "7"]),
+        (["data.max_prompt_tokens=100"], ["data.max_prompt_tokens", "64"]),
+        (["algorithm.loss=ppo2"], ["algorithm.loss", "grpo"]),
+        (["data.train=/nowhere/prompts.jsonl"], ["/nowhere/prompts.jsonl"]),
+        (["model=nonesuch"], ["nonesuch", "tiny_qwen3"]),
+        (["job.time_limit=soon"], ["job.time_limit", "HH:MM:SS"]),
+        (["nonsense"], ["nonsense", "key=value"]),
+    ],
+)
+def test_bad_input_ends_with_status_2_and_no_traceback(words: list[str], names: list[str], tmp_path: Path) -> None:
+    run_dir = tmp_path / "bad"
+    process = start_run(run_dir, *words)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, output
+    assert "Traceback" not in output
+    assert all(name in output for name in names), output
+    assert not run_dir.exists()
+
+
+def test_a_malformed_data_file_is_named_with_its_line(tmp_path: Path) -> None:
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer"\n')
+    process = start_run(tmp_path / "bad", f"data.train={data}", "data.num_eval=1")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, output
+    assert "line 2" in output
+    assert str(data) in output
+
+
+def test_a_tokenizer_without_pad_token_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
+    process = start_run(tmp_path / "bad", "model=hf", f"model.path={tmp_path}")
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 2, output
+    assert "pad token" in output
