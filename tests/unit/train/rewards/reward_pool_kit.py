@@ -9,7 +9,10 @@ import psutil
 from slurm_rl.config.reward import RewardConfig, VerifierName
 from slurm_rl.train.rewards.pool import RewardItem, RewardPool
 
-TABLE: dict[VerifierName, str] = {"arithmetic": "bad_verifiers:obey", "format": "bad_verifiers:half"}
+TABLE: dict[VerifierName, str] = {
+    "arithmetic": "tests.unit.train.rewards.bad_verifiers:obey",
+    "format": "tests.unit.train.rewards.bad_verifiers:half",
+}
 
 
 def build_pool(**options: Any) -> RewardPool:

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from reward_pool_kit import build_items, build_pool
+from tests.unit.train.rewards.reward_pool_kit import build_items, build_pool
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import DataError

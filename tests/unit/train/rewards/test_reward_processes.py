@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from reward_pool_kit import build_items, build_pool, workers
+from tests.unit.train.rewards.reward_pool_kit import build_items, build_pool, workers
 
 from slurm_rl.config.reward import RewardConfig, VerifierName
 from slurm_rl.errors import RewardError
@@ -83,7 +83,7 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.train.rewards.pool import RewardItem, RewardPool
 
 if __name__ == "__main__":
-    pool = RewardPool(RewardConfig(num_workers=2, timeout_s=60), {"arithmetic": "bad_verifiers:obey"}).__enter__()
+    pool = RewardPool(RewardConfig(num_workers=2, timeout_s=60), {"arithmetic": "tests.unit.train.rewards.bad_verifiers:obey"}).__enter__()
     print("up", flush=True)
     pool.score([RewardItem(completion=deed, answer="1") for deed in sys.argv[1:]])
 """

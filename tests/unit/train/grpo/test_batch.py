@@ -1,0 +1,70 @@
+"""From scored groups to training sequences, with numbers worked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
+from slurm_rl.train.data.tokenize import EncodedPrompt
+from slurm_rl.train.grpo.batch import build_answer_sequences, build_train_sequences, group_rewards, split_minibatches
+from slurm_rl.train.grpo.types import Completion, Group
+from slurm_rl.train.rewards.types import RewardItem, RewardResult
+
+
+def prompt(answer: str = "7") -> EncodedPrompt:
+    return EncodedPrompt(index=0, token_ids=[5, 12, 6, 13], text="3+4=", answer=answer)
+
+
+def completion(tokens: list[int]) -> Completion:
+    return Completion(tokens, [-0.5] * len(tokens), "7", False, 0)
+
+
+def result(value: float | None) -> RewardResult:
+    item = RewardItem(completion="7", answer="7")
+    return RewardResult(item=item, value=value, failure=None if value is not None else "crash")
+
+
+def group(values: list[float | None], tokens: list[list[int]]) -> Group:
+    return Group(prompt(), [completion(ids) for ids in tokens], [result(value) for value in values])
+
+
+def test_a_sequence_holds_prompt_completion_and_its_advantage() -> None:
+    config = AlgorithmConfig(group_size=2, advantage="dr_grpo")
+    right, wrong = build_train_sequences([group([1.0, 0.0], [[9, 1], [8, 8, 1]])], config, None)
+    assert right.token_ids.tolist() == [5, 12, 6, 13, 9, 1]
+    assert right.trained_from == 4
+    # Mean reward 0.5: the right one is 0.5 above it, the wrong one 0.5 below.
+    assert right.advantages is not None
+    assert right.advantages.tolist() == [0.5, 0.5]
+    assert wrong.advantages is not None
+    assert wrong.advantages.tolist() == [-0.5] * 3
+    # token-mean over 2 + 3 tokens.
+    assert right.weight == pytest.approx(0.2)
+    assert wrong.weight == pytest.approx(0.2)
+
+
+def test_a_failed_reward_pushes_nowhere() -> None:
+    rewards = group_rewards([group([1.0, 0.0, None], [[1]] * 3), group([None] * 3, [[1]] * 3)])
+    # It takes the mean of the others, 0.5, which is also the mean of all three.
+    assert rewards.tolist() == [[1.0, 0.0, 0.5], [0.0, 0.0, 0.0]]
+
+
+def test_kl_in_the_reward_is_taken_before_the_advantage() -> None:
+    kl = KLConfig(coefficient=0.1, estimator="k1", where="reward")
+    config = AlgorithmConfig(group_size=2, advantage="dr_grpo", kl=kl)
+    # k1 = old - ref = -0.5 - (-1.5) = 1 a token: 2 tokens cost 0.2, 1 token costs 0.1.
+    ref = [np.array([-1.5, -1.5], np.float32), np.array([-1.5], np.float32)]
+    first, second = build_train_sequences([group([1.0, 1.0], [[9, 1], [1]])], config, ref)
+    assert first.advantages is not None
+    assert second.advantages is not None
+    assert first.advantages[0] == pytest.approx(-0.05)
+    assert second.advantages[0] == pytest.approx(0.05)
+
+
+def test_minibatches_keep_every_sequence_and_the_mean() -> None:
+    sequences = build_answer_sequences([prompt()] * 4, [[9, 1]] * 4)
+    parts = split_minibatches(sequences, 2)
+    assert [len(part) for part in parts] == [2, 2]
+    # Each part is a mean over its own 4 tokens, as the whole was over its 8.
+    assert [sum(s.weight * s.num_trained for s in part) for part in parts] == pytest.approx([1.0, 1.0])
