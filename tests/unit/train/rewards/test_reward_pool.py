@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.train.rewards.reward_pool_kit import build_items, build_pool
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import DataError
 from slurm_rl.train.rewards.pool import RewardItem, RewardPool
+from tests.unit.train.rewards.reward_pool_kit import build_items, build_pool
 
 
 @pytest.fixture(scope="module")

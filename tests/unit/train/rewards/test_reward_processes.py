@@ -12,12 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.unit.train.rewards.reward_pool_kit import build_items, build_pool, workers
 
 from slurm_rl.config.reward import RewardConfig, VerifierName
 from slurm_rl.errors import RewardError
 from slurm_rl.train.rewards import processes
 from slurm_rl.train.rewards.pool import RewardPool
+from tests.unit.train.rewards.reward_pool_kit import build_items, build_pool, workers
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.5])
@@ -73,7 +73,7 @@ def test_a_start_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> No
     before = set(workers())
     monkeypatch.setattr(processes, "START_DEADLINE_S", 0.2)
     with pytest.raises(RewardError, match=r"1 reward workers must be up within 0\.2 s; got 0 up"):
-        RewardPool(RewardConfig(), {"arithmetic": "slow_import:never"}).__enter__()
+        RewardPool(RewardConfig(), {"arithmetic": "tests.unit.train.rewards.slow_import:never"}).__enter__()
     assert set(workers()) == before
 
 
@@ -83,7 +83,8 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.train.rewards.pool import RewardItem, RewardPool
 
 if __name__ == "__main__":
-    pool = RewardPool(RewardConfig(num_workers=2, timeout_s=60), {"arithmetic": "tests.unit.train.rewards.bad_verifiers:obey"}).__enter__()
+    table = {"arithmetic": "tests.unit.train.rewards.bad_verifiers:obey"}
+    pool = RewardPool(RewardConfig(num_workers=2, timeout_s=60), table).__enter__()
     print("up", flush=True)
     pool.score([RewardItem(completion=deed, answer="1") for deed in sys.argv[1:]])
 """
