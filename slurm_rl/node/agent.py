@@ -149,7 +149,8 @@ class NodeAgent:
         change = normalise_gpu_visibility(os.environ, self.plan.accelerator, self.plan.gpus_per_node)
         for name in change.unset:
             env.pop(name, None)
-        return {**env, **change.set, **mark_env(self.mark)}
+        # Libraries drop files into TMPDIR (vLLM its rendezvous); there they go when the attempt ends.
+        return {**env, **change.set, **mark_env(self.mark), "TMPDIR": str(self.tmp_dir)}
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         first = self.stop_signal is None
