@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slurm_rl.train.engine.rows import build_row_layout
 from slurm_rl.train.math.logprobs import compute_token_logprobs
 from slurm_rl.train.math.packing import build_packed_batch, split_by_sequence
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
@@ -22,22 +24,63 @@ def forward_packed(model: Callable[..., Any], batch: PackedBatch, temperature: f
     """Logprobs [N] with gradient, and entropy [N] without, of the trained tokens.
 
     Sequences stay apart because positions restart, there is no cache and no attention mask: with either,
-    sdpa lets them see each other. The varlen arguments are what flash attention reads instead.
-    The LM head runs on N positions, not T: on prompts it would cost a vocabulary row a token for nothing.
+    sdpa lets them see each other.
     """
+    module: Any = getattr(model, "module", model)
+    walks_sequences = module.config._attn_implementation.startswith("flash")
+    logits = (_forward_one_row if walks_sequences else _forward_rows)(model, module, batch)
+    return compute_token_logprobs(logits, batch.token_ids[batch.trained_positions], temperature)
+
+
+def _forward_one_row(model: Callable[..., Any], module: Any, batch: PackedBatch) -> Tensor:
+    """Logits [N, V] from one row of all tokens; the varlen arguments tell flash attention where sequences end."""
     longest = int(batch.cu_seqlens.diff().max())
-    output = model(
-        input_ids=batch.token_ids.unsqueeze(0),
-        position_ids=batch.position_ids.unsqueeze(0),
-        use_cache=False,
-        logits_to_keep=batch.trained_positions - 1,
-        cu_seq_lens_q=batch.cu_seqlens,
-        cu_seq_lens_k=batch.cu_seqlens,
-        max_length_q=longest,
-        max_length_k=longest,
-    )
-    targets = batch.token_ids[batch.trained_positions]
-    return compute_token_logprobs(output.logits[0], targets, temperature)
+    with _head_on(module, batch.trained_positions - 1):
+        output = model(
+            input_ids=batch.token_ids.unsqueeze(0),
+            position_ids=batch.position_ids.unsqueeze(0),
+            use_cache=False,
+            cu_seq_lens_q=batch.cu_seqlens,
+            cu_seq_lens_k=batch.cu_seqlens,
+            max_length_q=longest,
+            max_length_k=longest,
+        )
+    return output.logits[0]
+
+
+def _forward_rows(model: Callable[..., Any], module: Any, batch: PackedBatch) -> Tensor:
+    """Logits [N, V] from several short rows."""
+    layout = build_row_layout(batch.cu_seqlens.diff().tolist())
+    device = batch.token_ids.device
+    places = layout.places.to(device)
+    token_ids = torch.zeros(layout.num_rows * layout.width, dtype=torch.long, device=device)
+    token_ids[places] = batch.token_ids
+    with _head_on(module, places[batch.trained_positions - 1]):
+        output = model(
+            input_ids=token_ids.view(layout.num_rows, layout.width),
+            position_ids=layout.position_ids.to(device),
+            use_cache=False,
+        )
+    return output.logits[0]
+
+
+@contextlib.contextmanager
+def _head_on(module: Any, places: Tensor) -> Iterator[None]:
+    """Let the LM head see only these places of the flattened hidden states.
+
+    On prompts it would cost a vocabulary row a token for nothing, and logits_to_keep can only choose the
+    same columns of every row.
+    """
+
+    def choose(_: Any, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden = arguments[0]
+        return (hidden.reshape(-1, hidden.shape[-1])[places].unsqueeze(0), *arguments[1:])
+
+    handle = module.get_output_embeddings().register_forward_pre_hook(choose, prepend=True)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @torch.no_grad()
