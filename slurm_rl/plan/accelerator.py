@@ -102,6 +102,7 @@ def accelerator_env(
 _RAY = [
     EnvVar("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0", "no new virtual environment for every worker under `uv run`"),
     EnvVar("RAY_USAGE_STATS_ENABLED", "0", "no telemetry from a compute node, which often has no way out"),
+    EnvVar("RAY_worker_niceness", "0", "Ray's 15 is for sharing a machine; here the trainer and engines are the job"),
     EnvVar("RAY_worker_register_timeout_seconds", "120", "60 s is too short when all import torch from one NFS"),
     EnvVar("RAY_gcs_rpc_server_connect_timeout_s", "120", "5 s is lost as soon as the head is busy"),
     EnvVar("RAY_gcs_rpc_server_reconnect_timeout_s", "120", "likewise"),
