@@ -55,6 +55,8 @@ class PolicyEngine:
         self.device = distributed.get_device()
         if self.device.type == "cpu":
             torch.use_deterministic_algorithms(True)
+            # Or every fresh buffer is filled with NaN; of ZeRO's buckets that is 2 GB and seconds a step.
+            torch.utils.deterministic.fill_uninitialized_memory = False
         self.temperature = temperature
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
         self.backend = build_backend(load_model(model_folder, model), policy, optim)
