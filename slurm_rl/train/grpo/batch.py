@@ -64,6 +64,17 @@ def build_train_sequences(
     ]
 
 
+def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:
+    """The sequences that move the policy: where every advantage is 0 (a group of equal rewards) nothing does.
+
+    Weights were made from the whole batch before, so the gradient is the same in every digit but rounding.
+    With a KL term in the loss each sequence has a gradient.
+    """
+    if config.kl.coefficient > 0 and config.kl.where == "loss":
+        return list(sequences)
+    return [s for s in sequences if s.advantages is not None and s.advantages.any()]
+
+
 def build_answer_sequences(prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]) -> list[TrainSequence]:
     """Prompt and reference answer as one sequence each, every answer token of equal weight."""
     weights = aggregation_weights("token-mean", [len(answer) for answer in answers], None)

@@ -13,7 +13,7 @@ from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.train import OptimConfig
 from slurm_rl.train.grpo.loss import build_policy_loss, build_warmup_loss
-from slurm_rl.train.grpo.weights import WeightRecord, checksum, pack_weights
+from slurm_rl.train.grpo.weights import SentWeights, WeightRecord, checksum, pack_weights
 from slurm_rl.train.types import FloatArray, TrainSequence
 
 if TYPE_CHECKING:
@@ -86,13 +86,13 @@ class PolicyWorker:
         temperature, device = self.config.rollout.temperature, self.engine.device
         return [compute_sequence_logprobs(self.reference, batch, temperature, device) for batch in micro_batches]
 
-    def pack_state(self) -> tuple[list[WeightRecord], str]:
-        """All weights and their checksum; every rank must call it, rank 0 alone gets records."""
+    def pack_state(self, probe: Sequence[int]) -> tuple[list[WeightRecord], SentWeights]:
+        """All weights, and what an engine that holds them must say; every rank calls it, rank 0 alone has records."""
         records = pack_weights(self.engine.full_state())
-        return records, checksum(records)
+        return records, SentWeights(checksum(records), self._probe(probe))
 
-    def probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Logprob of each token after the first, at temperature 1; what an engine is compared with."""
+    def _probe(self, token_ids: Sequence[int]) -> list[float]:
+        """Logprob of each token after the first, at temperature 1."""
         from slurm_rl.train.engine.forward import compute_sequence_logprobs
 
         sequence = TrainSequence(token_ids=np.asarray(token_ids, dtype=np.int64), trained_from=1)

@@ -67,6 +67,9 @@ class PolicyGroup:
         return self.cluster.gather(calls, timeout_s=self.timeout_s, what=what, stoppable=False)
 
     def _places(self, sequences: Sequence[TrainSequence]) -> list[list[list[int]]]:
+        if not sequences:
+            # An optimizer step without a gradient; the workers need something to call it with.
+            return [[[]] for _ in self.workers]
         lengths = [len(sequence.token_ids) for sequence in sequences]
         return distribute(lengths, len(self.workers), self.micro_batch_tokens)
 

@@ -8,7 +8,7 @@ from typing import Any
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
-from slurm_rl.train.grpo.weights import WeightRecord
+from slurm_rl.train.grpo.weights import HeldWeights, WeightRecord
 
 
 class RolloutEngine:
@@ -64,19 +64,19 @@ class RolloutEngine:
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return Completion(token_ids, logprobs, text, item.finish_reason == "length", self.version)
 
-    def load_weights(self, version: int, records: Sequence[WeightRecord]) -> list[str]:
-        """Take new weights; returns the checksum that each tensor-parallel rank computed."""
+    def load_weights(self, version: int, records: Sequence[WeightRecord], probe: Sequence[int]) -> HeldWeights:
+        """Take new weights, then say what is held: version, checksums, logprobs of the probe."""
         checksums: list[str] = self.llm.collective_rpc("load_named_weights", args=(records,))
         # Cached keys and values belong to the old weights.
         self.llm.reset_prefix_cache()
         self.version = version
-        return checksums
+        return HeldWeights(self.version, checksums, self._probe(probe))
 
-    def probe(self, token_ids: Sequence[int]) -> tuple[int, list[float]]:
-        """(weight version, logprob of each token after the first), at temperature 1."""
+    def _probe(self, token_ids: Sequence[int]) -> list[float]:
+        """Logprob of each token after the first, at temperature 1."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
         [output] = self.llm.generate([{"prompt_token_ids": list(token_ids)}], params, use_tqdm=False)
         steps = output.prompt_logprobs[1:]
-        return self.version, [float(step[token].logprob) for step, token in zip(steps, token_ids[1:], strict=True)]
+        return [float(step[token].logprob) for step, token in zip(steps, token_ids[1:], strict=True)]

@@ -18,7 +18,12 @@ from slurm_rl.run_dir import RunDir, append_event, append_jsonl
 from slurm_rl.train.data.order import PromptOrder
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.engine.optimizer import schedule_lr
-from slurm_rl.train.grpo.batch import build_answer_sequences, build_train_sequences, split_minibatches
+from slurm_rl.train.grpo.batch import (
+    build_answer_sequences,
+    build_train_sequences,
+    drop_without_gradient,
+    split_minibatches,
+)
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.sampling import Sampler, score_groups
 from slurm_rl.train.grpo.saving import RunSaver, RunState
@@ -144,15 +149,13 @@ class GRPOTrainer:
         return scored
 
     def train(self, groups: Sequence[Group]) -> tuple[list[dict[str, float]], int]:
-        """Advantages and one optimizer step a minibatch; totals of each, and the tokens trained on."""
+        """Advantages and one optimizer step a minibatch; totals of each, and the tokens computed on."""
         algorithm, num_minibatches = self.config.algorithm, self.config.trainer.num_minibatches
         with self.timer.phase("train"):
             sequences = build_train_sequences(groups, algorithm, self.reference_logprobs(groups))
-            totals = [
-                self.policy.train_policy(minibatch, algorithm, self.lr())
-                for minibatch in split_minibatches(sequences, num_minibatches)
-            ]
-        return totals, sum(sequence.num_trained for sequence in sequences)
+            batches = [drop_without_gradient(part, algorithm) for part in split_minibatches(sequences, num_minibatches)]
+            totals = [self.policy.train_policy(batch, algorithm, self.lr()) for batch in batches]
+        return totals, sum(sequence.num_trained for batch in batches for sequence in batch)
 
     def reference_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
         if self.config.algorithm.kl.coefficient == 0:
@@ -236,8 +239,11 @@ class GRPOTrainer:
     def log(self, groups: Sequence[Group], totals: Sequence[dict[str, float]], num_tokens: int) -> None:
         values = {**sampling_metrics(groups), **training_metrics(totals, num_tokens), "policy/lr": self.lr()}
         values["sync/probe_difference"] = self.probe_difference
-        values["tokens/trained"] = float(num_tokens)
-        seconds = {**self.timer.seconds, "time/tokens_per_s": num_tokens / self.timer.seconds["time/step_s"]}
+        # Every sampled token is in the loss; `computed` leaves out those whose gradient is known to be 0.
+        values["tokens/trained"] = values["tokens/sampled"]
+        values["tokens/computed"] = float(num_tokens)
+        per_s = values["tokens/trained"] / self.timer.seconds["time/step_s"]
+        seconds = {**self.timer.seconds, "time/tokens_per_s": per_s}
         self.write_row("grpo", {**values, **seconds})
         for group in groups[: self.config.logging.samples_per_step]:
             completion, result = group.completions[0], group.results[0]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.train.grpo.cluster import Actor, Cluster
+from slurm_rl.train.grpo.weights import HeldWeights, SentWeights
 
 
 class WeightSync:
@@ -36,34 +37,33 @@ class WeightSync:
             WeightSyncError: an engine does not hold what was sent.
         """
         # Gathering sharded weights is collective: every rank must take part, rank 0 alone has them.
-        packed = [(worker, worker.handle.pack_state.options(num_returns=2).remote()) for worker in self.policy]
+        packed = [
+            (worker, worker.handle.pack_state.options(num_returns=2).remote(self.probe)) for worker in self.policy
+        ]
         records = packed[0][1][0]
-        others = [(worker, references[1]) for worker, references in packed]
-        [expected, *_] = self.cluster.gather(
-            others, timeout_s=self.timeout_s, what="gathering the policy's weights", stoppable=False
+        loads = [(engine, engine.handle.load_weights.remote(version, records, self.probe)) for engine in self.engines]
+        said = [(worker, references[1]) for worker, references in packed]
+        results = self.cluster.gather(
+            [*said, *loads], timeout_s=self.timeout_s, what="sending the weights", stoppable=False
         )
-        loads = [(engine, engine.handle.load_weights.remote(version, records)) for engine in self.engines]
-        received = self.cluster.gather(
-            loads, timeout_s=self.timeout_s, what="loading weights into the engines", stoppable=False
+        sent: SentWeights = results[0]
+        held: list[HeldWeights] = results[len(said) :]
+        return max(
+            self._compare(engine.name, version, sent, one) for engine, one in zip(self.engines, held, strict=True)
         )
-        for engine, checksums in zip(self.engines, received, strict=True):
-            if any(value != expected for value in checksums):
-                raise WeightSyncError(f"{engine.name} must receive the bytes that were sent", seen=str(checksums))
-        return self._compare_probes(version)
 
-    def _compare_probes(self, version: int) -> float:
-        calls = [(actor, actor.handle.probe.remote(self.probe)) for actor in [*self.policy, *self.engines]]
-        results = self.cluster.gather(calls, timeout_s=self.timeout_s, what="the weight probe", stoppable=False)
-        wanted = results[0]
-        largest = 0.0
-        for engine, (held, logprobs) in zip(self.engines, results[len(self.policy) :], strict=True):
-            difference = max(abs(a - b) for a, b in zip(wanted, logprobs, strict=True))
-            largest = max(largest, difference)
-            if held != version or not difference <= self.tolerance:
-                raise WeightSyncError(
-                    f"{engine.name} must hold version {version} and agree with the policy to "
-                    f"rollout.probe_tolerance={self.tolerance:g} on the probe",
-                    seen=f"version {held}, largest logprob difference {difference:g}",
-                    action="if the dtype is bfloat16, raise rollout.probe_tolerance; else report a bug",
-                )
-        return largest
+    def _compare(self, name: str, version: int, sent: SentWeights, held: HeldWeights) -> float:
+        if held.version != version or any(value != sent.checksum for value in held.checksums):
+            raise WeightSyncError(
+                f"{name} must hold version {version} with SHA-256 {sent.checksum[:12]}",
+                seen=f"version {held.version} with {', '.join(value[:12] for value in held.checksums)}",
+                action="report a bug: the bytes changed on their way",
+            )
+        difference = max(abs(a - b) for a, b in zip(sent.probe, held.probe, strict=True))
+        if not difference <= self.tolerance:
+            raise WeightSyncError(
+                f"{name} must agree with the policy to rollout.probe_tolerance={self.tolerance:g} on the probe",
+                seen=f"a logprob difference of {difference:g}",
+                action="if the dtype is bfloat16, raise rollout.probe_tolerance; else report a bug",
+            )
+        return difference

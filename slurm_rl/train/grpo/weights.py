@@ -32,6 +32,25 @@ class WeightRecord:
         return torch.from_numpy(np.array(self.data)).view(getattr(torch, self.dtype)).view(self.shape)
 
 
+@dataclass(frozen=True)
+class SentWeights:
+    """What the policy says of the weights it sends."""
+
+    checksum: str
+    probe: list[float]
+    """Logprob of each token of the probe after the first."""
+
+
+@dataclass(frozen=True)
+class HeldWeights:
+    """What an engine says of the weights it holds after a sync."""
+
+    version: int
+    checksums: list[str]
+    """Of the bytes received, one a tensor-parallel rank."""
+    probe: list[float]
+
+
 def pack_weights(state: Iterable[tuple[str, torch.Tensor]]) -> list[WeightRecord]:
     """Records of a full state dict, sorted by name so that the checksum has one value."""
     return [WeightRecord.of(name, tensor) for name, tensor in sorted(state, key=lambda item: item[0])]

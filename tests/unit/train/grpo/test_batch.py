@@ -7,7 +7,13 @@ import pytest
 
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
-from slurm_rl.train.grpo.batch import build_answer_sequences, build_train_sequences, group_rewards, split_minibatches
+from slurm_rl.train.grpo.batch import (
+    build_answer_sequences,
+    build_train_sequences,
+    drop_without_gradient,
+    group_rewards,
+    split_minibatches,
+)
 from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.rewards.types import RewardItem, RewardResult
 
@@ -68,3 +74,15 @@ def test_minibatches_keep_every_sequence_and_the_mean() -> None:
     assert [len(part) for part in parts] == [2, 2]
     # Each part is a mean over its own 4 tokens, as the whole was over its 8.
     assert [sum(s.weight * s.num_trained for s in part) for part in parts] == pytest.approx([1.0, 1.0])
+
+
+def test_groups_of_equal_rewards_are_not_computed_unless_there_is_a_kl_term() -> None:
+    config = AlgorithmConfig(group_size=2)
+    groups = [group([1.0, 1.0], [[9, 1], [9, 1]]), group([1.0, 0.0], [[9, 1], [8, 1]])]
+    sequences = build_train_sequences(groups, config, None)
+    kept = drop_without_gradient(sequences, config)
+    assert [s.token_ids.tolist()[-2] for s in kept] == [9, 8]
+    # The dropped ones still count in the mean: 8 tokens, not 4.
+    assert kept[0].weight == pytest.approx(1 / 8)
+    with_kl = AlgorithmConfig(group_size=2, kl=KLConfig(coefficient=0.1))
+    assert len(drop_without_gradient(sequences, with_kl)) == 4

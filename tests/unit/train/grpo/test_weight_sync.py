@@ -11,7 +11,7 @@ import torch
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.train.grpo.cluster import Actor
 from slurm_rl.train.grpo.weight_sync import WeightSync
-from slurm_rl.train.grpo.weights import checksum, pack_weights
+from slurm_rl.train.grpo.weights import HeldWeights, SentWeights, checksum, pack_weights
 
 WEIGHTS = {"a": torch.arange(4.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
 
@@ -32,20 +32,16 @@ class FakeCall:
 class FakePolicy:
     def __init__(self) -> None:
         records = pack_weights(WEIGHTS.items())
-        self.pack_state = FakeCall(lambda: (records, checksum(records)))
-        self.probe = FakeCall(lambda tokens: [-1.0] * (len(tokens) - 1))
+        self.pack_state = FakeCall(lambda probe: (records, SentWeights(checksum(records), [-1.0] * (len(probe) - 1))))
 
 
 class FakeEngine:
     def __init__(self, *, bytes_ok: bool = True, stale: bool = False, old_version: bool = False) -> None:
-        self.version = -1
-
-        def load(version: int, records: Any) -> list[str]:
-            self.version = version - old_version
-            return [checksum(records) if bytes_ok else "0" * 64]
+        def load(version: int, records: Any, probe: Sequence[int]) -> HeldWeights:
+            sums = [checksum(records) if bytes_ok else "0" * 64]
+            return HeldWeights(version - old_version, sums, [-2.5 if stale else -1.0] * (len(probe) - 1))
 
         self.load_weights = FakeCall(load)
-        self.probe = FakeCall(lambda tokens: (self.version, [-2.5 if stale else -1.0] * (len(tokens) - 1)))
 
 
 class FakeCluster:
