@@ -82,7 +82,8 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     size = next(power * factor for factor in (1, 2, 2.5, 5, 10) if power * factor >= rough * 0.999)
     first, last = math.floor(low / size + 1e-9), math.ceil(high / size - 1e-9)
-    return [round(index * size, 12) for index in range(first, last + 1)]
+    # Significant digits, not decimal places: curves around 1e-13 have ticks too.
+    return [float(f"{index * size:.12g}") for index in range(first, last + 1)]
 
 
 def format_number(value: float) -> str:
@@ -104,7 +105,7 @@ def _fit(xs: list[float], ys: list[float]) -> Frame:
     y_low, y_high = min(ys), max(ys)
     if 0 < y_low < 0.5 * y_high:
         y_low = 0.0
-    if y_low == y_high:
+    if y_high - y_low <= 1e-9 * abs(y_high):
         pad = abs(y_low) / 10 or 0.5
         y_low, y_high = y_low - pad, y_high + pad
     ticks = nice_ticks(y_low, y_high)

@@ -97,3 +97,8 @@ def test_only_measured_metrics_get_a_chart() -> None:
     ]
     assert list(build_charts([])) == []
     assert [chart.title for chart in build_charts([make_row(1, "grpo", **{"entropy/mean": 1.0})])] == ["Entropy"]
+
+
+@pytest.mark.parametrize("values", [[4e-14, 9e-14], [1.0, 1.0 + 1e-15], [0.0, 0.0], [-3e-20, 5e-20]])
+def test_curves_of_tiny_or_equal_values_have_axes(values: list[float]) -> None:
+    assert "<svg" in line_chart([Line("x", list(enumerate(map(float, values))))])
