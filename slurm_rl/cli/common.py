@@ -45,8 +45,35 @@ def compose_run(words: list[str]) -> tuple[RunConfig, JobPlan, RunDir]:
     overrides, config_dir = parse_overrides(words)
     config = load_config(overrides, config_dir=config_dir)
     run = RunDir(config.run_dir or default_run_dir(config))
+    return config, plan_run(config, run), run
+
+
+def plan_run(config: RunConfig, run: RunDir) -> JobPlan:
+    """The plan of a run that is submitted from this process."""
+    check_path(run, config.cluster.launcher)
     facts = SubmitFacts(python=sys.executable, num_cpus=len(os.sched_getaffinity(0)), version=__version__)
-    return config, build_plan(config, str(run.path), facts), run
+    return build_plan(config, str(run.path), facts)
+
+
+def check_path(run: RunDir, launcher: str) -> None:
+    """Refuse paths that some file format or log line on the way could not hold.
+
+    Raises:
+        ConfigError: a control character; on Slurm also what it replaces in file names.
+    """
+    path = str(run.path)
+    if not path.isprintable():
+        raise ConfigError(
+            "run_dir must be printable, without line breaks and control characters",
+            seen=ascii(path),
+            action="choose another run_dir",
+        )
+    if launcher == "slurm" and set(path) & set("%\\"):
+        raise ConfigError(
+            "run_dir must hold no % and no backslash, which Slurm replaces in the names of log files",
+            seen=path,
+            action="choose another run_dir or cluster.run_root",
+        )
 
 
 def default_run_dir(config: RunConfig) -> Path:

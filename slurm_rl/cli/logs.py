@@ -10,46 +10,79 @@ from pathlib import Path
 from slurm_rl.cli.common import find_run
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.jobs import is_job_alive
+from slurm_rl.slurm.jobs import RunState, load_job, read_states
+
+_READ_EVERY_S = 0.5
+# Slurm is asked seldom: its controller serves everybody.
+_ASK_EVERY_S = 5.0
 
 
 def run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m slurm_rl logs")
     parser.add_argument("-f", "--follow", action="store_true", help="go on as the log grows, until the run ends")
-    parser.add_argument("--who", default="driver", help="driver, node-<rank> or ray-<rank>")
+    parser.add_argument(
+        "--who", default="driver", help="driver, node-<rank>, ray-<rank>, srun, or job (the batch job's)"
+    )
     parser.add_argument("run", nargs="*")
     args = parser.parse_args(words)
     directory = find_run(args.run)
     if args.follow:
         return _follow(directory, args.who)
-    sys.stdout.write(_log_path(directory, args.who).read_text(encoding="utf-8", errors="replace"))
+    path = log_path(directory, args.who)
+    if not path.is_file():
+        found = ", ".join(sorted(p.stem for p in path.parent.glob("*.log"))) or "none yet"
+        state = read_states([directory])[0]
+        raise ConfigError(
+            "--who must name a log of the newest attempt",
+            seen=f"{args.who}; the run is {state}",
+            action=f"choose one of: {found}; or job",
+        )
+    sys.stdout.write(path.read_text(encoding="utf-8", errors="replace"))
     return 0
 
 
-def _log_path(run: RunDir, who: str) -> Path:
-    folder = run.attempts / "latest" / "logs"
-    path = folder / f"{who}.log"
-    if not path.is_file():
-        found = ", ".join(sorted(p.stem for p in folder.glob("*.log"))) or "none yet"
-        raise ConfigError("--who must name a log of the newest attempt", seen=who, action=f"choose one of: {found}")
-    return path
+def log_path(run: RunDir, who: str) -> Path:
+    """Where this log of the newest attempt is or will be."""
+    if who == "job":
+        job = load_job(run) or {"job_id": "none"}
+        return run.submitit / f"{job['job_id']}_0_log.out"
+    return (run.attempts / "latest").resolve() / "logs" / f"{who}.log"
 
 
 def _follow(run: RunDir, who: str) -> int:
-    offset, shown = 0, None
+    path, offset = log_path(run, who), 0
+    state, asked = _ask(run, None), time.monotonic()
     while True:
-        alive = is_job_alive(run)
-        folder = (run.attempts / "latest").resolve()
-        if folder != shown:
-            # A restarted job writes the next attempt's log.
-            offset, shown = 0, folder
-        path = folder / "logs" / f"{who}.log"
-        if path.is_file():
-            with path.open("rb") as file:
-                file.seek(offset)
-                sys.stdout.write(file.read().decode(errors="replace"))
-                offset = file.tell()
-            sys.stdout.flush()
-        if not alive:
+        is_last = not state.is_alive or run.end.is_file()
+        if (newest := log_path(run, who)) != path:
+            # A restarted job writes the next attempt's log; first the rest of this one.
+            _copy(path, offset)
+            path, offset = newest, 0
+        offset = _copy(path, offset)
+        if is_last:
+            _ask(run, state)
             return 0
-        time.sleep(0.5)
+        time.sleep(_READ_EVERY_S)
+        if time.monotonic() - asked > _ASK_EVERY_S:
+            state, asked = _ask(run, state), time.monotonic()
+
+
+def _ask(run: RunDir, before: RunState | None) -> RunState:
+    """The state of the run, told on stderr when it is news."""
+    state = read_states([run])[0]
+    if state.word == "unknown" and before is not None:
+        return before  # Slurm is away for a moment
+    if before is None or (state.word, state.is_alive) != (before.word, before.is_alive):
+        print(f"# {state}", file=sys.stderr, flush=True)
+    return state
+
+
+def _copy(path: Path, offset: int) -> int:
+    """Print what the file has beyond `offset`; the new offset."""
+    if not path.is_file():
+        return offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        sys.stdout.write(file.read().decode(errors="replace"))
+        sys.stdout.flush()
+        return file.tell()

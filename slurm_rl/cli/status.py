@@ -1,23 +1,51 @@
-"""`status`: where a run stands, from its directory and, on a cluster, from Slurm."""
+"""`status`: where a run stands, or every run below a folder, from their directories and from Slurm."""
 
 from __future__ import annotations
 
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
 from slurm_rl.cli.common import find_run
-from slurm_rl.run_dir import RunDir, read_json, read_jsonl
-from slurm_rl.slurm.jobs import is_job_alive, load_job
+from slurm_rl.run_dir import RunDir
+from slurm_rl.slurm.jobs import RunState, load_job, read_states
+
+_TAIL_BYTES = 1 << 16
 
 
 def run(words: list[str]) -> int:
-    print(render_status(find_run(words)))
+    runs = find_runs(Path(words[0])) if len(words) == 1 else []
+    print(render_table(runs) if runs else render_status(find_run(words)))
     return 0
+
+
+def find_runs(folder: Path) -> list[RunDir]:
+    """Runs one or two levels below a folder that is not a run itself, oldest first."""
+    if (folder / "plan.json").is_file():
+        return []
+    plans = [*folder.glob("*/plan.json"), *folder.glob("*/*/plan.json")]
+    return [RunDir(path.parent) for path in sorted(plans, key=lambda path: (path.stat().st_mtime, str(path)))]
+
+
+def render_table(runs: list[RunDir]) -> str:
+    """One line a run; one question to Slurm for all of them."""
+    rows = [("RUN", "JOB", "STEP", "REWARD", "STATE")]
+    for found, state in zip(runs, read_states(runs), strict=True):
+        job, last = load_job(found), last_row(found)
+        reward = f"{last['reward/mean']:.3f}" if "reward/mean" in last else "-"
+        job_id = job["job_id"] if job else "-"
+        rows.append((found.path.name, job_id, str(last.get("step", "-")), reward, str(state).partition("\n")[0]))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+    )
 
 
 def render_status(run: RunDir) -> str:
     """State, job, step and the newest numbers, one a line."""
-    job = load_job(run)
-    rows = list(read_jsonl(run.metrics))
-    last = next((row for row in reversed(rows) if row["stage"] != "eval"), None)
-    lines = [f"run     {run.path}", f"state   {describe_state(run)}"]
+    state, job, last = read_states([run])[0], load_job(run), last_row(run)
+    lines = [f"run     {run.path}", f"state   {state}"]
     if job:
         lines.append(f"job     {job['job_id']} ({job['launcher']})")
     if last:
@@ -25,14 +53,26 @@ def render_status(run: RunDir) -> str:
         if "reward/mean" in last:
             lines.append(f"reward  {last['reward/mean']:.3f}")
     lines.append(f"logs    {run.attempts / 'latest' / 'logs'}")
+    if can_resume(state):
+        lines.append(f"resume  python -m slurm_rl resume {shlex.quote(str(run.path))}")
     return "\n".join(lines)
 
 
-def describe_state(run: RunDir) -> str:
-    """running, or how it ended and why."""
-    if run.end.is_file():
-        end = read_json(run.end)
-        return end["state"] + (f": {end['cause']}" if end["cause"] else "")
-    if is_job_alive(run):
-        return "running"
-    return "dead: its controller ended without a word. Next: python -m slurm_rl resume " + str(run.path)
+def can_resume(state: RunState) -> bool:
+    return not state.is_alive and state.word not in ("finished", "unknown")
+
+
+def last_row(run: RunDir) -> dict[str, Any]:
+    """The newest row of metrics.jsonl that is not an evaluation; only the file's end is read."""
+    if not run.metrics.is_file():
+        return {}
+    with run.metrics.open("rb") as file:
+        file.seek(max(0, run.metrics.stat().st_size - _TAIL_BYTES))
+        lines = file.read().split(b"\n")
+    # The last piece is empty or was cut by a crash; the first may be the rest of a long line.
+    for line in reversed(lines[:-1]):
+        if line.startswith(b"{") and line.endswith(b"}"):
+            row: dict[str, Any] = json.loads(line)
+            if row["stage"] != "eval":
+                return row
+    return {}

@@ -1,38 +1,57 @@
-"""`submit`: write the run directory, start the job, and in the foreground follow it."""
+"""`submit`: check, write the run directory, start the job, and in the foreground follow it."""
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 from slurm_rl.cli.checks import check_inputs
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.foreground import follow_to_the_end
+from slurm_rl.errors import SlurmRLError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.submit import Submitted, create_run, submit_run
+from slurm_rl.slurm.submit import Submitted, check_is_free, create_run, remove_run, submit_run
 
 
 def run(words: list[str]) -> int:
     config, plan, directory = compose_run(words)
+    check_is_free(directory)
     check_inputs(config)
+    check_cluster(plan)
     create_run(directory, config, plan)
-    return submit_and_follow(directory, plan)
+    try:
+        submitted = submit_run(directory, plan)
+    except SlurmRLError:
+        remove_run(directory)
+        raise
+    return announce_and_follow(directory, plan, submitted)
 
 
-def submit_and_follow(directory: RunDir, plan: JobPlan) -> int:
-    """Submit; return at once from a cluster, at the end of the run from this machine."""
-    submitted = submit_run(directory, plan)
+def check_cluster(plan: JobPlan) -> None:
+    """Ask the cluster, when there is one, whether it takes this job."""
+    if plan.launcher == "slurm":
+        from slurm_rl.slurm.admission import check_admission
+
+        check_admission(plan)
+
+
+def announce_and_follow(directory: RunDir, plan: JobPlan, submitted: Submitted) -> int:
+    """Say where the run is; return at once from a cluster, at the end of the run from this machine."""
     print(describe(directory, submitted), file=sys.stderr, flush=True)
     return follow_to_the_end(directory, submitted) if plan.launcher == "local" else 0
 
 
 def describe(directory: RunDir, submitted: Submitted) -> str:
+    """What is where, and the commands to go on with."""
+    path = shlex.quote(str(directory.path))
     return "\n".join(
         [
             f"run     {directory.path}",
             f"job     {submitted.job_id}",
             f"log     {directory.attempts / 'latest' / 'logs'}",
-            f"follow  python -m slurm_rl logs -f {directory.path}",
-            f"cancel  python -m slurm_rl cancel {directory.path}",
+            f"follow  python -m slurm_rl logs -f {path}",
+            f"status  python -m slurm_rl status {path}",
+            f"cancel  python -m slurm_rl cancel {path}",
         ]
     )

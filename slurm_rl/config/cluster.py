@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from slurm_rl.config.base import NonNegativeInt, PositiveInt, Section
+
+# The controller, `status` and `resume` rest on these; each has another way to be said, or none.
+RESERVED_OPTIONS = {
+    "array": "sweep with -m",
+    "container": "use the container section",
+    "container-image": "use the container section",
+    "cpus-per-task": "set cluster.cpus_per_node",
+    "error": "leave it out: logs lie in the run directory",
+    "exclusive": "set cluster.slurm.exclusive",
+    "help": "leave it out",
+    "job-name": "set name",
+    "mem": "set cluster.mem_gb_per_node",
+    "nodes": "set cluster.num_nodes",
+    "no-requeue": "leave it out: a run that the time limit ends comes back by requeue",
+    "ntasks": "leave it out: there is one task a node",
+    "ntasks-per-node": "leave it out: there is one task a node",
+    "open-mode": "leave it out",
+    "output": "leave it out: logs lie in the run directory",
+    "parsable": "leave it out",
+    "signal": "set job.signal_lead_s",
+    "test-only": "use `python -m slurm_rl plan`",
+    "time": "set job.time_limit",
+    "usage": "leave it out",
+    "version": "leave it out",
+    "wait": "follow with `python -m slurm_rl logs -f`",
+    "wrap": "leave it out",
+}
 
 
 class SlurmOptions(Section):
@@ -37,11 +65,37 @@ class SlurmOptions(Section):
     nice: int | None = None
     """--nice."""
     gres: str | None = None
-    """--gres; null derives gpu:<type>:<n> from the cluster."""
+    """--gres; null derives gpu:<type>:<n> from the cluster, unless `extra` has gpus or gpus_per_node."""
     exclusive: bool = True
     """--exclusive: the job has its nodes for itself."""
     extra: dict[str, str | int | bool] = Field(default={})
-    """Any other option of sbatch, long name without dashes; true for a flag."""
+    """Any other option of sbatch, long name without leading dashes; true for a flag."""
+
+    @field_validator("*")
+    @classmethod
+    def _is_one_line(cls, value: object) -> object:
+        for text in [value, *(value.values() if isinstance(value, dict) else ())]:
+            if isinstance(text, str) and not text.isprintable():
+                raise ValueError(f"an option of sbatch has no line break or control character; got {text!r}")
+        return value
+
+    @field_validator("extra")
+    @classmethod
+    def _extra_is_free(cls, extra: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+        for name in extra:
+            option = name.replace("_", "-")
+            if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
+                raise ValueError(f"an option of sbatch is its long name, without leading dashes; got {name!r}")
+            if option in RESERVED_OPTIONS:
+                raise ValueError(
+                    f"an option in extra must not be one that slurm_rl sets; got {name!r}. "
+                    f"Next: {RESERVED_OPTIONS[option]}"
+                )
+            if name.replace("-", "_") in cls.model_fields:
+                raise ValueError(
+                    f"this option has a key of its own; got {name!r}. Next: set cluster.slurm.{name.replace('-', '_')}"
+                )
+        return extra
 
 
 class ClusterConfig(Section):

@@ -24,13 +24,18 @@ SCHEMA_NAME = "slurm_rl_schema"
 
 
 def conf_dir() -> Path:
-    """The presets: beside the package in a checkout, inside it in an installed wheel."""
+    """The presets."""
+    return shipped_dir("conf", "config.yaml")
+
+
+def shipped_dir(name: str, example: str) -> Path:
+    """A folder that ships with the package: beside it in a checkout, inside it in an installed wheel."""
     package = Path(__file__).resolve().parent.parent
-    for candidate in (package / "conf", package.parent / "conf"):
-        if (candidate / "config.yaml").is_file():
+    for candidate in (package / name, package.parent / name):
+        if (candidate / example).is_file():
             return candidate
     raise ConfigError(
-        "the presets (conf/config.yaml) must be in the checkout or the installed package",
+        f"{name}/{example} must be in the checkout or the installed package",
         seen=str(package.parent),
         action="install again with `pip install .`",
     )
@@ -136,6 +141,10 @@ def explain_compose_error(error: Exception) -> ConfigError:
     match = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text)
     if match:
         return _unknown_key(match.group(1))
+    if type(error).__name__ == "OverrideParseException":
+        # Hydra's grammar, not the shell's: both take one layer of quotes away.
+        hint = """quote values with spaces or special characters for both the shell and Hydra: 'key="a b"'"""
+        return ConfigError(f"the overrides must parse: {text}", action=hint)
     return ConfigError(f"the overrides must compose: {text}")
 
 

@@ -7,6 +7,7 @@ and no shell reads it. Values that Slurm itself expands (`%` in file names) are 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def build_sbatch_options(config: RunConfig, run_dir: str) -> SbatchOptions:
         "nodes": cluster.num_nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": cluster.cpus_per_node,
-        "gres": slurm.gres or _gres(config),
+        "gres": slurm.gres or (None if _names_gpus(slurm.extra) else _gres(config)),
         # 0 is all of a node's memory.
         "mem": f"{cluster.mem_gb_per_node}G" if cluster.mem_gb_per_node else "0",
         "time": job.time_limit_min,
@@ -42,6 +43,11 @@ def build_sbatch_options(config: RunConfig, run_dir: str) -> SbatchOptions:
     }
     options |= {name.replace("_", "-"): value for name, value in slurm.extra.items()}
     return {name: value for name, value in options.items() if value is not None and value is not False}
+
+
+def _names_gpus(extra: Mapping[str, object]) -> bool:
+    """Whether the user asks for GPUs in the other way: sites take --gres or --gpus-per-node."""
+    return any(name.replace("_", "-") in ("gpus", "gpus-per-node", "gpus-per-task") for name in extra)
 
 
 def _gres(config: RunConfig) -> str | None:
@@ -73,6 +79,8 @@ def render_batch_script(plan: JobPlan, command: str) -> str:
         f"# slurm_rl {plan.slurm_rl_version}",
         *plan.setup,
         f"export PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}}",
+        # `-m` would otherwise look into the working directory, often a checkout, before the snapshot.
+        "export PYTHONSAFEPATH=1",
         "export SUBMITIT_EXECUTOR=slurm",
         f"exec {command}",
     ]

@@ -39,7 +39,7 @@ _ACTIONS = {
     "node configuration is not available": "ask for no more than a node of the partition has: `sinfo -N -l`",
     "node count specification invalid": "ask for no more nodes than `sinfo` shows for the partition",
     "time limit": "ask for less time; `sinfo -o '%P %l'` shows the limits",
-    "configuration source": "run on a login node of the cluster, or use cluster=local",
+    "configuration source": "run on a login node of the cluster, or use +cluster=local",
 }
 
 
@@ -78,7 +78,7 @@ def execute_slurm(argv: Sequence[str], **extra_env: str) -> subprocess.Completed
             timeout=TIMEOUT_S,
         )
     except FileNotFoundError:
-        action = "run on a login node of the cluster, or use cluster=local"
+        action = "run on a login node of the cluster, or use +cluster=local"
         raise SubmitError(f"{argv[0]} must be on PATH", action=action) from None
     except subprocess.TimeoutExpired:
         raise SlurmUnavailableError(

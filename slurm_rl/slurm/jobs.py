@@ -1,15 +1,38 @@
-"""The job of a run: is it alive, and how is it ended."""
+"""The job of a run: where it stands, and how it is ended. Slurm's word and the run directory's, as one."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.run_dir import RunDir, append_event, read_json, write_json
 from slurm_rl.slurm import commands
+from slurm_rl.slurm.attempts import EXIT_INTERRUPTED
+from slurm_rl.slurm.commands import JobInfo
 from slurm_rl.slurm.states import JobState
+
+_CANCEL_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands."""
+
+    word: str
+    """pending, running, finished, failed, ...: the state alone."""
+    detail: str = ""
+    """Nodes, reason or cause; "" when there is nothing to say."""
+    is_alive: bool = False
+    """Its job has not ended: it runs or will."""
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.detail}" if self.detail else self.word
 
 
 def load_job(run: RunDir) -> dict[str, Any] | None:
@@ -18,21 +41,35 @@ def load_job(run: RunDir) -> dict[str, Any] | None:
     return found
 
 
+def read_states(runs: Sequence[RunDir]) -> list[RunState]:
+    """The state of each run, by one question to Slurm for all that have not ended by their own word."""
+    ids = [job_id for run in runs if (job_id := _id_to_ask(run))]
+    try:
+        known, trouble = commands.query_jobs(ids), ""
+    except SlurmRLError as error:
+        # The run directory still has something to say, also on a machine without Slurm.
+        known, trouble = {}, str(error)
+    return [_state(run, known, trouble) for run in runs]
+
+
 def is_job_alive(run: RunDir) -> bool:
-    """Whether the newest job of this run has not ended yet; a queued one is alive."""
+    """Whether the newest job of this run has not ended yet; a queued one is alive.
+
+    Raises:
+        SlurmRLError: Slurm does not say.
+    """
+    job_id = _id_to_ask(run)
+    return _state(run, commands.query_jobs([job_id] if job_id else []), "").is_alive
+
+
+def _id_to_ask(run: RunDir) -> str | None:
+    """The job that Slurm must be asked about; None where the run directory says all."""
     job = load_job(run)
-    if job is None or run.end.is_file():
-        return False
-    if job["launcher"] == "local":
-        return _is_local_alive(run, int(job["job_id"]))
-    state = query_state(job["job_id"])
-    return state is not None and not state.is_ended
-
-
-def query_state(job_id: str) -> JobState | None:
-    """Slurm's view of the job; None when it has forgotten it."""
-    found = commands.query_jobs([job_id]).get(job_id)
-    return found.state if found else None
+    if job is None or job["launcher"] == "local":
+        return None
+    # An interrupted job may wait to start again: `scontrol requeue` looks like a cancel to the controller.
+    is_open = not run.end.is_file() or read_json(run.end)["state"] == "interrupted"
+    return str(job["job_id"]) if is_open else None
 
 
 def cancel_job(run: RunDir) -> bool:
@@ -42,12 +79,73 @@ def cancel_job(run: RunDir) -> bool:
         return False
     if job["launcher"] == "local":
         os.kill(int(job["job_id"]), signal.SIGTERM)
-    elif query_state(job["job_id"]) == JobState.RUNNING:
+        return True
+    found = commands.query_jobs([job["job_id"]]).get(job["job_id"])
+    if found and found.state == JobState.RUNNING:
         # To the controller alone: it saves first, which a plain scancel's KillWait may be too short for.
         commands.cancel([job["job_id"]], signal="TERM")
     else:
         commands.cancel([job["job_id"]])
+        _record_cancelled(run, job["job_id"])
     return True
+
+
+def _record_cancelled(run: RunDir, job_id: str) -> None:
+    """The end of a job that waited: no controller is there to write it."""
+    deadline = time.monotonic() + _CANCEL_DEADLINE_S
+    while time.monotonic() < deadline:
+        found = commands.query_jobs([job_id]).get(job_id)
+        if found is None or found.state.is_ended:
+            break
+        time.sleep(0.2)
+    # Nodes mean that it had started after all; then its controller has the last word.
+    if found is None or (found.state == JobState.CANCELLED and not found.nodelist):
+        cause = "cancelled while it waited to start"
+        write_json(run.end, {"state": "cancelled", "exit_code": EXIT_INTERRUPTED, "cause": cause, "step": -1})
+        append_event(run, "job/ended", state="cancelled", cause=cause)
+
+
+def _state(run: RunDir, known: Mapping[str, JobInfo], trouble: str) -> RunState:
+    job = load_job(run)
+    found = known.get(job["job_id"]) if job else None
+    if run.end.is_file():
+        waits = found is not None and found.state == JobState.PENDING
+        end = read_json(run.end)
+        return _slurm_state(run, found) if found and waits else RunState(end["state"], end["cause"])
+    if job is None:
+        return RunState("not submitted")
+    if job["launcher"] == "local":
+        alive = _is_local_alive(run, int(job["job_id"]))
+        return RunState("running", is_alive=True) if alive else RunState("dead", _SILENT_END)
+    if trouble:
+        return RunState("unknown", trouble)
+    return _slurm_state(run, found) if found else RunState("dead", f"Slurm knows job {job['job_id']} no more")
+
+
+_SILENT_END = "its controller ended without a word"
+
+
+def _slurm_state(run: RunDir, job: JobInfo) -> RunState:
+    attempts = len(run.attempt_numbers())
+    if job.state == JobState.PENDING:
+        parts = [job.reason or "no reason given"]
+        if job.start_time:
+            parts.append(f"starts about {_clock(job.start_time)}")
+        if attempts:
+            parts.append(f"{attempts} attempts so far")
+        return RunState("pending", ", ".join(parts), is_alive=True)
+    if not job.state.is_ended:
+        parts = [f"on {job.nodelist}", f"attempt {attempts}" if attempts else "before the first attempt"]
+        if job.end_time:
+            parts.append(f"until {_clock(job.end_time)} at the latest")
+        return RunState(job.state.value, ", ".join(parts), is_alive=True)
+    exit_code = f", exit code {job.exit_code}" if job.exit_code else ""
+    reason = f" ({job.reason}{exit_code})" if job.reason or exit_code else ""
+    return RunState("dead", f"Slurm says {job.slurm_state}{reason}; {_SILENT_END}")
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _is_local_alive(run: RunDir, pid: int) -> bool:

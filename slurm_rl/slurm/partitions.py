@@ -46,6 +46,12 @@ def partitions() -> list[PartitionInfo]:
     return parse_partitions(output)
 
 
+def nodes_out_of_service() -> list[str]:
+    """Nodes that take no jobs now: down, drained, failing, in maintenance."""
+    output = run_slurm(["sinfo", "-h", "-N", "-t", "down,drain,drng,fail,failg,maint,reboot,no_respond", "-o", "%N"])
+    return sorted(set(output.split()))
+
+
 def parse_partitions(output: str) -> list[PartitionInfo]:
     """Read `sinfo -h -e -o '%P|%a|%l|%D|%c|%m|%G'`: one line per partition and kind of node."""
     lines = [line.split("|") for line in output.splitlines()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import yaml
 
 import slurm_rl
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import RunDirError
+from slurm_rl.errors import RunDirError, SlurmRLError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, append_event, write_json, write_text
 from slurm_rl.slurm.controller import run_controller
@@ -33,18 +34,16 @@ class Submitted:
     """submitit's Job."""
 
 
-def create_run(run: RunDir, config: RunConfig, plan: JobPlan) -> None:
+def create_run(run: RunDir, config: RunConfig, plan: JobPlan, *, again: bool = False) -> None:
     """Write config, plan and code snapshot.
 
+    Args:
+        again: go on where this function was cut off by a requeue of its own job.
+
     Raises:
-        RunDirError: the directory already holds a run.
+        RunDirError: the directory already holds a run, or other files.
     """
-    if run.plan.exists():
-        raise RunDirError(
-            "run_dir must not hold another run",
-            seen=str(run.path),
-            action=f"go on with it: python -m slurm_rl resume {run.path}, or choose another run_dir",
-        )
+    check_is_free(run, again=again)
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         snapshot_code(run)
@@ -57,6 +56,33 @@ def create_run(run: RunDir, config: RunConfig, plan: JobPlan) -> None:
             seen=str(run.path),
             action="choose another run_dir",
         ) from error
+
+
+def check_is_free(run: RunDir, *, again: bool = False) -> None:
+    """Refuse a directory with anything in it.
+
+    Args:
+        again: without a plan it may be half a run of our own.
+    """
+    if run.plan.exists():
+        raise RunDirError(
+            "run_dir must not hold another run",
+            seen=str(run.path),
+            action=f"go on with it: python -m slurm_rl resume {shlex.quote(str(run.path))}, or choose another run_dir",
+        )
+    # Someone's `code` or `config.yaml` would be lost in a folder that is not ours.
+    if not again and run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+        raise RunDirError("run_dir must be a new or empty folder", seen=str(run.path), action="choose another run_dir")
+
+
+def remove_run(run: RunDir) -> None:
+    """Take back what `create_run` and a refused submission left; nothing has run yet."""
+    for folder in (run.code, run.submitit):
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in (run.plan, run.config):
+        file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        run.path.rmdir()
 
 
 def snapshot_code(run: RunDir) -> None:
@@ -72,11 +98,23 @@ def snapshot_code(run: RunDir) -> None:
 
 def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
     """Start the job; returns at once."""
+    end = run.end.read_bytes() if run.end.is_file() else None
     run.end.unlink(missing_ok=True)
-    submitted = _submit_locally(run, plan) if plan.launcher == "local" else _submit_to_slurm(run, plan)
-    write_json(run.job, {"launcher": plan.launcher, "job_id": submitted.job_id})
-    append_event(run, "job/submitted", job_id=submitted.job_id, launcher=plan.launcher)
+    try:
+        submitted = _submit_locally(run, plan) if plan.launcher == "local" else _submit_to_slurm(run, plan)
+    except SlurmRLError:
+        if end is not None:
+            # A resume that Slurm refused: the run is still what it was.
+            run.end.write_bytes(end)
+        raise
+    record_job(run, plan.launcher, submitted.job_id)
     return submitted
+
+
+def record_job(run: RunDir, launcher: str, job_id: str) -> None:
+    """Write down which job the run now is."""
+    write_json(run.job, {"launcher": launcher, "job_id": job_id})
+    append_event(run, "job/submitted", job_id=job_id, launcher=launcher)
 
 
 def _submit_locally(run: RunDir, plan: JobPlan) -> Submitted:
@@ -101,15 +139,19 @@ def _submit_to_slurm(run: RunDir, plan: JobPlan) -> Submitted:
 @contextlib.contextmanager
 def _environment_of_the_job(run: RunDir) -> Iterator[None]:
     """The job imports the snapshot, not the checkout; a child's environment is ours at its birth."""
-    saved = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(run.code), saved]))
+    path = os.pathsep.join(filter(None, [str(run.code), os.environ.get("PYTHONPATH")]))
+    # Safe path: `-m` would otherwise look into the working directory, often a checkout, before the snapshot.
+    changed = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    saved = {name: os.environ.get(name) for name in changed}
+    os.environ.update(changed)
     try:
         yield
     finally:
-        if saved is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = saved
+        for name, value in saved.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @contextlib.contextmanager

@@ -1,0 +1,91 @@
+"""`here`: run in the Slurm allocation around this process, which plain sbatch or salloc made.
+
+The allocation decides nodes, GPUs and cores. The run directory carries the job's id, so that a requeue,
+which runs the same script again, goes on with the same run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from slurm_rl.cli.checks import check_inputs
+from slurm_rl.cli.common import parse_overrides, plan_run
+from slurm_rl.config.load import compose, parse_config, shipped_dir
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.slurm.allocation import Allocation, read_allocation
+from slurm_rl.slurm.submit import create_run, record_job
+
+TEMPLATE = "job.sbatch"
+
+
+def run(words: list[str]) -> int:
+    if words == ["--print-template"]:
+        print((shipped_dir("sbatch_templates", TEMPLATE) / TEMPLATE).read_text(encoding="utf-8"), end="")
+        return 0
+    allocation = read_allocation(os.environ)
+    config = _configure(words, allocation)
+    directory = RunDir(config.run_dir or Path(config.cluster.run_root) / f"{config.name}-{allocation.job_id}")
+    if not _is_ours(directory, allocation):
+        plan = _with_the_jobs_options(plan_run(config, directory), allocation)
+        check_inputs(config)
+        create_run(directory, config, plan, again=allocation.num_restarts > 0)
+        record_job(directory, "slurm", allocation.job_id)
+    _announce(directory, allocation)
+    return exec_controller(directory)
+
+
+def _configure(words: list[str], allocation: Allocation) -> RunConfig:
+    """The config with the allocation's numbers in place of the preset's."""
+    overrides, config_dir = parse_overrides(words)
+    tree = compose([*overrides, "cluster.launcher=slurm"], config_dir=config_dir)
+    on_cpu = tree["cluster"]["accelerator"] == "cpu"
+    if not on_cpu and allocation.gpus_per_node == 0:
+        raise ConfigError(
+            f"a run with accelerator {tree['cluster']['accelerator']!r} needs GPUs in the allocation",
+            seen="SLURM_GPUS_ON_NODE is not set",
+            action="sbatch --gpus-per-node=<n> ..., or +cluster=slurm_cpu",
+        )
+    tree["cluster"] |= {
+        "num_nodes": allocation.num_nodes,
+        # With --exclusive Slurm grants GPUs that a CPU run has no use for.
+        "gpus_per_node": 0 if on_cpu else allocation.gpus_per_node,
+        "cpus_per_node": allocation.cpus_per_node,
+    }
+    return parse_config(tree)
+
+
+def _is_ours(directory: RunDir, allocation: Allocation) -> bool:
+    """Whether an earlier start of this very job made the run; ids come round, so a first start never does."""
+    if allocation.num_restarts == 0 or not directory.plan.is_file() or not directory.job.is_file():
+        return False
+    return bool(read_json(directory.job)["job_id"] == allocation.job_id)
+
+
+def _with_the_jobs_options(plan: JobPlan, allocation: Allocation) -> JobPlan:
+    """The plan as `resume` will submit it: to where this job was let in."""
+    known = {"partition": allocation.partition, "account": allocation.account, "qos": allocation.qos}
+    # Without accounting Slurm calls the account (null).
+    found = {name: value for name, value in known.items() if value and value != "(null)"}
+    return replace(plan, sbatch={**found, **plan.sbatch})
+
+
+def _announce(directory: RunDir, allocation: Allocation) -> None:
+    granted = f"{allocation.num_nodes} nodes, {allocation.cpus_per_node} cores"
+    granted += f" and {allocation.gpus_per_node} GPUs each" if allocation.gpus_per_node else " each"
+    print(f"run     {directory.path}\njob     {allocation.job_id} ({granted})", file=sys.stderr, flush=True)
+
+
+def exec_controller(directory: RunDir) -> NoReturn:
+    """Become the controller, from the snapshot: edits in the checkout reach no later attempt."""
+    python = JobPlan.from_json(read_json(directory.plan)).host_python
+    path = os.pathsep.join(filter(None, [str(directory.code), os.environ.get("PYTHONPATH")]))
+    # Safe path: `-m` would otherwise look into the working directory, often a checkout, before the snapshot.
+    env = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    os.execve(python, [python, "-u", "-m", "slurm_rl.slurm", str(directory.path)], env)

@@ -1,0 +1,10 @@
+"""The controller as a program, for an allocation that submitit did not make: `python -m slurm_rl.slurm <run>`."""
+
+from __future__ import annotations
+
+import sys
+
+from slurm_rl.slurm.controller import run_controller
+
+if __name__ == "__main__":
+    sys.exit(run_controller(sys.argv[1]))

@@ -1,0 +1,70 @@
+"""What Slurm granted the job around this process, read from its environment. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from slurm_rl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """The nodes of a running job, and what it may use on each of them."""
+
+    job_id: str
+    num_nodes: int
+    gpus_per_node: int
+    cpus_per_node: int
+    """On the node that has least."""
+    num_restarts: int
+    """How often Slurm has started this job again."""
+    partition: str | None
+    account: str | None
+    qos: str | None
+
+
+def read_allocation(env: Mapping[str, str]) -> Allocation:
+    """The allocation that `env` is the environment of.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if "SLURM_JOB_ID" not in env or "SLURM_JOB_NUM_NODES" not in env:
+        raise ConfigError(
+            "`here` runs inside a Slurm job (SLURM_JOB_ID and SLURM_JOB_NUM_NODES are set)",
+            action="sbatch -N <nodes> job.sbatch ..., or without `here`, which submits the job for you",
+        )
+    return Allocation(
+        job_id=env["SLURM_JOB_ID"],
+        num_nodes=int(env["SLURM_JOB_NUM_NODES"]),
+        gpus_per_node=_count_gpus(env),
+        cpus_per_node=min(parse_counts(env.get("SLURM_JOB_CPUS_PER_NODE") or env["SLURM_CPUS_ON_NODE"])),
+        num_restarts=int(env.get("SLURM_RESTART_COUNT", 0)),
+        partition=env.get("SLURM_JOB_PARTITION"),
+        account=env.get("SLURM_JOB_ACCOUNT"),
+        qos=env.get("SLURM_JOB_QOS"),
+    )
+
+
+def parse_counts(text: str) -> list[int]:
+    """A number for each node, in Slurm's short form.
+
+    >>> parse_counts("72(x2),36")
+    [72, 72, 36]
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if match is None:
+            raise ConfigError("Slurm's counts are of the form 72(x2),36", seen=text)
+        found += [int(match[1])] * int(match[2] or 1)
+    return found
+
+
+def _count_gpus(env: Mapping[str, str]) -> int:
+    # SLURM_GPUS_ON_NODE appears with --gres and --gpus-per-node; older Slurms set SLURM_JOB_GPUS alone.
+    if env.get("SLURM_GPUS_ON_NODE"):
+        return int(env["SLURM_GPUS_ON_NODE"])
+    return len([gpu for gpu in env.get("SLURM_JOB_GPUS", "").split(",") if gpu])

@@ -1,0 +1,63 @@
+"""Stands in for the nodes' Python: the trainer is a loop without torch, and on wish Ray is a listening socket.
+
+`make_light_python` writes it as a program to be given as cluster.python, so that everything else is the real
+thing: command line, plan, sbatch, controller, preflight, node agents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+
+def make_light_python(folder: Path, *, real_ray: bool = False) -> Path:
+    """An executable in `folder`, which every node must see."""
+    path = folder / "python"
+    words = [sys.executable, str(Path(__file__).absolute()), "--real-ray" if real_ray else "--fake-ray"]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def main() -> None:
+    real_ray, words = sys.argv[1] == "--real-ray", sys.argv[2:]
+    if "slurm_rl.train.grpo.main" in words:
+        sys.exit(train(Path(words[words.index("--run-dir") + 1]), int(words[words.index("--attempt") + 1])))
+    if "ray.scripts.scripts" in words and not real_ray:
+        pretend_ray(words)
+    os.execv(sys.executable, [sys.executable, *words])
+
+
+def pretend_ray(words: list[str]) -> None:
+    ports = [int(word.partition("=")[2]) for word in words if word.startswith("--port=")]
+    listening = [socket.create_server(("", port)) for port in ports]
+    time.sleep(600)
+    del listening
+
+
+def train(run: Path, attempt: int) -> int:
+    """A step each 0.1 s, until `<run>/finish` is there or a signal asks to save."""
+    stopped: list[int] = []
+    signal.signal(signal.SIGUSR2, lambda number, frame: stopped.append(number))
+    steps = [int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*")]
+    step = max(steps, default=0)
+    print(f"trainer of attempt {attempt} goes on after step {step}", flush=True)
+    while not stopped and not (run / "finish").exists():
+        step += 1
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, "stage": "grpo", "reward/mean": step / 100}) + "\n")
+        time.sleep(0.1)
+    (run / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    outcome = {"outcome": "checkpointed", "exit_code": 75} if stopped else {"outcome": "finished", "exit_code": 0}
+    (run / "attempts" / str(attempt) / "outcome.json").write_text(json.dumps(outcome))
+    return int(outcome["exit_code"])
+
+
+if __name__ == "__main__":
+    main()
