@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field, field_validator
 
 from slurm_rl.config.base import NonNegativeInt, PositiveInt, Section
 
@@ -37,51 +37,61 @@ RESERVED_OPTIONS = {
 }
 
 
+def _check_one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"it must be one line without control characters; got {text!r}")
+    return text
+
+
+def _check_no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError(f"it must hold no NUL character; got {text!r}")
+    return text
+
+
+OneLine = Annotated[str, AfterValidator(_check_one_line)]
+# Lines of shell and values of variables may span lines.
+Text = Annotated[str, AfterValidator(_check_no_nul)]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
 class SlurmOptions(Section):
     """Options of sbatch under their own names; anything else goes in `extra`."""
 
-    partition: str | None = None
+    partition: OneLine | None = None
     """--partition."""
-    account: str | None = None
+    account: OneLine | None = None
     """--account."""
-    qos: str | None = None
+    qos: OneLine | None = None
     """--qos."""
-    constraint: str | None = None
+    constraint: OneLine | None = None
     """--constraint."""
-    reservation: str | None = None
+    reservation: OneLine | None = None
     """--reservation."""
-    nodelist: str | None = None
+    nodelist: OneLine | None = None
     """--nodelist."""
-    exclude: str | None = None
+    exclude: OneLine | None = None
     """--exclude."""
-    dependency: str | None = None
+    dependency: OneLine | None = None
     """--dependency."""
-    mail_type: str | None = None
+    mail_type: OneLine | None = None
     """--mail-type."""
-    mail_user: str | None = None
+    mail_user: OneLine | None = None
     """--mail-user."""
-    comment: str | None = None
+    comment: OneLine | None = None
     """--comment."""
     nice: int | None = None
     """--nice."""
-    gres: str | None = None
+    gres: OneLine | None = None
     """--gres; null derives gpu:<type>:<n> from the cluster, unless `extra` has gpus or gpus_per_node."""
     exclusive: bool = True
     """--exclusive: the job has its nodes for itself."""
-    extra: dict[str, str | int | bool] = Field(default={})
+    extra: dict[str, OneLine | int | bool] = Field(default={})
     """Any other option of sbatch, long name without leading dashes; true for a flag."""
-
-    @field_validator("*")
-    @classmethod
-    def _is_one_line(cls, value: object) -> object:
-        for text in [value, *(value.values() if isinstance(value, dict) else ())]:
-            if isinstance(text, str) and not text.isprintable():
-                raise ValueError(f"an option of sbatch has no line break or control character; got {text!r}")
-        return value
 
     @field_validator("extra")
     @classmethod
-    def _extra_is_free(cls, extra: dict[str, str | int | bool]) -> dict[str, str | int | bool]:
+    def _extra_is_free(cls, extra: dict[str, OneLine | int | bool]) -> dict[str, str | int | bool]:
         for name in extra:
             option = name.replace("_", "-")
             if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
@@ -105,7 +115,7 @@ class ClusterConfig(Section):
     """local: a process on this machine; slurm: a job."""
     accelerator: Literal["cpu", "nvidia", "amd"] = "cpu"
     """Which accelerator tables apply."""
-    gpu_type: str | None = None
+    gpu_type: OneLine | None = None
     """Slurm's name of the GPU type, for gres and for the submit-time check."""
     num_nodes: PositiveInt = 1
     """Nodes of the job; the run has exactly these or does not start."""
@@ -115,17 +125,17 @@ class ClusterConfig(Section):
     """CPU cores taken on each node; null: all of this machine (local), Slurm's default (slurm)."""
     mem_gb_per_node: PositiveInt | None = None
     """Memory taken on each node; null: all of it."""
-    run_root: str = "runs"
+    run_root: OneLine = "runs"
     """Folder for run directories; every node must see it."""
-    tmp_root: str = "/tmp"
+    tmp_root: OneLine = "/tmp"
     """Node-local folder for sockets and spills; short, since a Unix socket's path holds 107 bytes."""
-    python: str | None = None
-    """Python on the nodes (inside the container, when there is one); null: the one running now."""
-    network_interface: str | None = None
+    python: OneLine | None = None
+    """Python on the nodes; null: the one running now, or in a container python3."""
+    network_interface: OneLine | None = None
     """Interface for NCCL, RCCL and Gloo; null lets them choose."""
-    setup: list[str] = Field(default=[])
+    setup: list[Text] = Field(default=[])
     """Shell lines before anything starts on each node: module load, source activate."""
-    env: dict[str, str | None] = Field(default={})
+    env: dict[VariableName, Text | None] = Field(default={})
     """Environment of every process of the run; null removes a variable the presets set."""
     slurm: SlurmOptions = SlurmOptions()
     """Options for sbatch."""

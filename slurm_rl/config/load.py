@@ -149,6 +149,10 @@ def explain_compose_error(error: Exception) -> ConfigError:
 
 
 def _unknown_key(key: str) -> ConfigError:
+    if key in set(valid_keys()):
+        # A table such as cluster.env: Hydra appends to it only with a plus.
+        action = f"add an entry: +{key}.<name>=<value>"
+        return ConfigError("a table takes new entries one by one", seen=key, action=action)
     near = nearest_key(key)
     hint = f"did you mean {near}?" if near else "see `python -m slurm_rl --cfg job` for every key"
     return ConfigError("the key must exist in the config", seen=key, action=hint)

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_rl.errors import BringUpError
-
-HOSTS_VARIABLE = "SLURM_RL_HOSTS"
-"""Host names of all nodes, by rank, with commas; the controller sets it, since a container has no scontrol."""
+from slurm_rl.plan.job import HOSTS_VARIABLE
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,9 @@ PLAN_VERSION = 1
 SECRET_NAMES = ("WANDB_API_KEY", "HF_TOKEN")
 """Variables that pass through by name; their values stand in no file, argv or plan."""
 
+HOSTS_VARIABLE = "SLURM_RL_HOSTS"
+"""Host names of all nodes, by rank, with commas; the controller sets it, since a container has no scontrol."""
+
 
 @dataclass(frozen=True)
 class SubmitFacts:
@@ -125,7 +128,8 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     cluster = config.cluster
     local = cluster.launcher == "local"
     cpus = cluster.cpus_per_node or (facts.num_cpus if local else None)
-    python = cluster.python or facts.python
+    # The host's environment is not in the image.
+    python = cluster.python or ("python3" if config.container.image else facts.python)
     variables = merge_env(_environment(config, run_dir), cluster.env)
     plan = JobPlan(
         version=PLAN_VERSION,

@@ -6,6 +6,7 @@ import shlex
 
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import render_submission
+from slurm_rl.plan.step import build_nodes_step, with_setup, wrap_agent
 
 
 def render_plan(plan: JobPlan) -> str:
@@ -30,7 +31,17 @@ def render_plan(plan: JobPlan) -> str:
         lines += ["", "setup", *(f"  {line}" for line in plan.setup)]
     if plan.sbatch:
         lines += ["", "submission", render_submission(plan)]
+    lines += ["", "on the nodes", f"  {shlex.join(_nodes_step(plan))}"]
     return "\n".join(lines)
+
+
+def _nodes_step(plan: JobPlan) -> list[str]:
+    """What the controller runs, with a word in brackets for what only the job will know."""
+    if not plan.sbatch:
+        wrapped = wrap_agent(plan, 1, "JOB", None, "--local-job-key", "JOB")
+        return with_setup(plan.setup, wrapped.argv)
+    nodes = [f"[node {rank}]" for rank in range(plan.num_nodes)]
+    return build_nodes_step(plan, nodes, f"{plan.run_dir}/attempts/1/logs", wrap_agent(plan, 1, "JOB", None))
 
 
 def _limits(plan: JobPlan) -> str:

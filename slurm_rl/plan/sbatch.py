@@ -96,4 +96,4 @@ def controller_command(plan: JobPlan, host_python: str) -> str:
 def render_submission(plan: JobPlan) -> str:
     """What `submit` would run, for people: the command line and the script."""
     argv = shlex.join(["sbatch", *sbatch_argv(plan.sbatch), "<script>"])
-    return f"{argv}\n\n{render_batch_script(plan, controller_command(plan, plan.host_python))}"
+    return f"{argv}\n\n{render_batch_script(plan, controller_command(plan, plan.host_python))}".rstrip()

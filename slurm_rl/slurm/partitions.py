@@ -48,7 +48,7 @@ def partitions() -> list[PartitionInfo]:
 
 def nodes_out_of_service() -> list[str]:
     """Nodes that take no jobs now: down, drained, failing, in maintenance."""
-    output = run_slurm(["sinfo", "-h", "-N", "-t", "down,drain,drng,fail,failg,maint,reboot,no_respond", "-o", "%N"])
+    output = run_slurm(["sinfo", "-h", "-N", "-t", "down,drain,fail,maint,reserved,no_respond", "-o", "%N"])
     return sorted(set(output.split()))
 
 

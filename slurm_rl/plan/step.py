@@ -1,0 +1,68 @@
+"""The step that starts the node agents, as argv: what the controller runs and what `plan` shows. Pure."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, wrap
+from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
+from slurm_rl.plan.sbatch import escape_percent
+
+
+def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] | None, *words: str) -> Wrapped:
+    """A node agent, the same on every node, in its container.
+
+    Args:
+        user: uid and gid of whoever runs the job; None is root.
+        words: further arguments of the agent.
+    """
+    agent = [plan.python, "-u", "-m", "slurm_rl.node.agent", "--run-dir", plan.run_dir, "--attempt", str(attempt)]
+    return wrap(
+        [*agent, *words],
+        {"PYTHONPATH": f"{plan.run_dir}/code"},
+        [Mount(plan.run_dir, plan.run_dir)],
+        ContainerPlan.from_json(plan.container),
+        accelerator=plan.accelerator,
+        name=f"srl-{job_key}-{attempt}",
+        inherited=[*plan.secret_names, HOSTS_VARIABLE],
+        user=user,
+    )
+
+
+def build_nodes_step(
+    plan: JobPlan, nodes: Sequence[str], logs: str, wrapped: Wrapped, *, cpus: str | None = None
+) -> list[str]:
+    """The one srun that starts every node agent.
+
+    Args:
+        cpus: cores granted on a node, where the plan leaves them to Slurm.
+    """
+    logs = escape_percent(logs)
+    return [
+        *build_srun(plan, nodes, cpus=cpus),
+        # One node's end is the attempt's end: the others would wait for it until a deadline.
+        "--kill-on-bad-exit=1",
+        "--unbuffered",
+        f"--output={logs}/node-%t.log",
+        f"--error={logs}/node-%t.log",
+        *wrapped.srun_args,
+        *with_setup(plan.setup, wrapped.argv),
+    ]
+
+
+def build_srun(plan: JobPlan, nodes: Sequence[str], *, cpus: str | None = None) -> list[str]:
+    """srun with one task on each of these nodes and all of the job's share of them."""
+    argv = ["srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--mpi=none"]
+    argv += [f"--nodelist={','.join(nodes)}", "--mem=0"]
+    # Since Slurm 22.05 srun does not take this from sbatch by itself, and Ray would run on one core.
+    if plan.cpus_per_node or cpus:
+        argv.append(f"--cpus-per-task={plan.cpus_per_node or cpus}")
+    return argv
+
+
+def with_setup(setup: Sequence[str], argv: Sequence[str]) -> list[str]:
+    """argv after the setup lines; without any, argv itself and no shell."""
+    if not setup:
+        return list(argv)
+    return ["/bin/bash", "-c", "\n".join([*setup, f"exec {shlex.join(argv)}"])]

@@ -1,0 +1,71 @@
+"""What the tests of the command line share: running it on the cluster, and waiting for what a run says."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.slurm.cluster import Cluster, wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_folder(cluster: Cluster) -> Path:
+    """A folder that every node sees."""
+    return Path(tempfile.mkdtemp(prefix="w", dir=cluster.root))
+
+
+def cli(
+    cluster: Cluster, folder: Path, *words: str, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """`python -m slurm_rl <words>` in `folder`, as on the login node."""
+    argv = [sys.executable, "-m", "slurm_rl", *words]
+    full = {**cluster.env, "PYTHONPATH": str(ROOT), **(env or {})}
+    return subprocess.run(argv, cwd=folder, env=full, capture_output=True, text=True, timeout=90)
+
+
+def submit(cluster: Cluster, run: Path, python: Path, *words: str, env: Mapping[str, str] | None = None) -> str:
+    """Submit a light run over two nodes; its job id."""
+    done = cli(
+        cluster,
+        run.parent,
+        "+cluster=slurm_cpu",
+        f"cluster.python={quote(python)}",
+        f"run_dir={quote(run)}",
+        *words,
+        env=env,
+    )
+    assert done.returncode == 0, done.stderr
+    return job_id(run)
+
+
+def job_id(run: Path) -> str:
+    return str(json.loads((run / "job.json").read_text())["job_id"])
+
+
+def quote(value: object) -> str:
+    """A value in Hydra's grammar, whatever is in it."""
+    escaped = str(value).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def wait_for_step(run: Path, attempt: int = 1) -> None:
+    """Wait until the light trainer of this attempt makes steps."""
+    log = run / "attempts" / str(attempt) / "logs" / "driver.log"
+    wait_until(lambda: log.is_file() and "goes on" in log.read_text(), f"attempt {attempt} to train", timeout_s=60)
+
+
+def wait_for_end(run: Path, timeout_s: float = 60) -> dict[str, Any]:
+    """How the run ended by the controller's word."""
+    wait_until((run / "end.json").is_file, "the run to end", timeout_s=timeout_s)
+    found: dict[str, Any] = json.loads((run / "end.json").read_text())
+    return found
+
+
+def queue(cluster: Cluster) -> str:
+    return cluster.run(["squeue", "-h", "-o", "%i %T"]).stdout

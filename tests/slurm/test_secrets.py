@@ -1,0 +1,79 @@
+"""A canary in the secrets' variables reaches the trainer and stands nowhere else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import submit, wait_for_end, wait_for_step
+
+pytestmark = pytest.mark.slurm
+
+CANARY = {"WANDB_API_KEY": "canary-5b1d7c52e0", "HF_TOKEN": "canary-9f4e2a7713"}
+
+
+def command_lines() -> dict[str, str]:
+    """Command lines of every process on this machine, the nodes' included."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            found[entry.name] = (entry / "cmdline").read_bytes().decode(errors="replace")
+        except OSError:
+            continue  # it ended while we looked
+    return found
+
+
+def files_with_canary(folder: Path) -> list[Path]:
+    needles = [value.encode() for value in CANARY.values()]
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    return [path for path in files if any(needle in path.read_bytes() for needle in needles)]
+
+
+def test_secrets_stand_nowhere(cluster: Cluster, shared_dir: Path) -> None:
+    run, python = shared_dir / "run", make_light_python(shared_dir, real_ray=True)
+    job = submit(cluster, run, python, "name=secret", env=CANARY)
+    seen: dict[str, str] = {}
+    deadline = time.monotonic() + 60
+    log = run / "attempts" / "1" / "logs" / "driver.log"
+    # From the first moment on: what is short-lived (sbatch, srun, ray start) counts as well.
+    while time.monotonic() < deadline and not (log.is_file() and "goes on" in log.read_text()):
+        seen |= command_lines()
+        time.sleep(0.02)
+    wait_for_step(run)
+    seen |= command_lines()
+    assert any("slurm_rl.node.agent" in line for line in seen.values())
+    assert any("gcs_server" in line for line in seen.values())
+    leaks = [line for line in seen.values() if any(value in line for value in CANARY.values())]
+    assert leaks == []
+    shown = cluster.run(["scontrol", "show", "job", "-dd", job]).stdout
+    cluster.run(["scontrol", "write", "batch_script", job, str(shared_dir / "script")])
+    assert "submitit" in (shared_dir / "script").read_text()
+    assert not any(value in shown for value in CANARY.values())
+    # They did arrive where they are needed.
+    trainer = [entry for entry in trainers() if entry.read_bytes().count(b"canary-") >= len(CANARY)]
+    assert trainer
+    (run / "finish").touch()
+    assert wait_for_end(run)["state"] == "finished"
+    assert files_with_canary(shared_dir) == []
+    private = [path for path in (run / "submitit").rglob("*.pkl") if path.stat().st_mode & 0o077]
+    assert private == []
+
+
+def trainers() -> list[Path]:
+    """/proc/<pid>/environ of the light trainers."""
+    pids = [pid for pid, line in command_lines().items() if "slurm_rl.train.grpo.main" in line]
+    return [Path("/proc") / pid / "environ" for pid in pids if os.access(f"/proc/{pid}/environ", os.R_OK)]
+
+
+def test_the_plan_names_secrets_without_their_values(cluster: Cluster, shared_dir: Path) -> None:
+    from tests.slurm.submitting import cli
+
+    done: subprocess.CompletedProcess[str] = cli(cluster, shared_dir, "plan", "+cluster=nvidia_h100", env=CANARY)
+    assert "WANDB_API_KEY, HF_TOKEN" in done.stdout
+    assert "canary" not in done.stdout + done.stderr

@@ -1,0 +1,76 @@
+"""What a cluster would refuse, or never start, is an error before anything is written or queued."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.submitting import cli, make_folder, queue
+
+pytestmark = pytest.mark.slurm
+
+CPU, H100 = "+cluster=slurm_cpu", "+cluster=nvidia_h100"
+
+
+def refuse(cluster: Cluster, *words: str) -> str:
+    """Submit; nothing may be left behind. The error."""
+    folder = make_folder(cluster)
+    done = cli(cluster, folder, *words)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(folder.iterdir()) == []
+    assert queue(cluster) == ""
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([CPU, "cluster.slurm.partition=mian"], ["Invalid partition", "choose one of: main, high"]),
+        ([H100], ["h100", "the nodes have 2 fake", "cluster.gpu_type"]),
+        ([H100, "cluster.gpu_type=fake"], ["got 8; the nodes have 2 fake", "cluster.gpus_per_node"]),
+        ([CPU, "cluster.num_nodes=5"], ["got 5; it has 4", "cluster.num_nodes"]),
+        ([CPU, "cluster.cpus_per_node=64"], ["got 64; the nodes have 4", "cluster.cpus_per_node"]),
+        ([CPU, "cluster.mem_gb_per_node=900"], ["got 900 GB; the nodes have 11 GB"]),
+        ([CPU, "cluster.slurm.reservation=none"], ["Requested reservation is invalid"]),
+        ([CPU, "cluster.slurm.nodelist=nowhere"], ["Invalid node name"]),
+        ([CPU, "+cluster.slurm.extra.frobnicate=1"], ["unrecognized option", "frobnicate"]),
+        ([CPU, "cluster.slurm.dependency=soon"], ["dependency"]),
+    ],
+)
+def test_slurm_would_refuse(cluster: Cluster, words: list[str], said: list[str]) -> None:
+    error = refuse(cluster, *words)
+    for text in said:
+        assert text in error
+
+
+def test_longer_than_the_partition_allows(cluster: Cluster) -> None:
+    """Slurm itself would let such a job wait for ever."""
+    cluster.run(["scontrol", "update", "partitionname=main", "MaxTime=60"])
+    try:
+        assert "120 min > 60 min" in refuse(cluster, CPU, "job.time_limit=2:00:00")
+    finally:
+        cluster.run(["scontrol", "update", "partitionname=main", "MaxTime=INFINITE"])
+
+
+def test_nodes_that_are_drained_only_make_it_wait(cluster: Cluster) -> None:
+    folder, drained = make_folder(cluster), cluster.nodes[0]
+    cluster.run(["scontrol", "update", f"nodename={drained}", "state=drain", "reason=test"])
+    done = cli(cluster, folder, CPU, "cluster.num_nodes=4", "run_dir=waits")
+    assert done.returncode == 0, done.stderr
+    status = cli(cluster, folder, "status", "waits").stdout
+    assert "pending: ReqNodeNotAvail" in status
+
+
+def test_accounts_that_do_not_exist(accounting_cluster: Cluster) -> None:
+    assert "nvalid account" in refuse(accounting_cluster, CPU, "cluster.slurm.account=nobody")
+
+
+def test_a_machine_without_slurm_points_home(cluster: Cluster, tmp_path: Path) -> None:
+    done = cli(cluster, tmp_path, CPU, env={"PATH": str(tmp_path)})
+    assert done.returncode == 2
+    assert "must be on PATH" in done.stderr
+    assert "+cluster=local" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,74 @@
+"""Plain sbatch: the template, what it takes from the allocation, and that a requeue goes on with the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import ROOT, cli, job_id, wait_for_end, wait_for_step
+
+pytestmark = pytest.mark.slurm
+
+TEMPLATE = ROOT / "sbatch_templates" / "job.sbatch"
+
+
+def sbatch(cluster: Cluster, folder: Path, *words: str) -> str:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**cluster.env, "PYTHONPATH": str(ROOT), "PATH": path}
+    done = subprocess.run(["sbatch", "--parsable", *words], cwd=folder, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def overrides(folder: Path) -> list[str]:
+    return ["+cluster=slurm_cpu", "name=plain", f"cluster.python={make_light_python(folder)}"]
+
+
+def test_the_allocation_decides_and_a_requeue_goes_on(cluster: Cluster, shared_dir: Path) -> None:
+    job = sbatch(cluster, shared_dir, "-N3", "--mem=2G", str(TEMPLATE), *overrides(shared_dir), "cluster.num_nodes=9")
+    run = shared_dir / "runs" / f"plain-{job}"
+    wait_for_step(run)
+    plan = json.loads((run / "plan.json").read_text())
+    assert (plan["num_nodes"], plan["cpus_per_node"], plan["gpus_per_node"]) == (3, 4, 0)
+    assert plan["sbatch"]["partition"] == "main"
+    assert job_id(run) == job
+    cluster.run(["scontrol", "requeue", job])
+    wait_for_step(run, attempt=2)
+    assert "running" in cli(cluster, shared_dir, "status", str(run)).stdout
+    (run / "finish").touch()
+    assert wait_for_end(run)["state"] == "finished"
+    first, second = [(run / "attempts" / str(n) / "logs" / "driver.log").read_text() for n in (1, 2)]
+    assert "after step 0" in first
+    assert "after step 0" not in second
+    assert list(shared_dir.glob("runs/*")) == [run]
+
+
+def test_a_failing_start_says_why_in_the_jobs_log(cluster: Cluster, shared_dir: Path) -> None:
+    job = sbatch(cluster, shared_dir, "-N1", str(TEMPLATE), "+cluster=nvidia_h100", "optim.lrr=1")
+    log = shared_dir / f"slurm_rl-{job}.log"
+    wait_until(lambda: log.is_file() and "did you mean optim.lr" in log.read_text(), "the error")
+    assert "Traceback" not in log.read_text()
+    assert not (shared_dir / "runs").exists()
+
+
+def test_the_snapshot_runs_and_not_the_working_directory(cluster: Cluster, shared_dir: Path) -> None:
+    """Submitted from a checkout, edited while the job waits: the run keeps the code it was given."""
+    (shared_dir / "slurm_rl").mkdir()
+    (shared_dir / "slurm_rl" / "__init__.py").write_text("raise RuntimeError('the working directory')")
+    done = cli(cluster, ROOT, "here", "--print-template")
+    assert done.stdout == TEMPLATE.read_text()
+    script = shared_dir / "job.sbatch"
+    # As the installed command would: it is not looked for in the working directory.
+    script.write_text(done.stdout.replace("python -m slurm_rl", "python -P -m slurm_rl"))
+    job = sbatch(cluster, shared_dir, "-N2", "--mem=2G", str(script), *overrides(shared_dir))
+    run = shared_dir / "runs" / f"plain-{job}"
+    wait_for_step(run)
+    (run / "finish").touch()
+    assert wait_for_end(run)["state"] == "finished"

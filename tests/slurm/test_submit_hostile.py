@@ -1,0 +1,85 @@
+"""Names that a shell, Slurm or Hydra would read as something else: they work, or are a clear error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import cli, queue, quote, submit, wait_for_end, wait_for_step
+
+pytestmark = pytest.mark.slurm
+
+CPU = "+cluster=slurm_cpu"
+
+
+def test_a_run_in_a_hostile_folder(cluster: Cluster, shared_dir: Path) -> None:
+    """Spaces, quotes, `$()` and more in the run directory, the comment and the path of Python."""
+    folder = shared_dir / """a b'c"d;$(touch pwned)`touch pwned`&|<>*?[x]{y}~#!é"""
+    folder.mkdir()
+    run = folder / "run $(touch pwned)"
+    comment = """it's "mine" $(touch pwned); touch pwned `touch pwned` %j \\\\n"""
+    submit(cluster, run, make_light_python(folder), f"cluster.slurm.comment={quote(comment)}")
+    wait_for_step(run)
+    assert "running" in cli(cluster, folder, "status", str(run)).stdout
+    assert "goes on" in cli(cluster, folder, "logs", str(run)).stdout
+    shown = cluster.run(["scontrol", "show", "job", "-o"]).stdout
+    assert comment.replace("\\\\", "\\") in shown or "it's" in shown
+    (run / "finish").touch()
+    assert wait_for_end(run)["state"] == "finished"
+    # Every node's log is where it belongs, under the name it was given.
+    assert {path.stem for path in (run / "attempts" / "1" / "logs").glob("node-*.log")} == {"node-0", "node-1"}
+    assert list(shared_dir.rglob("pwned")) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run_dir='a%jb'"],
+        [r"run_dir='a\\b'"],
+        ["run_dir='a\nb'"],
+        ["run_dir='a\x1b[31mb'"],
+        ["name='a b'"],
+        ["name='$(touch pwned)'"],
+        ["name=--wrap"],
+        ["cluster.slurm.partition='$(touch pwned)'"],
+        ["cluster.slurm.partition='main --wrap=true'"],
+        ["cluster.slurm.partition='a\nb'"],
+        ["cluster.slurm.comment='a\nb'"],
+        ["cluster.slurm.comment='a\x00b'"],
+        ["cluster.slurm.nodelist='$(touch pwned)'"],
+        ["cluster.slurm.dependency='`touch pwned`'"],
+        ["+cluster.slurm.extra.wrap='touch pwned'"],
+        ["+cluster.slurm.extra.test_only=true"],
+        ["+cluster.slurm.extra={'--wrap': 'touch pwned'}"],
+        ["cluster.setup=['a\x00b']"],
+        ["cluster.env={A: 'a\x00b'}"],
+        ["cluster.env={'A=B': x}"],
+        ["cluster.python='a\nb'"],
+        ["job.time_limit='1; touch pwned'"],
+    ],
+)
+def test_is_refused_in_words(cluster: Cluster, shared_dir: Path, words: list[str]) -> None:
+    if any("\x00" in word for word in words):
+        # No command line holds a NUL; a site's preset can.
+        key, _, value = words[0].partition("=")
+        words = write_preset(shared_dir, key, value)
+    done = cli(cluster, shared_dir, CPU, *words)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert done.stderr.startswith("slurm_rl: ")
+    assert "Traceback" not in done.stderr
+    assert queue(cluster) == ""
+    assert [path.name for path in shared_dir.iterdir() if path.name != "conf"] == []
+
+
+def write_preset(folder: Path, key: str, value: str) -> list[str]:
+    """A site's preset with a NUL in it, as YAML writes one."""
+    quoted = value.replace("'", '"').replace("\x00", "\\0")
+    lines = ["# @package _global_"]
+    for depth, name in enumerate(key.split(".")):
+        lines.append("  " * depth + f"{name}:")
+    (folder / "conf" / "exp").mkdir(parents=True)
+    (folder / "conf" / "exp" / "nul.yaml").write_text("\n".join(lines) + f" {quoted}\n")
+    return [f"--config-dir={folder / 'conf'}", "+exp=nul"]

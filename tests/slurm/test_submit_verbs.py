@@ -1,0 +1,98 @@
+"""status, logs, cancel and resume on jobs of a real Slurm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import ROOT, cli, job_id, submit, wait_for_end, wait_for_step
+
+pytestmark = pytest.mark.slurm
+
+
+def state_of(cluster: Cluster, run: Path) -> str:
+    lines = cli(cluster, run.parent, "status", str(run)).stdout.splitlines()
+    return next(line.split(maxsplit=1)[1] for line in lines if line.startswith("state"))
+
+
+def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
+    """Running, followed, cancelled, resumed, finished: every verb tells the same story."""
+    run, python = shared_dir / "run", make_light_python(shared_dir)
+    first = submit(cluster, run, python)
+    wait_for_step(run)
+    nodes = f"{cluster.nodes[0][0]}[1-2]"
+    assert state_of(cluster, run).startswith(f"running: on {nodes}, attempt 1")
+    refused = cli(cluster, shared_dir, "resume", str(run))
+    assert (refused.returncode, "cancel" in refused.stderr) == (2, True)
+    follow = [sys.executable, "-m", "slurm_rl", "logs", "-f", str(run)]
+    env = {**cluster.env, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(follow, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
+        assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
+        out, err = following.communicate(timeout=30)
+    assert "trainer of attempt 1 goes on after step 0" in out
+    assert err.splitlines()[-1] == "# interrupted"
+    assert wait_for_end(run)["state"] == "interrupted"
+    resumed = cli(cluster, shared_dir, "resume", str(run))
+    assert resumed.returncode == 0, resumed.stderr
+    assert "the same plan" in resumed.stderr
+    assert job_id(run) != first
+    wait_for_step(run, attempt=2)
+    (run / "finish").touch()
+    assert wait_for_end(run)["state"] == "finished"
+    assert "attempt 2" in cli(cluster, shared_dir, "logs", str(run)).stdout
+    assert "not running" in cli(cluster, shared_dir, "cancel", str(run)).stderr
+
+
+def test_a_waiting_run_says_why_and_can_be_cancelled(cluster: Cluster, shared_dir: Path) -> None:
+    run = shared_dir / "run"
+    # Only Slurm's own words reach status, so any reason will do.
+    submit(cluster, run, make_light_python(shared_dir), "+cluster.slurm.extra.hold=true")
+    assert state_of(cluster, run).startswith("pending: JobHeldUser")
+    missing = cli(cluster, shared_dir, "logs", str(run))
+    assert (missing.returncode, "pending" in missing.stderr) == (2, True)
+    assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
+    assert state_of(cluster, run) == "cancelled: cancelled while it waited to start"
+    resumed = cli(cluster, shared_dir, "resume", str(run))
+    assert resumed.returncode == 0, resumed.stderr
+    assert state_of(cluster, run).startswith("pending")
+
+
+def test_a_folder_of_runs_costs_one_question(cluster: Cluster, shared_dir: Path) -> None:
+    python = make_light_python(shared_dir)
+    for index in range(3):
+        submit(cluster, shared_dir / f"run{index}", python, "+cluster.slurm.extra.hold=true")
+    calls, spy = shared_dir / "calls", shared_dir / "bin"
+    spy.mkdir()
+    (spy / "squeue").write_text(f'#!/bin/sh\necho squeue >> {calls}\nexec /usr/bin/squeue "$@"\n')
+    (spy / "squeue").chmod(0o755)
+    env = {"PATH": f"{spy}:{cluster.env['PATH']}"}
+    table = cli(cluster, shared_dir, "status", str(shared_dir), env=env).stdout.splitlines()
+    assert [row.split()[0] for row in table] == ["RUN", "run0", "run1", "run2"]
+    assert all("pending: JobHeldUser" in row for row in table[1:])
+    assert calls.read_text().split() == ["squeue"]
+
+
+def test_a_controller_that_died_without_a_word(cluster: Cluster, shared_dir: Path) -> None:
+    run = shared_dir / "run"
+    job = submit(cluster, run, make_light_python(shared_dir))
+    wait_for_step(run)
+    # As the out-of-memory killer would.
+    cluster.run(["scancel", "--batch", "--signal=KILL", job])
+    wait_until(lambda: state_of(cluster, run).startswith("dead: Slurm says "), "the state", timeout_s=30)
+    assert "resume" in cli(cluster, shared_dir, "status", str(run)).stdout
+
+
+def test_slurm_away_leaves_what_the_run_says(cluster: Cluster, shared_dir: Path) -> None:
+    run = shared_dir / "run"
+    submit(cluster, run, make_light_python(shared_dir), "+cluster.slurm.extra.hold=true")
+    env = {"PATH": str(shared_dir)}
+    done = cli(cluster, shared_dir, "status", str(run), env=env)
+    assert (done.returncode, "unknown: squeue must be on PATH" in done.stdout) == (0, True)
+    assert cli(cluster, shared_dir, "resume", str(run), env=env).returncode == 2
+    assert json.loads((run / "job.json").read_text())["launcher"] == "slurm"
