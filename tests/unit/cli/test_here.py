@@ -1,0 +1,55 @@
+"""What `here` makes of Slurm's environment, without a Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_rl.cli.here import run
+from slurm_rl.errors import ConfigError
+from slurm_rl.slurm.allocation import parse_counts, read_allocation
+
+ENV = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_CPUS_PER_NODE": "72(x2)"}
+
+
+@given(st.lists(st.tuples(st.integers(1, 512), st.integers(1, 9)), min_size=1, max_size=9))
+def test_counts_unfold(groups: list[tuple[int, int]]) -> None:
+    text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in groups)
+    assert parse_counts(text) == [count for count, times in groups for _ in range(times)]
+
+
+@pytest.mark.parametrize("text", ["", "x", "4(x)", "4,,4", "-1"])
+def test_other_counts_are_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="of the form"):
+        parse_counts(text)
+
+
+@pytest.mark.parametrize(
+    ("env", "gpus"),
+    [({}, 0), ({"SLURM_GPUS_ON_NODE": "8"}, 8), ({"SLURM_JOB_GPUS": "0,3"}, 2), ({"SLURM_GPUS_ON_NODE": ""}, 0)],
+)
+def test_gpus_of_an_allocation(env: dict[str, str], gpus: int) -> None:
+    assert read_allocation({**ENV, **env}).gpus_per_node == gpus
+
+
+def test_the_smallest_node_counts() -> None:
+    assert read_allocation({**ENV, "SLURM_JOB_CPUS_PER_NODE": "72,36"}).cpus_per_node == 36
+
+
+def test_outside_of_a_job_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ENV:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ConfigError, match="inside a Slurm job"):
+        run([])
+
+
+def test_an_allocation_without_gpus_is_told_how_to_get_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in ENV.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"nvidia.*--gpus-per-node"):
+        run(["+cluster=nvidia_h100"])
+    assert list(tmp_path.iterdir()) == []

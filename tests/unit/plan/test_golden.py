@@ -1,0 +1,55 @@
+"""What `plan` prints for every cluster preset in every container runtime, beside what it printed before.
+
+A wanted change: `python -m tests.unit.plan.test_golden` writes tests/golden again; review the diff.
+"""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.render import render_plan
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+CLUSTERS = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
+IMAGES = {
+    "none": None,
+    "pyxis": "/images/slurm_rl.sqsh",
+    "apptainer": "/images/slurm_rl.sif",
+    "podman": "registry.example/slurm_rl:1",
+    "docker": "registry.example/slurm_rl:1",
+}
+# A fixed machine and moment, so that the text is the same everywhere.
+FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")
+CASES = list(itertools.product(CLUSTERS, IMAGES))
+
+
+def render(cluster: str, runtime: str) -> str:
+    words = [f"+cluster={cluster}", "name=golden", "run_dir=/shared/runs/golden", "container.mounts=[/data:/data:ro]"]
+    if runtime != "none":
+        words += [f"container.runtime={runtime}", f"container.image={IMAGES[runtime]}"]
+    return render_plan(build_plan(load_config(words), "/shared/runs/golden", FACTS)) + "\n"
+
+
+def golden_file(cluster: str, runtime: str) -> Path:
+    return GOLDEN / f"plan-{cluster}-{runtime}.txt"
+
+
+@pytest.mark.parametrize(("cluster", "runtime"), CASES)
+def test_the_plan_is_as_before(cluster: str, runtime: str) -> None:
+    assert render(cluster, runtime) == golden_file(cluster, runtime).read_text()
+
+
+def test_no_golden_file_is_without_its_preset() -> None:
+    assert set(GOLDEN.glob("plan-*.txt")) == {golden_file(*case) for case in CASES}
+
+
+if __name__ == "__main__":
+    for old in GOLDEN.glob("plan-*.txt"):
+        old.unlink()
+    for case in CASES:
+        golden_file(*case).write_text(render(*case))
