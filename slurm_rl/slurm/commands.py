@@ -89,6 +89,7 @@ def test_only(args: Sequence[str]) -> str:
 def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
     """What Slurm knows of these jobs, arrays expanded to their elements; a job it has forgotten is left out.
 
+    Slurm forgets ended jobs after MinJobAge (default 5 min), and a waiting array element at once when cancelled.
     One squeue for all; where there is accounting, one sacct adds exit codes and the jobs that squeue forgot.
     """
     ids = sorted(set(job_ids))

@@ -50,6 +50,7 @@ def shared_dir(session_cluster: Cluster) -> Path:
 
 
 def make_shared_dir(cluster: Cluster) -> Path:
+    """The same for a cluster that is not the session's."""
     return Path(tempfile.mkdtemp(prefix="w", dir=cluster.root))
 
 

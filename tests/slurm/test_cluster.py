@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -45,7 +47,8 @@ def test_nodes_share_the_cluster_folder_and_nothing_else_in_tmp(cluster: Cluster
     left = cluster.leftovers(cluster.nodes[0])
     assert (left.tmp, left.shm) == ([f"/tmp/mine-{cluster.nodes[0]}"], ["/dev/shm/mine"])
     cluster.run(["srun", "-N2", "sh", "-c", "rm /tmp/mine-$(hostname) /dev/shm/mine"])
-    assert not cluster.leftovers(cluster.nodes[0])
+    # slurmstepd stays a moment longer than srun.
+    wait_until(lambda: not cluster.leftovers(cluster.nodes[0]), "the node to be clean")
 
 
 def test_a_job_sees_its_gpus_only(cluster: Cluster) -> None:
@@ -76,11 +79,11 @@ def test_daemons_of_a_job_die_with_it(cluster: Cluster) -> None:
     wait_until(lambda: not cluster.leftovers(cluster.nodes[0]), "the daemon to be gone", timeout_s=10)
 
 
+# Slurm needs up to 30 s to give up a node that says nothing, whatever SlurmdTimeout says.
 def test_power_off_requeues_the_job_and_the_node_comes_back(cluster: Cluster) -> None:
     job = submit(cluster, "-N2", "--wrap", "srun sleep 300")
-    wait_for_state(cluster, job, "RUNNING")
     victim = cluster.nodes[1]
-    assert len(cluster.processes(victim)) > 2
+    wait_until(lambda: any("sleep 300" in process.cmdline for process in cluster.processes(victim)), "the step to run")
     cluster.power_off(victim)
     wait_until(lambda: cluster.node_state(victim).startswith("down"), f"{victim} to be down", timeout_s=40)
     wait_until(lambda: field(cluster, job, "Restarts") == "1", "the job to be requeued")
@@ -92,7 +95,8 @@ def test_power_off_requeues_the_job_and_the_node_comes_back(cluster: Cluster) ->
 
 def test_preemption_sends_the_signal_and_requeues(cluster: Cluster, shared_dir: Path) -> None:
     seen = shared_dir / "seen"
-    body = f"trap 'echo USR2 >> {seen}; exit 1' USR2; echo up >> {seen}; while :; do sleep 0.1; done"
+    # It stays until it is killed, GraceTime later: a job that exits in its grace has ended and is not requeued.
+    body = f"trap 'echo USR2 >> {seen}' USR2; echo up >> {seen}; while :; do sleep 0.1; done"
     low = submit(cluster, "-N4", "--exclusive", "--requeue", "--signal=B:USR2@60", "--wrap", body)
     wait_until(seen.exists, "the job to be up")
     high = submit(cluster, "-p", "high", "-N1", "--wrap", "sleep 1")
@@ -130,10 +134,12 @@ def test_requeue_keeps_the_id_and_starts_again_soon(cluster: Cluster, shared_dir
     assert time.monotonic() - began < 20
 
 
-def test_clusters_stand_beside_each_other(cluster: Cluster, tmp_path: Path) -> None:
-    with Cluster(Path(f"/tmp/slrl-beside-{cluster.slot.letter}"), num_nodes=1) as other:
+def test_clusters_stand_beside_each_other(cluster: Cluster) -> None:
+    root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
+    with Cluster(root, num_nodes=1) as other:
         assert set(other.nodes).isdisjoint(cluster.nodes)
         assert other.run(["srun", "hostname"]).stdout.split() == other.nodes
         assert cluster.run(["srun", "hostname"]).stdout.split() == cluster.nodes[:1]
-    assert not (other.root / "slurm.conf").exists()
+    assert [path.name for path in root.iterdir()] == ["log"]
+    shutil.rmtree(root)
     assert cluster.run(["srun", "hostname"]).stdout.split() == cluster.nodes[:1]

@@ -138,7 +138,7 @@ class Cluster:
         return self._nodes[node].enter(argv)
 
     def power_off(self, node: str) -> None:
-        """Cut the power: every process on the node dies at once. Slurm notices after about 10 s."""
+        """Cut the power: every process on the node dies at once. Slurm notices after 10 to 30 s."""
         self._nodes[node].power_off()
 
     def boot(self, node: str) -> None:

@@ -66,6 +66,20 @@ def test_no_cluster_is_not_a_passing_trouble(fake_bin: Path) -> None:
         commands.query_jobs(["1"])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "scontrol: error: Unable to contact slurm controller (connect failure)",
+        "Unexpected message received for job 7",
+        "slurm_load_jobs error: Socket timed out on send/recv operation",
+    ],
+)
+def test_a_controller_that_is_away_may_come_back(fake_bin: Path, words: str) -> None:
+    put(fake_bin, "scontrol", f"echo '{words}' >&2; exit 1")
+    with pytest.raises(commands.SlurmUnavailableError, match=r"scontrol ping"):
+        commands.requeue("7")
+
+
 def test_nothing_to_ask_asks_nothing(fake_bin: Path) -> None:
     assert commands.query_jobs([]) == {}
     commands.cancel([])

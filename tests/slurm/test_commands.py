@@ -1,0 +1,209 @@
+"""commands.py against a real Slurm: its words, its states, its silence."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.errors import SubmitError
+from slurm_rl.slurm import commands
+from slurm_rl.slurm.commands import JobInfo, SlurmUnavailableError
+from slurm_rl.slurm.states import JobState
+from tests.slurm.cluster import Cluster, wait_until
+
+pytestmark = pytest.mark.slurm
+
+QUIET = "--output=/dev/null"
+
+
+@pytest.fixture
+def on_cluster(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("SLURM_CONF", cluster.env["SLURM_CONF"])
+    yield cluster
+
+
+@pytest.fixture
+def with_accounting(accounting_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("SLURM_CONF", accounting_cluster.env["SLURM_CONF"])
+    yield accounting_cluster
+
+
+def wait_for(job: str, state: JobState) -> JobInfo:
+    def look() -> JobInfo | None:
+        info = commands.query_jobs([job]).get(job)
+        return info if info and info.state is state else None
+
+    found = wait_until(look, f"job {job} to be {state.value}")
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("on_cluster")
+@pytest.mark.parametrize(
+    ("args", "said", "action"),
+    [
+        (["-p", "nope"], "Invalid partition name", "sinfo"),
+        (["--gres=gpu:9"], "node configuration is not available", "sinfo -N -l"),
+        (["--gres=gpu:h100:1"], "node configuration is not available", "sinfo -N -l"),
+        (["-N5"], "node configuration is not available", "sinfo -N -l"),
+        (["--time=soon"], "Invalid --time specification", "words above"),
+        (["--no-such-option"], "unrecognized option", "words above"),
+    ],
+)
+def test_a_refusal_is_in_slurms_words(args: list[str], said: str, action: str) -> None:
+    with pytest.raises(SubmitError) as asked:
+        commands.test_only([*args, "--wrap", "true"])
+    assert said in str(asked.value) and action in str(asked.value)
+    if args != ["-N5"]:  # sbatch takes that one: a node may be added one day
+        with pytest.raises(SubmitError) as submitted:
+            commands.submit([QUIET, *args, "--wrap", "true"])
+        assert said in str(submitted.value) and action in str(submitted.value)
+
+
+def test_an_unknown_account_is_refused(with_accounting: Cluster) -> None:
+    with pytest.raises(SubmitError, match=r"(?s)Invalid account.*sacctmgr show associations"):
+        commands.submit([QUIET, "--account=nope", "--wrap", "true"])
+    assert with_accounting.run(["squeue", "-h"]).stdout == ""
+
+
+def test_test_only_queues_nothing(on_cluster: Cluster) -> None:
+    start = time.strptime(commands.test_only(["-N2", "--time=5", "--wrap", "true"]), "%Y-%m-%dT%H:%M:%S")
+    assert abs(time.mktime(start) - time.time()) < 60
+    assert on_cluster.run(["squeue", "-h"]).stdout == ""
+
+
+def test_a_job_from_waiting_to_its_end(on_cluster: Cluster, shared_dir: Path) -> None:
+    go = shared_dir / "go"
+    wait = f"until [ -e {go} ]; do sleep 0.1; done; exit 3"
+    job = commands.submit([QUIET, "--hold", "--time=10", "--wrap", wait])
+    held = commands.query_jobs([job])[job]
+    assert (held.state, held.reason, held.nodelist) == (JobState.PENDING, "JobHeldUser", "")
+    assert commands.job_end_time(job) is None
+    on_cluster.run(["scontrol", "release", job])
+    running = wait_for(job, JobState.RUNNING)
+    assert commands.hostnames(running.nodelist) == [on_cluster.nodes[0]]
+    assert running.start_time is not None and abs(running.start_time - time.time()) < 20
+    assert commands.job_end_time(job) == running.start_time + 600
+    go.touch()
+    ended = wait_for(job, JobState.FAILED)
+    assert (ended.reason, ended.exit_code) == ("NonZeroExitCode", None)
+    commands.cancel([job])  # nothing to end is no error
+    commands.cancel([job], signal="USR2")
+    assert commands.query_jobs(["999999", job]) == {job: ended}
+    assert commands.query_jobs(["999999"]) == {}
+
+
+def test_accounting_adds_exit_codes_and_forgotten_jobs(
+    with_accounting: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = commands.submit([QUIET, "--wrap", "exit 3"])
+    wait_until(lambda: commands.query_jobs([job])[job].exit_code, "sacct to know the end")
+    ended = commands.query_jobs([job])[job]
+    assert (ended.state, ended.exit_code) == (JobState.FAILED, "3:0")
+    # Forgetting takes MinJobAge; the rest of the answer is sacct's own.
+    monkeypatch.setattr(commands, "_query_squeue", lambda _: {})
+    forgotten = commands.query_jobs([job])[job]
+    assert (forgotten.state, forgotten.exit_code) == (JobState.FAILED, "3:0")
+    assert (forgotten.start_time, forgotten.end_time) == (ended.start_time, ended.end_time)
+
+
+def test_accounting_does_not_mind_a_waiting_array(with_accounting: Cluster) -> None:
+    job = commands.submit([QUIET, "--array=0-2%1", "--wrap", "sleep 60"])
+    wait_until(lambda: with_accounting.run(["sacct", "-n", "-X", "-j", job]).stdout, "sacct to know the array")
+    found = commands.query_jobs([job])
+    assert sorted(found) == [f"{job}_{index}" for index in range(3)]
+    commands.cancel([f"{job}_2"])
+    # Slurm drops a waiting element in that moment, without a record of it.
+    assert commands.query_jobs([f"{job}_2"]) == {}
+    commands.cancel([job])
+    wait_until(lambda: all(info.state.is_ended for info in commands.query_jobs([job]).values()), "the array to end")
+
+
+def test_what_the_cluster_offers(on_cluster: Cluster) -> None:
+    found = commands.partitions()
+    assert [(partition.name, partition.is_default, partition.is_up) for partition in found] == [
+        ("main", True, True),
+        ("high", False, True),
+    ]
+    assert found[0].groups == (commands.NodeGroup(4, 4, 12_000, {"fake": 2}),)
+    assert found[0].max_time_min is None
+    assert not commands.has_accounting()
+    assert commands.max_array_size() == 1001
+    assert commands.hostnames("a[01-03,7],b") == ["a01", "a02", "a03", "a7", "b"]
+
+
+def test_has_accounting(with_accounting: Cluster) -> None:
+    assert commands.has_accounting()
+
+
+def test_a_signal_reaches_the_batch_script_only(on_cluster: Cluster, shared_dir: Path) -> None:
+    seen = shared_dir / "seen"
+    body = f"trap 'echo got >> {seen}; exit 0' USR2; echo up >> {seen}; srun sleep 60 & wait"
+    job = commands.submit([QUIET, "--wrap", body])
+    wait_until(seen.exists, "the job to be up")
+    commands.cancel([job], signal="USR2")
+    wait_for(job, JobState.COMPLETED)
+    assert seen.read_text().split() == ["up", "got"]
+    with pytest.raises(SubmitError, match="BOGUS"):
+        commands.cancel([job], signal="BOGUS")
+
+
+def test_requeue_and_its_refusal(on_cluster: Cluster) -> None:
+    job = commands.submit([QUIET, "--wrap", "sleep 60"])
+    wait_for(job, JobState.RUNNING)
+    commands.requeue(job)
+    wait_for(job, JobState.PENDING)
+    with pytest.raises(SubmitError, match="Invalid job id"):
+        commands.requeue("999999")
+
+
+HOSTILE = [
+    "two words",
+    'it\'s "quoted"',
+    "$(touch {proof})",
+    "`touch {proof}`",
+    "; touch {proof}",
+    "50%j",
+    "a|b\nc|d",
+    "é",
+]
+
+
+@pytest.mark.parametrize("pattern", HOSTILE)
+def test_a_name_is_only_a_name(on_cluster: Cluster, shared_dir: Path, pattern: str) -> None:
+    proof = shared_dir / "executed"
+    name = pattern.replace("{proof}", str(proof))
+    job = commands.submit([QUIET, f"--job-name={name}", "--hold", "--wrap", "true"])
+    assert list(commands.query_jobs([job])) == [job]
+    assert on_cluster.run(["squeue", "-h", "-j", job, "-o", "%j"]).stdout == f"{name}\n"
+    on_cluster.run(["scontrol", "release", job])
+    commands.cancel([job])
+    assert not proof.exists()
+
+
+def test_an_outer_job_changes_nothing(on_cluster: Cluster, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SBATCH_ARRAY_INX alone would make four jobs of one."""
+    outer = {"SBATCH_ARRAY_INX": "0-3", "SBATCH_WAIT": "1", "SLURM_MEM_PER_NODE": "1", "SLURM_NTASKS_PER_NODE": "3"}
+    for key, value in {**outer, "SQUEUE_STATES": "PD", "SLURM_TIME_FORMAT": "relative"}.items():
+        monkeypatch.setenv(key, value)
+    seen = shared_dir / "env"
+    job = commands.submit([QUIET, "--wrap", f"env > {seen}.part; mv {seen}.part {seen}; sleep 60"])
+    wait_until(seen.exists, "the job to run")
+    running = commands.query_jobs([job])[job]
+    assert running.state is JobState.RUNNING and running.start_time is not None
+    names = {line.partition("=")[0] for line in seen.read_text().splitlines()}
+    assert names.isdisjoint({*outer, "SQUEUE_STATES", "SLURM_TIME_FORMAT"})
+
+
+def test_a_silent_controller_is_unavailable_and_then_back(on_cluster: Cluster) -> None:
+    job = commands.submit([QUIET, "--wrap", "sleep 60"])
+    wait_for(job, JobState.RUNNING)
+    on_cluster.stop_controller()
+    # Each command tries for 9 s or 18 s, so one stands for all; more of their wordings are in the unit tests.
+    with pytest.raises(SlurmUnavailableError, match="Unable to contact slurm controller"):
+        commands.max_array_size()
+    on_cluster.start_controller()
+    assert commands.query_jobs([job])[job].state is JobState.RUNNING
