@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.cluster import Cluster, ClusterError, ensure_packages, is_possible, reset
+
+NO_SLURM = "no test Slurm here: "
 
 
 @pytest.fixture(scope="session")
@@ -77,4 +79,13 @@ def _clusters(request: pytest.FixtureRequest, *, num_nodes: int, accounting: boo
 def _give_up(reason: str) -> None:
     if os.environ.get("SLURM_RL_REQUIRE_SLURM") == "1":
         pytest.fail(reason)
-    pytest.skip(reason)
+    pytest.skip(f"{NO_SLURM}{reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Lay all skips for want of a Slurm at this file's door, so that the summary shows one line for them."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and NO_SLURM in report.longrepr[2]:
+        report.longrepr = (__file__, _give_up.__code__.co_firstlineno, report.longrepr[2])
+    return report

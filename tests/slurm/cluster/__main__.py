@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -60,6 +61,7 @@ def _up(args: argparse.Namespace) -> int:
         return 0
     with_cluster = subprocess.run([os.environ.get("SHELL", "sh")], env=cluster.env)
     cluster.down()
+    shutil.rmtree(root)
     return with_cluster.returncode
 
 
@@ -67,7 +69,11 @@ def _down(letter: str | None) -> int:
     with registry_lock():
         remove_stale()
         kept = [slot for slot in claimed_slots() if slot.is_kept]
-        tear_down(_choose(kept, letter))
+        chosen = _choose(kept, letter)
+        root = chosen.root
+        tear_down(chosen)
+    if root is not None:
+        shutil.rmtree(root)
     return 0
 
 

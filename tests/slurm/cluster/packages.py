@@ -32,15 +32,15 @@ class ClusterError(Exception):
 def is_possible() -> str | None:
     """None when a cluster can be made here, else the reason in one line. Changes nothing."""
     if os.geteuid() != 0:
-        return "a test Slurm needs root (namespaces, bridges, device cgroups)"
+        return "root is needed (namespaces, bridges, device cgroups)"
     probe = ["unshare", "--net", "--pid", "--mount", "--uts", "--ipc", "--fork", "ip", "link", "add", "br0"]
     absent = missing(accounting=False)
     if "iproute2" not in absent:
         done = subprocess.run([*probe, "type", "bridge"], capture_output=True, text=True)
         if done.returncode:
-            return f"a test Slurm needs namespaces and bridges: {done.stderr.strip()}"
+            return f"namespaces and bridges are needed: {done.stderr.strip()}"
     if absent and shutil.which("apt-get") is None:
-        return f"a test Slurm needs the packages {' '.join(absent)}, and there is no apt-get to install them"
+        return f"the packages {' '.join(absent)} are needed, and there is no apt-get to install them"
     return None
 
 
