@@ -16,13 +16,13 @@ from types import FrameType
 from typing import Literal
 
 from slurm_rl.errors import BringUpError, SlurmRLError, SubmitError
-from slurm_rl.node.ray_cluster import create_token, token_file
+from slurm_rl.node.ray_cluster import create_token, ray_tmp_dir, token_file
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
 from slurm_rl.slurm import commands
 from slurm_rl.slurm.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, AttemptEnd, Decision, decide
 from slurm_rl.slurm.launch import srun_argv, start_local_agent, start_slurm_agents
-from slurm_rl.slurm.preflight import run_preflight
+from slurm_rl.slurm.preflight import remove_leftovers, run_preflight
 
 POLL_S = 0.1
 _REQUEUE_DEADLINE_S = 60.0
@@ -42,6 +42,7 @@ class Controller:
         self.job_id = os.environ.get("SLURM_JOB_ID") if self.plan.launcher == "slurm" else None
         self.job_key = self.job_id or f"local-{os.getpid()}-{int(time.time())}"
         self.nodes: subprocess.Popen[bytes] | None = None
+        self.hosts: list[str] = []
         self.stopped_by: Literal["", "user", "scheduler"] = ""
 
     def main(self) -> int:
@@ -82,6 +83,9 @@ class Controller:
             end = AttemptEnd("failed", str(error), error.exit_code)
         finally:
             token_file(self.run_dir, attempt.number).unlink(missing_ok=True)
+        if end.outcome == "failed" and self.hosts:
+            folder = ray_tmp_dir(self.plan, self.job_key, attempt.number)
+            remove_leftovers(srun_argv(self.plan, self.hosts), folder, os.environ)
         end = replace(end, saved_step=self._newest_step(), job_key=self.job_key)
         seconds = round(time.monotonic() - start, 1)
         append_event(
@@ -97,6 +101,7 @@ class Controller:
             raise BringUpError(
                 f"the run needs exactly {self.plan.num_nodes} nodes", seen=f"{len(nodes)}: {', '.join(nodes)}"
             )
+        self.hosts = nodes
         run_preflight(self.plan, attempt, srun_argv(self.plan, nodes), os.environ)
         append_event(self.run_dir, "preflight/passed", attempt=attempt.number, nodes=nodes)
         return start_slurm_agents(self.plan, attempt, nodes, self.job_key, os.environ)
@@ -104,7 +109,9 @@ class Controller:
     def _read_end(self, attempt: AttemptDir, status: int) -> AttemptEnd:
         if attempt.outcome.is_file():
             found = read_json(attempt.outcome)
-            return AttemptEnd(found["outcome"], found.get("cause", ""), found["exit_code"])
+            # A trainer that saved although nobody asked was told to by a node's end; the node is the cause.
+            if found["outcome"] != "checkpointed" or self.stopped_by:
+                return AttemptEnd(found["outcome"], found.get("cause", ""), found["exit_code"])
         causes = [
             f"{record['host']}: {record['error']}"
             for record in (read_json(path) for path in sorted(attempt.path.glob("node-*.json")))

@@ -5,17 +5,20 @@ Plain sh, outside any container, because a node that cannot see the code cannot 
 
 from __future__ import annotations
 
+import contextlib
 import re
 import secrets
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from slurm_rl.errors import BringUpError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, write_text
 
 DEADLINE_S = 120.0
+_SWEEP_S = 20.0
 
 
 def run_preflight(plan: JobPlan, attempt: AttemptDir, srun: Sequence[str], env: Mapping[str, str]) -> None:
@@ -43,6 +46,16 @@ def run_preflight(plan: JobPlan, attempt: AttemptDir, srun: Sequence[str], env: 
             seen="; ".join(problems) or f"{healthy} nodes answered: {done.stderr.strip()[-500:]}",
             action="put run_dir (cluster.run_root) on a file system that every node sees, or exclude the node",
         )
+
+
+def remove_leftovers(srun: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
+    """Remove a failed attempt's temp folder on every node: an agent that was killed could not do it.
+
+    Best effort, since a node may be gone; the processes in it ended with their step.
+    """
+    argv = [*srun, "/bin/rm", "-rf", "--", str(folder)]
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        subprocess.run(argv, env=dict(env), capture_output=True, timeout=_SWEEP_S)
 
 
 def _script(canary: str, word: str, tmp_root: str) -> str:
