@@ -63,11 +63,8 @@ def test_the_script_runs_nothing_but_the_controller(run: str, python: str) -> No
     script = render_batch_script(plan, controller_command(plan, f"/venv/{python}"))
     shown = script.replace("exec ", "printf '%s\\0' ", 1)
     out = subprocess.run(["/bin/bash", "-c", shown], capture_output=True, text=True, env={"PATH": ""}).stdout
-    assert out.split("\0")[:-1] == [
-        f"/venv/{python}",
-        *shlex.split("-u -m submitit.core._submit"),
-        f"/runs/{run}/submitit",
-    ]
+    words = ["-u", "-m", "submitit.core._submit", f"/runs/{run}/submitit"]
+    assert out.split("\0")[:-1] == [f"/venv/{python}", *words]
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\tb", "a\x1bb", "a\x00b", "a\x7fb"])
