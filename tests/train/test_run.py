@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.conftest import exact_rows, start_run
+from tests.whole_run import exact_rows, start_run
 
 
 def test_a_run_leaves_everything_a_user_was_promised(whole_run: Path) -> None:

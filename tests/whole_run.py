@@ -30,7 +30,7 @@ def start_run(run_dir: Path, *extra: str, verb: str = "submit") -> subprocess.Po
     return subprocess.Popen(
         [sys.executable, "-m", "slurm_rl", verb, *words],
         cwd=run_dir.parent,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

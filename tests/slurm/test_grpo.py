@@ -1,0 +1,66 @@
+"""The real trainer over two nodes of a real Slurm: Ray, vLLM and torch on CPU. Minutes, so marked slow."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.submitting import ROOT, cli, wait_for_end
+from tests.whole_run import OVERRIDES, exact_rows
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def grpo_rows(run: Path) -> list[dict[str, Any]]:
+    return [row for row in exact_rows(run) if row["stage"] == "grpo"]
+
+
+def test_two_runs_at_once_on_the_same_nodes_one_by_plain_sbatch(cluster: Cluster, shared_dir: Path) -> None:
+    nodes = ",".join(cluster.nodes[:2])
+    first, second = shared_dir / "first", shared_dir / "second"
+    done = cli(
+        cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={first}", *OVERRIDES, f"cluster.slurm.nodelist='{nodes}'"
+    )
+    assert done.returncode == 0, done.stderr
+    submit_plainly(cluster, shared_dir, nodes, f"run_dir={second}")
+    for run in (first, second):
+        assert wait_for_end(run, timeout_s=420)["state"] == "finished"
+    # Same seed, same shape: two runs side by side on shared nodes do not touch each other's numbers.
+    assert exact_rows(first) == exact_rows(second)
+    assert len(grpo_rows(first)) == 6
+    assert max(row["sync/probe_difference"] for row in grpo_rows(first)) < 1e-4
+    for node in cluster.nodes:
+        wait_until(lambda node=node: not cluster.leftovers(node), f"{node} to be clean")  # type: ignore[misc]
+
+
+def test_a_requeued_run_has_the_numbers_of_an_undisturbed_one(
+    cluster: Cluster, shared_dir: Path, whole_run: Path
+) -> None:
+    run = shared_dir / "run"
+    done = cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES)
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: (run / "checkpoints" / "step-8").is_dir(), "a checkpoint", timeout_s=300)
+    job = json.loads((run / "job.json").read_text())["job_id"]
+    cluster.run(["scancel", "--batch", "--signal=USR2", job])
+    assert wait_for_end(run, timeout_s=420)["state"] == "finished"
+    assert exact_rows(run) == exact_rows(whole_run)
+
+
+def submit_plainly(cluster: Cluster, folder: Path, nodes: str, *words: str) -> None:
+    script = ROOT / "sbatch_templates" / "job.sbatch"
+    options = ["-N2", f"--nodelist={nodes}", "--exclusive=user", "--mem=8G", "--cpus-per-task=2"]
+    path = f"{Path(sys.executable).parent}:{cluster.env['PATH']}"
+    done = subprocess.run(
+        ["sbatch", *options, str(script), "+cluster=slurm_cpu", *OVERRIDES, *words],
+        cwd=folder,
+        env={**cluster.env, "PATH": path, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
