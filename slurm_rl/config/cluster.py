@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from slurm_rl.config.base import NonNegativeInt, PositiveInt, Section
 
@@ -49,9 +49,14 @@ def _check_no_nul(text: str) -> str:
     return text
 
 
-OneLine = Annotated[str, AfterValidator(_check_one_line)]
+def _number_to_text(value: object) -> object:
+    # An account 1234 or a variable NAME=1 is a number to YAML and to Hydra.
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+OneLine = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(_check_one_line)]
 # Lines of shell and values of variables may span lines.
-Text = Annotated[str, AfterValidator(_check_no_nul)]
+Text = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(_check_no_nul)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -86,12 +91,12 @@ class SlurmOptions(Section):
     """--gres; null derives gpu:<type>:<n> from the cluster, unless `extra` has gpus or gpus_per_node."""
     exclusive: bool = True
     """--exclusive: the job has its nodes for itself."""
-    extra: dict[str, OneLine | int | bool] = Field(default={})
+    extra: dict[str, bool | int | OneLine] = Field(default={})
     """Any other option of sbatch, long name without leading dashes; true for a flag."""
 
     @field_validator("extra")
     @classmethod
-    def _extra_is_free(cls, extra: dict[str, OneLine | int | bool]) -> dict[str, str | int | bool]:
+    def _extra_is_free(cls, extra: dict[str, bool | int | OneLine]) -> dict[str, str | int | bool]:
         for name in extra:
             option = name.replace("_", "-")
             if not re.fullmatch(r"[a-z][a-z0-9-]+", option):

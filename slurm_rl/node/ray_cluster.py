@@ -75,6 +75,8 @@ def build_ray_start_argv(
         argv += ["--head", f"--port={ports.gcs}", f"--ray-client-server-port={ports.ray_client}"]
         argv += ["--dashboard-host=127.0.0.1", f"--dashboard-port={ports.dashboard}"]
         argv += [f"--include-dashboard={str(plan.ray.dashboard).lower()}"]
+        # No autoscaler: the nodes are those of the job.
+        argv += ["--no-monitor"]
     else:
         argv += [f"--address={head.address}"]
     return [
@@ -93,6 +95,8 @@ def build_ray_start_argv(
         f"--min-worker-port={ports.worker_min}",
         f"--max-worker-port={ports.worker_max}",
         "--disable-usage-stats",
+        # It would copy every actor's output to the driver, which does not print it.
+        "--include-log-monitor=false",
     ]
 
 

@@ -100,6 +100,7 @@ def accelerator_env(
 
 
 _RAY = [
+    EnvVar("RAY_prestart_worker_first_driver", "0", "our actors get processes of their own; one a core would idle"),
     EnvVar("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0", "no new virtual environment for every worker under `uv run`"),
     EnvVar("RAY_USAGE_STATS_ENABLED", "0", "no telemetry from a compute node, which often has no way out"),
     EnvVar("RAY_worker_niceness", "0", "Ray's 15 is for sharing a machine; here the trainer and engines are the job"),

@@ -1,0 +1,109 @@
+"""Bring-up on a real Slurm: seconds from the start of the job to a trainer that sees all its nodes.
+
+    python -m benchmarks.bringup --nodes 2 4 --repeats 2
+
+Ours beside OpenRLHF's Slurm example and beside a hand-written start of all nodes at once, on the test cluster
+(nodes are namespaces of this machine), in one run. Prints a markdown table. Each number is the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.bringup_scripts import BY_HAND, PYTHON, SEED
+from tests.slurm.cluster import Cluster, reset, wait_until
+
+ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 180.0
+
+
+class Bench:
+    """Measurements on one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def measure(self, way: str, num_nodes: int) -> float:
+        """Seconds from the job's first line to the trainer's word."""
+        folder = Path(tempfile.mkdtemp(prefix="b", dir=self.cluster.root))
+        start, done = folder / "start", folder / "done"
+        driver = f"{sys.executable} {ROOT}/benchmarks/bringup_driver.py {num_nodes} {done}"
+        if way == "ours":
+            self._submit_ours(folder, num_nodes, driver)
+        else:
+            self._submit_script({"seed": SEED, "by hand": BY_HAND}[way], folder, num_nodes, driver)
+        wait_until(lambda: done.is_file() and done.read_text(), f"the trainer of {way}", timeout_s=TIMEOUT_S)
+        if way == "ours":
+            print_phases(folder / "run", float(start.read_text()))
+        reset(self.cluster)
+        return float(done.read_text()) - float(start.read_text())
+
+    def _submit_script(self, template: str, folder: Path, num_nodes: int, driver: str) -> None:
+        ray = Path(sys.executable).with_name("ray")
+        script = folder / "job.sh"
+        script.write_text(template.format(start=folder / "start", ray=ray, driver=driver))
+        options = [f"-N{num_nodes}", "--ntasks-per-node=1", "--exclusive", "--mem=0", "--overcommit"]
+        done = self.cluster.run(["sbatch", *options, f"--output={folder}/log", str(script)])
+        assert done.returncode == 0, done.stderr
+
+    def _submit_ours(self, folder: Path, num_nodes: int, driver: str) -> None:
+        python = folder / "python"
+        python.write_text(PYTHON.format(driver=driver, run=folder / "run", python=sys.executable))
+        python.chmod(0o755)
+        # Setup lines come first in the batch script, and again on each node, where the moment is known already.
+        setup = f"[ -s {folder}/start ] || date +%s.%N > {folder}/start"
+        words = ["+cluster=slurm_cpu", f"cluster.num_nodes={num_nodes}", "cluster.slurm.exclusive=true"]
+        # Ray by itself counts this machine's cores, whatever the nodes claim.
+        words += [f"cluster.cpus_per_node={os.cpu_count()}", "cluster.mem_gb_per_node=null"]
+        words += [f"cluster.python={python}", f"run_dir={folder}/run", f"cluster.setup=['{setup}']"]
+        argv = [sys.executable, "-m", "slurm_rl", *words]
+        subprocess.run(argv, cwd=ROOT, env=self.cluster.env, check=True, capture_output=True)
+
+
+def print_phases(run: Path, start: float) -> None:
+    """Where our seconds went."""
+    rows = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    phases = [f"{row['kind']} {row['time'] - start:.1f}" for row in rows if row["time"] > start]
+    print(f"  phases: {', '.join(phases)}", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--repeats", type=int, default=2, help="of ours and by hand; the seed's time is its sleeps")
+    args = parser.parse_args()
+    root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
+    lines = [
+        "| nodes | OpenRLHF's script | by hand, at once | slurm_rl | of the script | of by hand |",
+        "|" + "---|" * 6,
+    ]
+    with Cluster(root, num_nodes=max(args.nodes)) as cluster:
+        for num_nodes in args.nodes:
+            lines.append(measure_row(Bench(cluster), num_nodes, args.repeats))
+    print("\n".join(lines))
+
+
+def measure_row(bench: Bench, num_nodes: int, repeats: int) -> str:
+    seed = bench.measure("seed", num_nodes)
+    hand, ours = [], []
+    for _ in range(repeats):
+        # In turns, so that whatever else the machine does falls on both.
+        hand.append(bench.measure("by hand", num_nodes))
+        ours.append(bench.measure("ours", num_nodes))
+        print(f"  {num_nodes} nodes: by hand {hand[-1]:.1f} s, ours {ours[-1]:.1f} s", file=sys.stderr)
+    by_hand, own = statistics.median(hand), statistics.median(ours)
+    return (
+        f"| {num_nodes} | {seed:.1f} s | {by_hand:.1f} s | {own:.1f} s | {own / seed:.2f} x | "
+        f"{own / by_hand:.2f} x ({own - by_hand:+.1f} s) |"
+    )
+
+
+if __name__ == "__main__":
+    main()
