@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 OVERRIDES = (
-    "warmup.num_steps=6",
+    "data.largest_addend=9",
+    "data.num_eval=20",
+    "warmup.num_steps=40",
     "warmup.batch_size=64",
+    "algorithm.kl.coefficient=0.001",
     "trainer.num_steps=6",
     "trainer.prompts_per_step=8",
     "algorithm.group_size=4",
     "checkpoint.every=2",
-    "data.num_eval=40",
     "eval.every=3",
     "logging.wandb.mode=disabled",
 )

@@ -45,7 +45,7 @@ def test_a_requeued_run_has_the_numbers_of_an_undisturbed_one(
     run = shared_dir / "run"
     done = cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES)
     assert done.returncode == 0, done.stderr
-    wait_until(lambda: (run / "checkpoints" / "step-8").is_dir(), "a checkpoint", timeout_s=300)
+    wait_until(lambda: (run / "checkpoints" / "step-42").is_dir(), "a checkpoint", timeout_s=300)
     job = json.loads((run / "job.json").read_text())["job_id"]
     cluster.run(["scancel", "--batch", "--signal=USR2", job])
     assert wait_for_end(run, timeout_s=420)["state"] == "finished"
