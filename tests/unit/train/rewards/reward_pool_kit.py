@@ -25,6 +25,16 @@ def build_items(num: int, deeds: dict[int, str]) -> list[RewardItem]:
 
 
 def workers() -> list[psutil.Process]:
-    """Living children of this process; multiprocessing's own tracker stays until we end."""
-    children = psutil.Process().children(recursive=True)
-    return [p for p in children if "resource_tracker" not in " ".join(p.cmdline())]
+    """Living children of this process; multiprocessing's own tracker stays until we end.
+
+    Children of other tests may be among them, dead but not waited for yet, or gone while we look.
+    """
+    return [p for p in psutil.Process().children(recursive=True) if _is_worker(p)]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        words = " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+    return "resource_tracker" not in words
