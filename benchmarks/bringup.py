@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -87,6 +88,7 @@ def main() -> None:
     with Cluster(root, num_nodes=max(args.nodes)) as cluster:
         for num_nodes in args.nodes:
             lines.append(measure_row(Bench(cluster), num_nodes, args.repeats))
+    shutil.rmtree(root)
     print("\n".join(lines))
 
 
