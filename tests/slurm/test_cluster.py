@@ -65,13 +65,15 @@ def test_what_a_job_leaves_is_seen(cluster: Cluster) -> None:
     """Through ssh, so that no cgroup of Slurm ends it."""
     node = cluster.nodes[0]
     listen = "import socket,time; s=socket.create_server(('',4321)); time.sleep(60)"
+    # slurmstepd of the test before outlives its srun by a moment.
+    wait_until(lambda: not cluster.leftovers(node), "the node to be idle")
     with subprocess.Popen(cluster.on_node(node, ["python3", "-c", listen])) as stray:
         wait_until(lambda: cluster.leftovers(node).ports == [4321], "the port to be seen")
         found = cluster.leftovers(node).processes
         assert [process.cmdline for process in found] == [f"python3 -c {listen}"]
         cluster.signal(node, found[0].pid, 9)
         stray.wait()
-    assert not cluster.leftovers(node)
+    wait_until(lambda: not cluster.leftovers(node), "nothing to be seen any more")
 
 
 def test_daemons_of_a_job_die_with_it(cluster: Cluster) -> None:
