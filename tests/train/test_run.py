@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.node.ray_cluster import ray_tmp_dir
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import read_json, read_jsonl
 from tests.whole_run import exact_rows, start_run
 
 
@@ -49,7 +52,7 @@ def test_the_exported_model_is_the_trained_one(whole_run: Path) -> None:
 
 def test_nothing_is_left_running_or_on_disk(whole_run: Path) -> None:
     assert not find_processes(whole_run)
-    assert not list(Path("/tmp").glob("srl-*"))
+    assert not temp_dir(whole_run).exists()
     assert not list((whole_run / "secrets").iterdir())
 
 
@@ -65,6 +68,12 @@ def test_a_killed_run_resumes_to_the_same_numbers(whole_run: Path, tmp_path: Pat
     assert final.returncode == 0, output
     assert exact_rows(run_dir) == exact_rows(whole_run)
     assert not find_processes(run_dir)
+
+
+def temp_dir(run_dir: Path) -> Path:
+    """The node-local folder of the run's first attempt; others on this machine are none of its business."""
+    [started] = [event for event in read_jsonl(run_dir / "events.jsonl") if event["kind"] == "attempt/started"]
+    return ray_tmp_dir(JobPlan.from_json(read_json(run_dir / "plan.json")), started["job"], started["attempt"])
 
 
 def kill_driver_when(process: subprocess.Popen[str], run_dir: Path, is_time: Callable[[], bool]) -> None:
