@@ -19,9 +19,11 @@ VERBS = {
     "logs": "print a run's logs (-f to follow, --who driver|node-0|ray-0)",
     "cancel": "end a run; what it saved stays",
     "resume": "go on with a run from its newest checkpoint",
+    "results": "the runs of a sweep (-m), best first (--metric, --min, --json)",
     "report": "write summary.json and report.html of a run again",
 }
-# Flags that are Hydra's own business; it composes the same config and prints or sweeps.
+SWEEP_FLAGS = {"-m", "--multirun"}
+# Flags that are Hydra's own business; it composes the same config and prints.
 HYDRA_FLAGS = {"--cfg", "-c", "--info", "-i", "--hydra-help", "--shell-completion", "-sc", "--package", "-p"}
 
 
@@ -39,6 +41,8 @@ def main(argv: list[str] | None = None) -> int:
             from slurm_rl.cli.hydra_app import run_hydra
 
             return run_hydra(words)
+        if verb == "submit" and SWEEP_FLAGS & set(words):
+            verb = "sweep"
         module = importlib.import_module(f"slurm_rl.cli.{verb}")
         return int(module.run(words))
     except SlurmRLError as error:

@@ -10,7 +10,7 @@ agent imports it inside any image.
       secrets/                      0700; the Ray token of each attempt, 0600
       model/ reference/             built for this run: the tiny model; the policy after the warm-up
       job.json end.json             the launcher's job; how it ended
-      attempts/<n>/                 logs/, head.json, outcome.json, one folder a start of the job
+      attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder an attempt
       attempts/latest               link to the newest attempt
       events.jsonl metrics.jsonl    append-only; one JSON object a line
       samples.jsonl                 a few completions of each logged step, for the report
@@ -157,6 +157,16 @@ class AttemptDir:
     @property
     def logs(self) -> Path:
         return self.path / "logs"
+
+    @property
+    def start(self) -> Path:
+        """Which job this attempt belongs to, written by the controller before anything else."""
+        return self.path / "start.json"
+
+    @property
+    def abort(self) -> Path:
+        """Written by the controller when a node died: the others have nobody to wait for."""
+        return self.path / "abort.json"
 
     @property
     def head(self) -> Path:

@@ -1,4 +1,4 @@
-"""`cancel`: end a run; it saves first, and what it saved stays."""
+"""`cancel`: end a run or a whole sweep; runs save first, and what they saved stays."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import sys
 
 from slurm_rl.cli.common import find_run
 from slurm_rl.slurm.jobs import cancel_job
+from slurm_rl.slurm.ledger import SweepDir, runs_of
+from slurm_rl.slurm.sweep_jobs import cancel_runs
 
 
 def run(words: list[str]) -> int:
+    if len(words) == 1 and (sweep := SweepDir(words[0])).is_sweep:
+        number = cancel_runs(runs_of(sweep))
+        print(f"asked {number} runs to save and end: {sweep.path}", file=sys.stderr)
+        return 0
     directory = find_run(words)
     if cancel_job(directory):
         print(f"asked to save and end: {directory.path}", file=sys.stderr)

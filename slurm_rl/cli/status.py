@@ -10,11 +10,16 @@ from typing import Any
 from slurm_rl.cli.common import find_run
 from slurm_rl.run_dir import RunDir
 from slurm_rl.slurm.jobs import RunState, load_job, read_states
+from slurm_rl.slurm.ledger import SweepDir, runs_of
+from slurm_rl.slurm.sweep_jobs import count_states
 
 _TAIL_BYTES = 1 << 16
 
 
 def run(words: list[str]) -> int:
+    if len(words) == 1 and (sweep := SweepDir(words[0])).is_sweep:
+        print(render_sweep(sweep))
+        return 0
     runs = find_runs(Path(words[0])) if len(words) == 1 else []
     print(render_table(runs) if runs else render_status(find_run(words)))
     return 0
@@ -28,10 +33,17 @@ def find_runs(folder: Path) -> list[RunDir]:
     return [RunDir(path.parent) for path in sorted(plans, key=lambda path: (path.stat().st_mtime, str(path)))]
 
 
-def render_table(runs: list[RunDir]) -> str:
+def render_sweep(sweep: SweepDir) -> str:
+    """How many runs are where, then a line for each."""
+    runs = runs_of(sweep)
+    states = read_states(runs)
+    return f"sweep   {sweep.path}\nruns    {count_states(states)}\n{render_table(runs, states)}"
+
+
+def render_table(runs: list[RunDir], states: list[RunState] | None = None) -> str:
     """One line a run; one question to Slurm for all of them."""
     rows = [("RUN", "JOB", "STEP", "REWARD", "STATE")]
-    for found, state in zip(runs, read_states(runs), strict=True):
+    for found, state in zip(runs, states or read_states(runs), strict=True):
         job, last = load_job(found), last_row(found)
         reward = f"{last['reward/mean']:.3f}" if "reward/mean" in last else "-"
         job_id = job["job_id"] if job else "-"

@@ -130,6 +130,8 @@ class ClusterConfig(Section):
     """CPU cores taken on each node; null: all of this machine (local), Slurm's default (slurm)."""
     mem_gb_per_node: PositiveInt | None = None
     """Memory taken on each node; null: all of it."""
+    max_parallel_runs: PositiveInt | None = None
+    """Runs of a sweep that may run at once; null leaves it to Slurm."""
     run_root: OneLine = "runs"
     """Folder for run directories; every node must see it."""
     tmp_root: OneLine = "/tmp"

@@ -17,6 +17,8 @@ class JobConfig(Section):
     """Seconds before the limit at which the run is told to save."""
     max_failures: NonNegativeInt = 0
     """Attempts that may fail before the run gives up; bad input is never tried again."""
+    num_spare_nodes: NonNegativeInt = 0
+    """Nodes to hold beyond cluster.num_nodes: when one is lost the run goes on in the same job, without a requeue."""
     start_timeout_s: PositiveFloat = 600.0
     """Deadline from the start of the attempt to all nodes being in the Ray cluster."""
 

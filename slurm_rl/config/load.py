@@ -6,6 +6,7 @@ schema node, so that `optim.lr=1e-6` overrides a key that no YAML file needs to 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import re
@@ -75,25 +76,39 @@ def register_schema() -> None:
     ConfigStore.instance().store(name=SCHEMA_NAME, node=section_defaults(RunConfig))
 
 
-def compose(overrides: Sequence[str], *, config_dir: str | None = None) -> dict[str, Any]:
-    """Compose the config that Hydra would, as plain dicts and lists with interpolations resolved."""
-    from hydra import compose as hydra_compose
+@contextlib.contextmanager
+def open_hydra(config_dir: str | None) -> Iterator[list[str]]:
+    """Hydra with our presets; yields the overrides that add the site's presets."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
 
     register_schema()
     search_path = ",".join(f"file://{path}" for path in site_dirs(config_dir))
-    extra = [f"hydra.searchpath=[{search_path}]"] if search_path else []
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        try:
-            config = hydra_compose("config", overrides=[*overrides, *extra])
-            tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        except (HydraException, OmegaConfBaseException) as error:
-            raise explain_compose_error(error) from None
+        yield [f"hydra.searchpath=[{search_path}]"] if search_path else []
+
+
+@contextlib.contextmanager
+def explain_hydra() -> Iterator[None]:
+    """Turn Hydra's and OmegaConf's errors into ours."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        raise explain_compose_error(error) from None
+
+
+def compose(overrides: Sequence[str], *, config_dir: str | None = None) -> dict[str, Any]:
+    """Compose the config that Hydra would, as plain dicts and lists with interpolations resolved."""
+    from hydra import compose as hydra_compose
+    from omegaconf import OmegaConf
+
+    with open_hydra(config_dir) as extra, explain_hydra():
+        config = hydra_compose("config", overrides=[*overrides, *extra])
+        tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
 

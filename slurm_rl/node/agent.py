@@ -5,6 +5,9 @@
 It needs the standard library alone (and `ray` in the interpreter that the plan names), so it runs in
 any image that has Python. Whatever way it ends, every process it started ends before it: they carry
 the attempt's mark in their environment.
+
+SIGUSR2 (and SIGINT, SIGHUP): the head tells the trainer to save and leave, the others keep their Ray up
+until it has. SIGTERM: the same, and Slurm's SIGKILL follows; who has nobody to wait for leaves at once.
 """
 
 from __future__ import annotations
@@ -17,27 +20,46 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from slurm_rl.errors import BringUpError, SlurmRLError
 from slurm_rl.node.discovery import NodeRole, discover_role
+from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
+from slurm_rl.node.environment import child_environment
 from slurm_rl.node.ports import PortPlan, choose_ports
-from slurm_rl.node.processes import become_subreaper, end_marked, mark_env
+from slurm_rl.node.processes import attempt_mark, become_subreaper, end_marked
 from slurm_rl.node.ray_cluster import (
     build_ray_start_argv,
-    ray_environment,
+    describe_ray_end,
+    keep_ray_logs,
     ray_tmp_dir,
+    remove_older_tmp_dirs,
     start_ray,
 )
-from slurm_rl.node.rendezvous import HeadRecord, own_address, publish_head, wait_for_head, wait_for_port
+from slurm_rl.node.rendezvous import (
+    HeadRecord,
+    is_port_open,
+    own_address,
+    publish_head,
+    wait_for_head,
+    wait_for_port,
+)
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.visibility import normalise_gpu_visibility
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
 
 POLL_S = 0.2
 # The trainer has ended before; what Ray leaves behind has nothing to save, and its GCS takes its time.
-_GRACE_S = 3.0
+_GRACE_S = 2.0
+# After SIGTERM Slurm's SIGKILL is on its way, and a temp dir that is not removed by then stays.
+_SHORT_GRACE_S = 1.0
+# Between two processes that end for the same reason.
+_SAME_CAUSE_S = 1.5
+
+
+class PeerLost(SlurmRLError):
+    """Another node ended the attempt; the cause stands there."""
 
 
 class NodeAgent:
@@ -47,10 +69,13 @@ class NodeAgent:
         self.run_dir, self.plan, self.attempt, self.role = run, plan, attempt, role
         self.host = socket.gethostname()
         self.stop_signal: int | None = None
+        self.stopped_at = 0.0
+        self.is_forwarded = False
+        self.is_terminated = False
         self.driver: subprocess.Popen[bytes] | None = None
         self.ray: subprocess.Popen[bytes] | None = None
-        self.tmp_dir = ray_tmp_dir(plan, role.job_key, attempt.number)
-        self.mark = f"{role.job_key}:{attempt.number}:{role.rank}:{run.path}"
+        self.tmp_dir = ray_tmp_dir(plan, attempt.number)
+        self.mark = attempt_mark(run, role.job_key, attempt.number, role.rank)
         self.record: dict[str, Any] = {"host": self.host, "pid": os.getpid(), "rank": role.rank, "state": "starting"}
 
     def main(self) -> int:
@@ -58,25 +83,29 @@ class NodeAgent:
         become_subreaper()
         for signum in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_signal)
+        # The controller signals an agent only once it has its record.
         self._write_record()
         append_event(self.run_dir, "node/started", attempt=self.attempt.number, rank=self.role.rank, host=self.host)
         status = 1
         try:
             status = self._run()
+        except PeerLost as lost:
+            print(f"leaving: {lost}", file=sys.stderr, flush=True)
         except SlurmRLError as error:
             self.record["error"] = str(error)
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             append_event(self.run_dir, "node/failed", attempt=self.attempt.number, host=self.host, cause=str(error))
         finally:
-            self._clean_up(keep_logs=status != 0)
+            self._clean_up(keep_logs=not (status == 0 or self.stop_signal))
             self._write_record(state="ended", status=status)
         return status
 
     def _run(self) -> int:
         deadline = time.monotonic() + self.plan.limits.start_timeout_s
         ports = choose_ports(self.role.job_key, self.attempt.number)
-        env = self._child_environment(ports)
+        remove_older_tmp_dirs(self.tmp_dir)
         self.tmp_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        env = child_environment(self.run_dir, self.plan, self.attempt.number, self.role, ports, self.mark, self.tmp_dir)
         if self.role.is_head:
             return self._run_head(ports, env, deadline)
         return self._run_worker(ports, env, deadline)
@@ -89,38 +118,49 @@ class NodeAgent:
         head = HeadRecord(self.host, ip, ports.gcs, os.getpid())
         publish_head(self.attempt, head)
         append_event(self.run_dir, "ray/head_ready", attempt=self.attempt.number, host=self.host)
-        self.driver = self._start_driver(
-            {**env, "RAY_ADDRESS": head.address, "SLURM_RL_MASTER_PORT": str(ports.rendezvous)}
-        )
+        driver_env = {**env, "RAY_ADDRESS": head.address, "SLURM_RL_MASTER_PORT": str(ports.rendezvous)}
+        self.driver = start_driver(self.plan, self.attempt, driver_env)
         self._write_record(state="running")
-        if self.stop_signal is not None:
-            self._forward_stop()
         while self.driver.poll() is None:
-            if self.ray.poll() is not None:
-                # The trainer would notice in its own time; a dead cluster is certain now.
-                raise BringUpError(
-                    "Ray on the head node must outlive the trainer",
-                    seen=f"exit status {self.ray.returncode}",
-                    where=f"{self.host}: {self.attempt.log(f'ray-{self.role.rank}')}",
-                )
+            self._forward_stop(self.driver)
+            self._check_ray("the head node")
+            self._check_peers()
             time.sleep(POLL_S)
-        return self.driver.returncode if self.driver.returncode >= 0 else 128 - self.driver.returncode
+        # A driver that lost its Ray dies of that; the cause is Ray's.
+        if not self.attempt.outcome.is_file() and self._comes_true(self._ray_has_ended):
+            self._check_ray("the head node")
+        check_driver_end(self.attempt, self.driver.returncode)
+        return exit_status(self.driver.returncode)
 
     def _run_worker(self, ports: PortPlan, env: dict[str, str], deadline: float) -> int:
         head = wait_for_head(self.attempt, deadline, self._bring_up_is_over)
         self.ray = self._start_ray(own_address(head.ip), ports, env, head=head)
         self._write_record(state="running")
         while not self._head_has_ended():
-            if self.ray.poll() is not None:
-                if self._head_ends_within(5.0):
-                    break
-                raise BringUpError(
-                    "Ray on a worker node must outlive the trainer",
-                    seen=f"exit status {self.ray.returncode}",
-                    where=f"{self.host}: {self.attempt.log(f'ray-{self.role.rank}')}",
-                )
+            if self._ray_has_ended() and self._comes_true(self._head_has_ended):
+                break
+            self._check_ray("a worker node")
+            self._check_peers()
+            if self.is_terminated and not is_port_open(head.ip, head.gcs_port):
+                raise PeerLost("the head node must answer", seen=f"no Ray at {head.address}")
             time.sleep(POLL_S)
         return 0
+
+    def _check_ray(self, where: str) -> None:
+        if self.ray is not None and self.ray.poll() is not None:
+            # The trainer would notice in its own time; a dead cluster is certain now.
+            log = self.attempt.log(f"ray-{self.role.rank}")
+            raise BringUpError(
+                f"Ray on {where} must outlive the trainer",
+                seen=describe_ray_end(log, self.ray.returncode),
+                where=log.name,
+            )
+
+    def _check_peers(self) -> None:
+        """After SIGTERM: leave when the controller says that a node died, for then nobody saves."""
+        # Listing, not opening: NFS may remember for a minute that a file it was asked for is absent.
+        if self.is_terminated and self.attempt.abort in set(self.attempt.path.iterdir()):
+            raise PeerLost("another node died", seen=read_json(self.attempt.abort)["cause"])
 
     def _start_ray(
         self, ip: str, ports: PortPlan, env: dict[str, str], head: HeadRecord | None
@@ -136,62 +176,43 @@ class NodeAgent:
         )
         return start_ray(argv, env, self.attempt.log(f"ray-{self.role.rank}"))
 
-    def _start_driver(self, env: dict[str, str]) -> subprocess.Popen[bytes]:
-        argv = [*self.plan.driver_argv, "--attempt", str(self.attempt.number)]
-        with self.attempt.log("driver").open("ab") as out:
-            return subprocess.Popen(argv, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
-
-    def _child_environment(self, ports: PortPlan) -> dict[str, str]:
-        # A nested launcher that sees SLURM_* or PMI_* would think that it is a task of srun.
-        env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "PMI", "PMIX"))}
-        env |= self.plan.env
-        env |= ray_environment(self.plan, self.run_dir, self.attempt.number, ports)
-        change = normalise_gpu_visibility(os.environ, self.plan.accelerator, self.plan.gpus_per_node)
-        for name in change.unset:
-            env.pop(name, None)
-        # Libraries drop files into TMPDIR (vLLM its rendezvous); there they go when the attempt ends.
-        return {**env, **change.set, **mark_env(self.mark), "TMPDIR": str(self.tmp_dir)}
-
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        first = self.stop_signal is None
+        self.is_terminated = self.is_terminated or signum == signal.SIGTERM
         self.stop_signal = signum
-        if first:
-            self._forward_stop()
+        self.stopped_at = self.stopped_at or time.monotonic()
 
-    def _forward_stop(self) -> None:
-        """Tell the trainer to save and leave. Workers stay: the head needs their Ray while it saves."""
-        if self.driver is not None and self.driver.poll() is None:
-            self.driver.send_signal(signal.SIGUSR2)
+    def _forward_stop(self, driver: subprocess.Popen[bytes]) -> None:
+        """Once, however often it was asked for."""
+        if self.stopped_at and not self.is_forwarded and may_signal(driver.pid, self.stopped_at):
+            self.is_forwarded = True
+            driver.send_signal(signal.SIGUSR2)
 
     def _bring_up_is_over(self) -> bool:
-        return self.stop_signal is not None or (self.ray is not None and self.ray.poll() is not None)
+        return self.stop_signal is not None or self._ray_has_ended()
+
+    def _ray_has_ended(self) -> bool:
+        return self.ray is not None and self.ray.poll() is not None
 
     def _head_has_ended(self) -> bool:
         path = self.attempt.node(0)
         return path.is_file() and read_json(path)["state"] in ("ending", "ended")
 
-    def _head_ends_within(self, seconds: float) -> bool:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if self._head_has_ended():
-                return True
+    def _comes_true(self, condition: Callable[[], bool]) -> bool:
+        """Two processes that end for one reason do so one after the other."""
+        deadline = time.monotonic() + _SAME_CAUSE_S
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
             time.sleep(POLL_S)
-        return False
+        return True
 
     def _clean_up(self, *, keep_logs: bool) -> None:
         self._write_record(state="ending")
-        end_marked(self.mark, _GRACE_S, own_children=[p.pid for p in (self.driver, self.ray) if p])
+        grace_s = _SHORT_GRACE_S if self.is_terminated else _GRACE_S
+        end_marked(self.mark, grace_s, own_children=[p.pid for p in (self.driver, self.ray) if p])
         if keep_logs:
-            self._keep_ray_logs()
+            keep_ray_logs(self.tmp_dir, self.attempt.logs / f"ray-{self.role.rank}")
         shutil.rmtree(self.tmp_dir, ignore_errors=True)
-
-    def _keep_ray_logs(self) -> None:
-        """Ray's own logs die with the temp dir; after a failure the short ones are kept."""
-        target = self.attempt.logs / f"ray-{self.role.rank}"
-        for path in self.tmp_dir.glob("session_2*/logs/*"):
-            if path.is_file() and not path.is_symlink() and 0 < path.stat().st_size < 2_000_000:
-                target.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target / path.name)
 
     def _write_record(self, **fields: Any) -> None:
         self.record |= fields

@@ -21,6 +21,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.run_dir import RunDir
 
 MARK = "SLURM_RL_ATTEMPT"
 """The environment variable; its value names run, attempt and node rank."""
@@ -41,6 +42,11 @@ def mark_env(mark_value: str) -> dict[str, str]:
     writes the title over /proc/<pid>/environ, and with the environment the mark is gone.
     """
     return {MARK: mark_value, "SPT_NOENV": "1"}
+
+
+def attempt_mark(run: RunDir, job_key: str, attempt: int, rank: int) -> str:
+    """The mark of everything that one node's agent starts in one attempt."""
+    return f"{job_key}:{attempt}:{rank}:{run.path}"
 
 
 def become_subreaper() -> None:

@@ -6,16 +6,21 @@ address. `--block` keeps `ray start` in front, so that its end is seen at once. 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
+import re
 import secrets
+import shutil
+import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.ports import PortPlan
+from slurm_rl.node.processes import die_with_parent
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, write_text
@@ -29,10 +34,10 @@ def node_resource(rank: int) -> str:
     return f"slurm_rl_node_{rank}"
 
 
-def ray_tmp_dir(plan: JobPlan, job_key: str, attempt: int) -> Path:
+def ray_tmp_dir(plan: JobPlan, attempt: int) -> Path:
     """Node-local folder of this attempt; the same path on every node, because Ray wants it so."""
-    # Two runs may have the same local job key (a process id) after a reboot; the path tells them apart.
-    tag = hashlib.sha256(f"{plan.run_dir}:{job_key}".encode()).hexdigest()[:8]
+    # Attempts count on over all jobs of a run, so run and number name it.
+    tag = hashlib.sha256(plan.run_dir.encode()).hexdigest()[:8]
     path = Path(plan.tmp_root) / f"srl-{os.getuid()}-{tag}-{attempt}"
     if len(str(path)) > _LONGEST_TMP:
         raise BringUpError(
@@ -41,6 +46,31 @@ def ray_tmp_dir(plan: JobPlan, job_key: str, attempt: int) -> Path:
             action="set cluster.tmp_root=/tmp or another short node-local folder",
         )
     return path
+
+
+def remove_older_tmp_dirs(tmp_dir: Path) -> None:
+    """Remove what earlier attempts left on this node, when Slurm killed them before they could."""
+    stem, _, number = tmp_dir.name.rpartition("-")
+    for path in tmp_dir.parent.glob(f"{stem}-*"):
+        older = path.name.rpartition("-")[2]
+        if older.isdigit() and int(older) < int(number):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def describe_ray_end(log: Path, status: int) -> str:
+    """Which of Ray's processes died, by the word of `ray start --block`: `gcs_server died, exit code -9 (signal 9)`."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    dead = re.findall(r"BEGIN (\w+)\.(?:out|err) tail \(exit code\(s\)=(.*)\) -----", text)
+    words = [f"{process} died, exit code {code}" for process, code in dict.fromkeys(dead)]
+    return "; ".join(words) or f"exit status {status}"
+
+
+def keep_ray_logs(tmp_dir: Path, target: Path) -> None:
+    """Copy Ray's own logs, the short ones, out of the temp dir, with which they would die."""
+    for path in tmp_dir.glob("session_2*/logs/*"):
+        if path.is_file() and not path.is_symlink() and 0 < path.stat().st_size < 2_000_000:
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / path.name)
 
 
 def token_file(run: RunDir, attempt: int) -> Path:
@@ -103,4 +133,11 @@ def build_ray_start_argv(
 def start_ray(argv: list[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     """Start `ray start` in a session of its own, so that a terminal's Ctrl-C does not reach it."""
     with log.open("ab") as out:
-        return subprocess.Popen(argv, env=dict(env), stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen(
+            argv,
+            env=dict(env),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with_parent, signal.SIGKILL, os.getpid()),
+        )

@@ -60,6 +60,15 @@ def wait_for_port(host: str, port: int, deadline: float, should_stop: Callable[[
             _sleep_or_fail(deadline, should_stop, f"{what} must listen at {host}:{port} ({error})")
 
 
+def is_port_open(host: str, port: int, timeout_s: float = 2.0) -> bool:
+    """Whether `host:port` accepts a connection now."""
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s):
+            return True
+    except OSError:
+        return False
+
+
 def _sleep_or_fail(deadline: float, should_stop: Callable[[], bool], rule: str) -> None:
     if should_stop():
         raise BringUpError(f"{rule} before the attempt is stopped")

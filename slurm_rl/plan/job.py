@@ -87,6 +87,8 @@ class JobPlan:
     container: dict[str, Any]
     sbatch: dict[str, str | int | bool]
     """Options of sbatch by long name; empty for the local launcher."""
+    num_spare_nodes: int = 0
+    """Nodes of the allocation beyond num_nodes."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -159,6 +161,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         ),
         container=config.container.model_dump(mode="json"),
         sbatch={},
+        num_spare_nodes=0 if local else config.job.num_spare_nodes,
     )
     if local:
         return plan

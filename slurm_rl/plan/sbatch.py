@@ -23,7 +23,9 @@ def build_sbatch_options(config: RunConfig, run_dir: str) -> SbatchOptions:
     slurm = cluster.slurm
     options: dict[str, str | int | bool | None] = {
         "job-name": config.name,
-        "nodes": cluster.num_nodes,
+        "nodes": cluster.num_nodes + job.num_spare_nodes,
+        # The job outlives the loss of a node; the controller goes on with a spare one.
+        "no-kill": job.num_spare_nodes > 0,
         "ntasks-per-node": 1,
         "cpus-per-task": cluster.cpus_per_node,
         "gres": slurm.gres or (None if _names_gpus(slurm.extra) else _gres(config)),

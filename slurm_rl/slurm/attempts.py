@@ -1,13 +1,16 @@
 """What follows the end of an attempt: a table, without machinery.
 
-| the trainer said | asked to stop by       | then                                             |
-|------------------|------------------------|--------------------------------------------------|
-| finished         |                        | finish                                           |
-| checkpointed     | the user, scancel      | interrupted: final, `resume` goes on             |
-| checkpointed     | time limit, preemption | requeue                                          |
-| failed, input    |                        | fail: trying again would fail again              |
-| failed, died     |                        | retry while failures <= max_failures, and not    |
-|                  |                        | after two attempts that saved nothing new        |
+| the attempt                     | asked to stop by       | then                                          |
+|---------------------------------|------------------------|-----------------------------------------------|
+| finished                        |                        | finish                                        |
+| anything else                   | the user, scancel      | interrupted: final, `resume` goes on          |
+| failed on input                 |                        | fail: trying again would fail again           |
+| the second without new progress |                        | fail: so would the third                      |
+| failed, more than max_failures  |                        | fail                                          |
+| anything else                   | time limit, preemption | requeue                                       |
+| checkpointed                    | nobody knows who       | interrupted                                   |
+| lost (its node, its controller) |                        | retry on spare nodes, requeue without enough  |
+| failed                          |                        | retry                                         |
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Decision = Literal["finish", "interrupt", "requeue", "retry", "fail"]
+StoppedBy = Literal["", "user", "scheduler"]
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -25,7 +29,8 @@ EXIT_FINISHED, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 class AttemptEnd:
     """How one attempt ended."""
 
-    outcome: Literal["finished", "checkpointed", "failed"]
+    outcome: Literal["finished", "checkpointed", "failed", "lost"]
+    """`lost`: ended from outside before it could save, which is no failure of the run."""
     cause: str = ""
     exit_code: int = 0
     saved_step: int = -1
@@ -34,19 +39,26 @@ class AttemptEnd:
     """The job it belongs to; a `resume` is another job and starts counting anew."""
 
 
-def decide(ends: Sequence[AttemptEnd], *, stopped_by: Literal["", "user", "scheduler"], max_failures: int) -> Decision:
-    """What to do after the last of `ends`, which are all attempts of this job, oldest first."""
+def decide(ends: Sequence[AttemptEnd], *, stopped_by: StoppedBy, max_failures: int, has_nodes: bool = True) -> Decision:
+    """What to do after the last of `ends`, which are all attempts of this job, oldest first.
+
+    Args:
+        has_nodes: the allocation still holds as many healthy nodes as the run needs.
+    """
     last = ends[-1]
     if last.outcome == "finished":
         return "finish"
     if stopped_by == "user":
         return "interrupt"
-    if last.outcome == "checkpointed":
-        return "requeue" if stopped_by == "scheduler" and not stands_still(ends) else "interrupt"
-    if last.exit_code == EXIT_BAD_INPUT or stands_still(ends):
-        return "fail"
     num_failures = sum(end.outcome == "failed" for end in ends)
-    return "retry" if num_failures <= max_failures else "fail"
+    is_final = last.exit_code == EXIT_BAD_INPUT or num_failures > max_failures
+    if (last.outcome == "failed" and is_final) or stands_still(ends):
+        return "fail"
+    if stopped_by == "scheduler":
+        return "requeue"
+    if last.outcome == "checkpointed":
+        return "interrupt"
+    return "retry" if has_nodes else "requeue"
 
 
 def stands_still(ends: Sequence[AttemptEnd]) -> bool:
@@ -55,3 +67,12 @@ def stands_still(ends: Sequence[AttemptEnd]) -> bool:
         return False
     before = ends[-3].saved_step if len(ends) > 2 else -1
     return ends[-1].saved_step <= before and ends[-2].saved_step <= before
+
+
+def explain_failure(ends: Sequence[AttemptEnd]) -> str:
+    """The cause of the last end, and why there is no further attempt."""
+    last = ends[-1]
+    if last.exit_code == EXIT_BAD_INPUT or not stands_still(ends):
+        return last.cause
+    saved = f"step {last.saved_step} is the newest" if last.saved_step >= 0 else "there is none"
+    return f"two attempts in a row reached no new checkpoint ({saved}); the last one: {last.cause}"

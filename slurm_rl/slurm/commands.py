@@ -7,7 +7,10 @@ answer and asking again later makes sense.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -30,6 +33,8 @@ __all__ = [
     "SlurmUnavailableError",
     "cancel",
     "clean_env",
+    "element_id",
+    "fold_elements",
     "has_accounting",
     "hostnames",
     "job_end_time",
@@ -92,7 +97,7 @@ def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
     Slurm forgets ended jobs after MinJobAge (default 5 min), and a waiting array element at once when cancelled.
     One squeue for all; where there is accounting, one sacct adds exit codes and the jobs that squeue forgot.
     """
-    ids = sorted(set(job_ids))
+    ids = fold_elements(job_ids)
     if not ids:
         return {}
     found = _query_squeue(ids)
@@ -104,6 +109,18 @@ def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
         recorded = {}  # slurmdbd is away, but nothing is missing
     # squeue wins: sacct lags, and shows the last start of a job that waits to start again.
     return {**recorded, **{key: _with_exit_code(job, recorded.get(key)) for key, job in found.items()}}
+
+
+def fold_elements(job_ids: Iterable[str]) -> list[str]:
+    """Ids to ask about: several elements of an array as the whole array, which is one id and one answer.
+
+    >>> fold_elements(["7", "12_0", "12_5", "13_2"])
+    ['12', '13_2', '7']
+    """
+    ids = set(job_ids)
+    elements = Counter(job_id.partition("_")[0] for job_id in ids if "_" in job_id)
+    arrays = {array for array, number in elements.items() if number > 1}
+    return sorted({job_id.partition("_")[0] if job_id.partition("_")[0] in arrays else job_id for job_id in ids})
 
 
 def job_end_time(job_id: str) -> float | None:
@@ -123,9 +140,19 @@ def cancel(job_ids: Iterable[str], signal: str | None = None) -> None:
         raise slurm_error(done, "\n".join(wrong))
 
 
-def requeue(job_id: str) -> None:
-    """Put a job back into the queue under the same id. Slurm does so even to one that has completed."""
-    run_slurm(["scontrol", "requeue", job_id])
+def requeue(job_id: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Put a job back into the queue under the same id. Slurm does so even to one that has completed.
+
+    Of an array, whose last element has the id of the whole, the element around this process is meant.
+    """
+    run_slurm(["scontrol", "requeue", element_id(job_id, environ)])
+
+
+def element_id(job_id: str, environ: Mapping[str, str]) -> str:
+    """`12_3` when `environ` is that of element 3 of array 12 and `job_id` its plain id; else `job_id`."""
+    if environ.get("SLURM_JOB_ID") != job_id or "SLURM_ARRAY_TASK_ID" not in environ:
+        return job_id
+    return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
 
 
 def has_accounting() -> bool:
@@ -134,8 +161,10 @@ def has_accounting() -> bool:
 
 
 def max_array_size() -> int:
-    """Slurm's MaxArraySize: array indices are below it."""
-    return int(_config()["MaxArraySize"])
+    """How many elements an array may have, with indices from 0: MaxArraySize, and what the scheduler allows."""
+    config = _config()
+    tasks = re.search(r"\bmax_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
+    return min(int(config["MaxArraySize"]), int(tasks[1]) if tasks else sys.maxsize)
 
 
 def hostnames(nodelist: str) -> list[str]:

@@ -7,25 +7,37 @@ replays the old pickle loses nothing: all state is in the run directory.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import time
 from dataclasses import asdict, replace
 from types import FrameType
-from typing import Literal
 
-from slurm_rl.errors import BringUpError, SlurmRLError, SubmitError
-from slurm_rl.node.ray_cluster import create_token, ray_tmp_dir, token_file
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.node.ray_cluster import create_token, token_file
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
-from slurm_rl.slurm import commands
-from slurm_rl.slurm.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, AttemptEnd, Decision, decide
-from slurm_rl.slurm.launch import srun_argv, start_local_agent, start_slurm_agents
-from slurm_rl.slurm.preflight import remove_leftovers, run_preflight
+from slurm_rl.slurm.attempts import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    AttemptEnd,
+    Decision,
+    StoppedBy,
+    decide,
+    explain_failure,
+    stands_still,
+)
+from slurm_rl.slurm.cleaning import clean_here, clean_nodes
+from slurm_rl.slurm.ends import KILLED, find_lost_nodes, load_ends, newest_step, read_end, settle_killed_attempts
+from slurm_rl.slurm.hosts import Hosts
+from slurm_rl.slurm.launch import start_local_agent, start_slurm_agents
+from slurm_rl.slurm.requeue import requeue_job
+from slurm_rl.slurm.watch import AttemptWatch
 
 POLL_S = 0.1
-_REQUEUE_DEADLINE_S = 60.0
+_STATES = {"finish": "finished", "interrupt": "interrupted"}
+_EXIT_CODES = {"finish": EXIT_FINISHED, "interrupt": EXIT_INTERRUPTED}
 
 
 def run_controller(run_dir: str) -> int:
@@ -41,140 +53,119 @@ class Controller:
         self.plan = JobPlan.from_json(read_json(run.plan))
         self.job_id = os.environ.get("SLURM_JOB_ID") if self.plan.launcher == "slurm" else None
         self.job_key = self.job_id or f"local-{os.getpid()}-{int(time.time())}"
-        self.nodes: subprocess.Popen[bytes] | None = None
-        self.hosts: list[str] = []
-        self.stopped_by: Literal["", "user", "scheduler"] = ""
+        self.hosts = Hosts(self.plan) if self.job_id else None
+        self.chosen: list[str] = []
+        self.stopped_by: StoppedBy = ""
 
     def main(self) -> int:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_user_stop)
         signal.signal(signal.SIGUSR2, self._on_scheduler_stop)
         self.run_dir.end.unlink(missing_ok=True)
-        decision: Decision = "retry"
+        for number in settle_killed_attempts(self.run_dir, self.job_key):
+            append_event(self.run_dir, "attempt/ended", attempt=number, outcome="lost", cause=KILLED)
+        ends = load_ends(self.run_dir, self.job_key)
+        decision: Decision = "fail" if stands_still(ends) else "retry"
         while decision == "retry":
-            attempt = self._begin_attempt()
-            end = self._run_attempt(attempt)
-            write_json(attempt.end, asdict(end))
-            ends = self._earlier_ends()
-            decision = decide(ends, stopped_by=self.stopped_by, max_failures=self.plan.limits.max_failures)
-        return self._requeue(end) if decision == "requeue" else self._end(decision, end)
+            self._run_attempt(self._begin_attempt())
+            ends = load_ends(self.run_dir, self.job_key)
+            decision = self._decide(ends)
+        return self._requeue(ends) if decision == "requeue" else self._end(decision, ends)
+
+    def _decide(self, ends: list[AttemptEnd]) -> Decision:
+        return decide(
+            ends,
+            stopped_by=self.stopped_by,
+            max_failures=self.plan.limits.max_failures,
+            has_nodes=self.hosts is None or self.hosts.are_enough,
+        )
 
     # ---- one attempt ---------------------------------------------------------------------------
 
     def _begin_attempt(self) -> AttemptDir:
         attempt = self.run_dir.attempt(max(self.run_dir.attempt_numbers(), default=0) + 1)
         attempt.logs.mkdir(parents=True)
+        write_json(attempt.start, {"job": self.job_key})
         self.run_dir.point_latest_at(attempt.number)
         create_token(self.run_dir, attempt.number)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
         append_event(self.run_dir, "attempt/started", attempt=attempt.number, job=self.job_key, slurm_restarts=restarts)
         return attempt
 
-    def _run_attempt(self, attempt: AttemptDir) -> AttemptEnd:
+    def _run_attempt(self, attempt: AttemptDir) -> None:
         start = time.monotonic()
+        self.chosen = []
         try:
-            self.nodes = self._start_nodes(attempt)
-            if self.stopped_by:
-                self._forward_stop()
-            while self.nodes.poll() is None:
-                time.sleep(POLL_S)
-            end = self._read_end(attempt, self.nodes.returncode)
+            end = self._run_nodes(attempt)
         except SlurmRLError as error:
             end = AttemptEnd("failed", str(error), error.exit_code)
         finally:
             token_file(self.run_dir, attempt.number).unlink(missing_ok=True)
-        if end.outcome == "failed" and self.hosts:
-            folder = ray_tmp_dir(self.plan, self.job_key, attempt.number)
-            remove_leftovers(srun_argv(self.plan, self.hosts), folder, os.environ)
-        end = replace(end, saved_step=self._newest_step(), job_key=self.job_key)
+        end = self._clean_up(attempt, end)
+        end = replace(end, saved_step=newest_step(self.run_dir), job_key=self.job_key)
+        write_json(attempt.end, asdict(end))
         seconds = round(time.monotonic() - start, 1)
         append_event(
             self.run_dir, "attempt/ended", attempt=attempt.number, outcome=end.outcome, cause=end.cause, seconds=seconds
         )
-        return end
 
-    def _start_nodes(self, attempt: AttemptDir) -> subprocess.Popen[bytes]:
-        if self.job_id is None:
+    def _run_nodes(self, attempt: AttemptDir) -> AttemptEnd:
+        nodes = self._start_nodes(attempt)
+        if nodes is None:
+            return AttemptEnd("lost", "asked to stop before the nodes were started")
+        watch = AttemptWatch(self.run_dir, self.plan, attempt, nodes, self.job_id)
+        while nodes.poll() is None:
+            watch.look(is_stopped=bool(self.stopped_by))
+            time.sleep(POLL_S)
+        watch.look(is_stopped=False)
+        return read_end(attempt, nodes.returncode, asked=bool(self.stopped_by))
+
+    def _start_nodes(self, attempt: AttemptDir) -> subprocess.Popen[bytes] | None:
+        if self.hosts is None:
             return start_local_agent(self.plan, attempt, self.job_key, os.environ)
-        nodes = commands.hostnames(os.environ["SLURM_JOB_NODELIST"])
-        if len(nodes) != self.plan.num_nodes:
-            raise BringUpError(
-                f"the run needs exactly {self.plan.num_nodes} nodes", seen=f"{len(nodes)}: {', '.join(nodes)}"
-            )
-        self.hosts = nodes
-        run_preflight(self.plan, attempt, srun_argv(self.plan, nodes), os.environ)
-        append_event(self.run_dir, "preflight/passed", attempt=attempt.number, nodes=nodes)
-        return start_slurm_agents(self.plan, attempt, nodes, self.job_key, os.environ)
+        self.chosen = self.hosts.choose(attempt, os.environ)
+        fields = {"left_out": self.hosts.unfit} if self.hosts.unfit else {}
+        append_event(self.run_dir, "preflight/passed", attempt=attempt.number, nodes=self.chosen, **fields)
+        if self.stopped_by:
+            return None
+        return start_slurm_agents(self.plan, attempt, self.chosen, self.job_key, os.environ)
 
-    def _read_end(self, attempt: AttemptDir, status: int) -> AttemptEnd:
-        if attempt.outcome.is_file():
-            found = read_json(attempt.outcome)
-            # A trainer that saved although nobody asked was told to by a node's end; the node is the cause.
-            if found["outcome"] != "checkpointed" or self.stopped_by:
-                return AttemptEnd(found["outcome"], found.get("cause", ""), found["exit_code"])
-        causes = [
-            f"{record['host']}: {record['error']}"
-            for record in (read_json(path) for path in sorted(attempt.path.glob("node-*.json")))
-            if "error" in record
-        ]
-        causes += _srun_errors(attempt)
-        cause = "; ".join(causes) or f"the trainer died without a word (exit status {status})"
-        return AttemptEnd("failed", f"{cause}; see {attempt.logs}", EXIT_FAILED)
-
-    def _newest_step(self) -> int:
-        # Names alone: whether its bytes verify is for the trainer to find out.
-        found = [re.fullmatch(r"step-(\d+)", path.name) for path in self.run_dir.checkpoints.glob("step-*")]
-        return max((int(match.group(1)) for match in found if match), default=-1)
-
-    def _earlier_ends(self) -> list[AttemptEnd]:
-        """Ends of this job's attempts, those before a requeue included, oldest first."""
-        paths = [self.run_dir.attempt(number).end for number in self.run_dir.attempt_numbers()]
-        ends = [AttemptEnd(**read_json(path)) for path in paths if path.is_file()]
-        return [end for end in ends if end.job_key == self.job_key]
+    def _clean_up(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+        """Clean nodes whose agent could not; an attempt that failed because a node is gone is no failure."""
+        if self.hosts is None:
+            clean_here(self.run_dir, self.plan, attempt, self.job_key)
+            return end
+        silent = clean_nodes(self.run_dir, self.plan, attempt, self.chosen, self.job_key, os.environ)
+        lost = self.hosts.note_losses([*find_lost_nodes(attempt), *silent]) if end.outcome == "failed" else []
+        if not lost:
+            return end
+        append_event(self.run_dir, "nodes/lost", attempt=attempt.number, hosts=lost)
+        return replace(end, outcome="lost", cause=f"lost {', '.join(lost)}; {end.cause}")
 
     # ---- the end of the job --------------------------------------------------------------------
 
-    def _end(self, decision: Decision, end: AttemptEnd) -> int:
-        code = {"finish": EXIT_FINISHED, "interrupt": EXIT_INTERRUPTED}.get(decision, end.exit_code or EXIT_FAILED)
-        state = {"finish": "finished", "interrupt": "interrupted"}.get(decision, "failed")
-        write_json(self.run_dir.end, {"state": state, "exit_code": code, "cause": end.cause, "step": end.saved_step})
-        append_event(self.run_dir, "job/ended", state=state, cause=end.cause)
+    def _end(self, decision: Decision, ends: list[AttemptEnd], cause: str | None = None) -> int:
+        last = ends[-1]
+        state = _STATES.get(decision, "failed")
+        code = _EXIT_CODES.get(decision, last.exit_code or EXIT_FAILED)
+        cause = cause or (explain_failure(ends) if decision == "fail" else last.cause)
+        write_json(self.run_dir.end, {"state": state, "exit_code": code, "cause": cause, "step": last.saved_step})
+        append_event(self.run_dir, "job/ended", state=state, cause=cause)
         return code
 
-    def _requeue(self, end: AttemptEnd) -> int:
-        """Ask Slurm to start this job again, and wait to be ended by it."""
+    def _requeue(self, ends: list[AttemptEnd]) -> int:
         if self.job_id is None:
-            return self._end("interrupt", end)
-        append_event(self.run_dir, "job/requeued", cause=end.cause, step=end.saved_step)
-        try:
-            commands.requeue(self.job_id)
-        except SubmitError as error:
-            # Slurm requeues a preempted job by itself and refuses a second time.
-            append_event(self.run_dir, "job/requeue_refused", cause=str(error))
+            return self._end("interrupt", ends)
+        append_event(self.run_dir, "job/requeued", cause=ends[-1].cause, step=ends[-1].saved_step)
+        # From here on a SIGTERM is Slurm's, which ends this start of the job.
         self.stopped_by = ""
-        deadline = time.monotonic() + _REQUEUE_DEADLINE_S
-        while not self.stopped_by and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-        return EXIT_FINISHED
+        refusal = requeue_job(self.run_dir, self.job_id, lambda: self.stopped_by != "")
+        return EXIT_FINISHED if refusal is None else self._end("interrupt", ends, f"Slurm did not requeue: {refusal}")
 
     # ---- signals -------------------------------------------------------------------------------
 
     def _on_user_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stopped_by = "user"
-        self._forward_stop()
 
     def _on_scheduler_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stopped_by = self.stopped_by or "scheduler"
-        self._forward_stop()
-
-    def _forward_stop(self) -> None:
-        """SIGUSR2 to the node agents: the head tells the trainer to save, the others stay until it has."""
-        if self.nodes is not None and self.nodes.poll() is None:
-            self.nodes.send_signal(signal.SIGUSR2)
-
-
-def _srun_errors(attempt: AttemptDir) -> list[str]:
-    """What srun said of tasks that ended badly: `srun: error: n2: task 1: Killed`."""
-    path = attempt.log("srun")
-    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-    return [match.group(1) for match in re.finditer(r"^srun: error: (.*)$", text, re.MULTILINE)][:5]

@@ -43,7 +43,7 @@ def load_job(run: RunDir) -> dict[str, Any] | None:
 
 def read_states(runs: Sequence[RunDir]) -> list[RunState]:
     """The state of each run, by one question to Slurm for all that have not ended by their own word."""
-    ids = [job_id for run in runs if (job_id := _id_to_ask(run))]
+    ids = [job_id for run in runs if (job_id := open_job_id(run))]
     try:
         known, trouble = commands.query_jobs(ids), ""
     except SlurmRLError as error:
@@ -58,11 +58,11 @@ def is_job_alive(run: RunDir) -> bool:
     Raises:
         SlurmRLError: Slurm does not say.
     """
-    job_id = _id_to_ask(run)
+    job_id = open_job_id(run)
     return _state(run, commands.query_jobs([job_id] if job_id else []), "").is_alive
 
 
-def _id_to_ask(run: RunDir) -> str | None:
+def open_job_id(run: RunDir) -> str | None:
     """The job that Slurm must be asked about; None where the run directory says all."""
     job = load_job(run)
     if job is None or job["launcher"] == "local":
@@ -91,13 +91,17 @@ def cancel_job(run: RunDir) -> bool:
 
 
 def _record_cancelled(run: RunDir, job_id: str) -> None:
-    """The end of a job that waited: no controller is there to write it."""
     deadline = time.monotonic() + _CANCEL_DEADLINE_S
     while time.monotonic() < deadline:
         found = commands.query_jobs([job_id]).get(job_id)
         if found is None or found.state.is_ended:
             break
         time.sleep(0.2)
+    record_cancelled(run, found)
+
+
+def record_cancelled(run: RunDir, found: JobInfo | None) -> None:
+    """Write the end of a job that was cancelled while it waited: no controller is there to do it."""
     # Nodes mean that it had started after all; then its controller has the last word.
     if found is None or (found.state == JobState.CANCELLED and not found.nodelist):
         cause = "cancelled while it waited to start"

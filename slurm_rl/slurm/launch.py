@@ -18,9 +18,14 @@ from slurm_rl.run_dir import AttemptDir
 def start_local_agent(
     plan: JobPlan, attempt: AttemptDir, job_key: str, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """The local launcher's only node: a child that is told to stop when the controller dies."""
+    """The local launcher's only node: a child that is told to save and leave when the controller dies."""
     wrapped = wrap_agent(plan, attempt.number, job_key, _user(), "--local-job-key", job_key)
     return _start(with_setup(plan.setup, wrapped.argv), {**env, **wrapped.env}, attempt.log("node-0"))
+
+
+def container_cleanup(plan: JobPlan, attempt: AttemptDir, job_key: str) -> tuple[str, ...]:
+    """The command that ends the attempt's container on a node; empty where it ends with its processes."""
+    return wrap_agent(plan, attempt.number, job_key, _user()).cleanup_argv
 
 
 def start_slurm_agents(
@@ -50,5 +55,6 @@ def _start(argv: list[str], env: Mapping[str, str], log: Path) -> subprocess.Pop
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=functools.partial(die_with_parent, signal.SIGTERM, os.getpid()),
+            # Save and leave. SIGTERM would make srun kill its tasks before they could.
+            preexec_fn=functools.partial(die_with_parent, signal.SIGUSR2, os.getpid()),
         )

@@ -5,57 +5,43 @@ Plain sh, outside any container, because a node that cannot see the code cannot 
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
-from slurm_rl.errors import BringUpError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, write_text
+from slurm_rl.slurm.launch import srun_argv
 
 DEADLINE_S = 120.0
-_SWEEP_S = 20.0
 
 
-def run_preflight(plan: JobPlan, attempt: AttemptDir, srun: Sequence[str], env: Mapping[str, str]) -> None:
-    """Check every node of the job at once.
+@dataclass(frozen=True)
+class Preflight:
+    """What came out, by host; a host in neither did not answer."""
 
-    Raises:
-        BringUpError: naming each node with what is wrong there, or that did not answer.
-    """
+    healthy: list[str]
+    problems: dict[str, str]
+    srun_said: str
+    """srun's own complaints, for when a host did not answer."""
+
+
+def run_preflight(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], env: Mapping[str, str]) -> Preflight:
+    """Check these nodes of the job, all at once."""
     canary = attempt.path / "canary"
     word = secrets.token_hex(8)
     write_text(canary, word)
-    script = _script(str(canary), word, plan.tmp_root)
-    argv = [*srun, "--label", "/bin/sh", "-c", script]
+    argv = [*srun_argv(plan, hosts), "--label", "/bin/sh", "-c", _script(str(canary), word, plan.tmp_root)]
     try:
         done = subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        raise BringUpError(
-            f"every node must answer the preflight within {DEADLINE_S:g} s", seen=str(plan.num_nodes)
-        ) from None
-    problems = parse_preflight(done.stdout)
-    healthy = len(re.findall(r"^\d+: ok ", done.stdout, re.MULTILINE))
-    if problems or healthy != plan.num_nodes:
-        raise BringUpError(
-            f"all {plan.num_nodes} nodes must pass the preflight",
-            seen="; ".join(problems) or f"{healthy} nodes answered: {done.stderr.strip()[-500:]}",
-            action="put run_dir (cluster.run_root) on a file system that every node sees, or exclude the node",
-        )
-
-
-def remove_leftovers(srun: Sequence[str], folder: Path, env: Mapping[str, str]) -> None:
-    """Remove a failed attempt's temp folder on every node: an agent that was killed could not do it.
-
-    Best effort, since a node may be gone; the processes in it ended with their step.
-    """
-    argv = [*srun, "/bin/rm", "-rf", "--", str(folder)]
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        subprocess.run(argv, env=dict(env), capture_output=True, timeout=_SWEEP_S)
+        output, errors = done.stdout, done.stderr
+    except subprocess.TimeoutExpired as late:
+        output = (late.stdout or b"").decode(errors="replace")
+        errors = f"no answer within {DEADLINE_S:g} s"
+    return parse_preflight(output, errors, hosts)
 
 
 def _script(canary: str, word: str, tmp_root: str) -> str:
@@ -65,14 +51,19 @@ def _script(canary: str, word: str, tmp_root: str) -> str:
         f"[ -d {tmp} ] && [ -w {tmp} ]": "cannot write to cluster.tmp_root",
         "[ -d /dev/shm ] && [ -w /dev/shm ]": "has no /dev/shm to write to",
     }
-    lines = [f'{{ {check}; }} || {{ echo "bad $(uname -n) {problem}"; exit 0; }}' for check, problem in checks.items()]
-    return "\n".join([*lines, 'echo "ok $(uname -n)"'])
+    lines = [f'{{ {check}; }} || {{ echo "bad {problem}"; exit 0; }}' for check, problem in checks.items()]
+    return "\n".join([*lines, "echo ok"])
 
 
-def parse_preflight(output: str) -> list[str]:
-    """Problems by node, from the labelled output of srun.
+def parse_preflight(output: str, errors: str, hosts: Sequence[str]) -> Preflight:
+    """Read srun's output, whose labels are the tasks' ranks, which follow the order of the hosts.
 
-    >>> parse_preflight("0: ok n1\\n1: bad n2 does not see the run directory\\n")
-    ['n2 does not see the run directory']
+    >>> parse_preflight("0: ok\\n1: bad cannot write\\n", "", ["n1", "n2", "n3"])
+    Preflight(healthy=['n1'], problems={'n2': 'cannot write'}, srun_said='')
     """
-    return [m.group(1) for m in re.finditer(r"^\d+: bad (.*)$", output, re.MULTILINE)]
+    said = {int(m[1]): m[2] for m in re.finditer(r"^ *(\d+): (ok|bad .*)$", output, re.MULTILINE)}
+    return Preflight(
+        healthy=[host for rank, host in enumerate(hosts) if said.get(rank) == "ok"],
+        problems={host: said[rank][4:] for rank, host in enumerate(hosts) if said.get(rank, "ok") != "ok"},
+        srun_said=errors.strip()[-500:],
+    )

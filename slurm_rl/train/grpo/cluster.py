@@ -11,7 +11,7 @@ from typing import Any
 
 from slurm_rl.errors import BringUpError, SlurmRLError, TrainingError
 from slurm_rl.node.ray_cluster import node_resource
-from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.train.grpo.stop import StopFlag
 
@@ -44,7 +44,7 @@ class Cluster:
             if time.monotonic() > deadline:
                 raise BringUpError(
                     f"all {self.plan.num_nodes} nodes must join Ray before job.start_timeout_s",
-                    seen="missing node ranks " + ", ".join(str(wanted[name]) for name in sorted(missing)),
+                    seen="missing: " + ", ".join(_node_name(rank) for rank in sorted(wanted[name] for name in missing)),
                     action="read logs/node-<rank>.log and logs/ray-<rank>.log of the attempt",
                 )
             time.sleep(POLL_S)
@@ -92,6 +92,12 @@ class Cluster:
                     action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
                 )
         return [ray.get(reference) for _, reference in calls]
+
+
+def _node_name(rank: int) -> str:
+    """`n2 (rank 1)`; the rank alone on a machine without others."""
+    hosts = os.environ.get(HOSTS_VARIABLE, "").split(",")
+    return f"{hosts[rank]} (rank {rank})" if rank < len(hosts) and hosts[rank] else f"rank {rank}"
 
 
 def _raise_if_failed(reference: Any, name: str, what: str) -> None:

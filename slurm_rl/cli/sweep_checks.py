@@ -1,0 +1,141 @@
+"""Every run of a sweep is composed, typed, planned and checked before anything is written or submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from slurm_rl.cli.checks import check_inputs
+from slurm_rl.cli.common import plan_run
+from slurm_rl.cli.submit import check_cluster
+from slurm_rl.config.load import parse_config
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.slurm.ledger import SweepDir, SweepRun, swept_overrides
+from slurm_rl.slurm.sweep_arrays import group_members
+from slurm_rl.slurm.sweep_compose import Composer
+from slurm_rl.slurm.sweep_submit import PlannedRun
+
+_MOST_SHOWN = 20
+
+
+@dataclass
+class Problems:
+    """What is wrong with which runs; runs with the same error share a line."""
+
+    runs: list[SweepRun]
+    found: dict[str, list[int]] = field(default_factory=dict)
+
+    def add(self, position: int, error: SlurmRLError) -> None:
+        self.found.setdefault(str(error), []).append(position)
+
+    def raise_if_any(self) -> None:
+        """Raise all of them as one.
+
+        Raises:
+            ConfigError: there is at least one.
+        """
+        if not self.found:
+            return
+        number = len({position for positions in self.found.values() for position in positions})
+        lines = [self._render(error, positions).replace("\n", "\n    ") for error, positions in self.found.items()]
+        if len(lines) > _MOST_SHOWN:
+            lines[_MOST_SHOWN:] = [f"and {len(lines) - _MOST_SHOWN} more errors"]
+        raise ConfigError(
+            f"every run of a sweep must be valid; {number} of {len(self.runs)} are not, and nothing was submitted:"
+            + "".join(f"\n  {line}" for line in lines)
+        )
+
+    def _render(self, error: str, positions: list[int]) -> str:
+        first = self.runs[positions[0]]
+        swept = swept_overrides(self.runs)[positions[0]]
+        words = [f"{key}={value}" for key, value in swept.items()] or first.overrides
+        more = f" (and {len(positions) - 1} more)" if len(positions) > 1 else ""
+        return f"{' '.join(words)}{more}: {error}"
+
+
+def plan_runs(
+    composer: Composer, batch: Sequence[Sequence[str]], sweep: SweepDir, *, first_index: int
+) -> list[PlannedRun]:
+    """Configs and plans of these runs.
+
+    Raises:
+        ConfigError: some are not valid; all errors at once, with the overrides of their runs.
+    """
+    entries = [SweepRun(first_index + place, tuple(overrides)) for place, overrides in enumerate(batch)]
+    problems, planned, seen = Problems(entries), [], _SeenInputs()
+    for position, entry in enumerate(entries):
+        try:
+            config = parse_config(composer.compose(entry.overrides))
+            _check_has_no_place(config)
+            plan = _plan(config, sweep, entry.index)
+            seen.check(config)
+            planned.append(PlannedRun(entry.index, entry.overrides, config, plan))
+        except SlurmRLError as error:
+            problems.add(position, error)
+    problems.raise_if_any()
+    _check_one_launcher(planned)
+    return planned
+
+
+def _check_has_no_place(config: RunConfig) -> None:
+    if config.run_dir is not None:
+        raise ConfigError(
+            "run_dir must be left out of a sweep, which numbers its run directories",
+            seen=config.run_dir,
+            action="choose the folder above them: hydra.sweep.dir=...",
+        )
+
+
+def _plan(config: RunConfig, sweep: SweepDir, index: int) -> JobPlan:
+    plan = plan_run(config, sweep.run(index))
+    if plan.container["image"] is None:
+        return plan
+    # `code` in the run directory is a link out of it, and only the run directory is mounted by itself.
+    mount = {"source": str(sweep.code), "target": str(sweep.code), "read_only": True}
+    return replace(plan, container={**plan.container, "mounts": [*plan.container["mounts"], mount]})
+
+
+class _SeenInputs:
+    """Looks at each model and data set once, and remembers what was wrong with it."""
+
+    def __init__(self) -> None:
+        self._errors: dict[str, SlurmRLError | None] = {}
+
+    def check(self, config: RunConfig) -> None:
+        key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r}"
+        if key not in self._errors:
+            try:
+                check_inputs(config)
+                self._errors[key] = None
+            except SlurmRLError as error:
+                self._errors[key] = error
+        if (known := self._errors[key]) is not None:
+            raise known
+
+
+def _check_one_launcher(planned: Sequence[PlannedRun]) -> None:
+    launchers = {run.plan.launcher for run in planned}
+    if len(launchers) > 1:
+        raise ConfigError(
+            "all runs of a sweep go to one place",
+            seen=" and ".join(f"cluster.launcher={launcher}" for launcher in sorted(launchers)),
+            action="make a sweep for each",
+        )
+
+
+def check_clusters(planned: Sequence[PlannedRun]) -> None:
+    """Ask the cluster whether it takes these jobs, once for runs that ask for the same.
+
+    Raises:
+        ConfigError: it refuses some; all refusals at once.
+    """
+    problems = Problems([SweepRun(run.index, run.overrides) for run in planned])
+    for group in group_members([run.member for run in planned]):
+        try:
+            check_cluster(planned[group[0]].plan)
+        except SlurmRLError as error:
+            for position in group:
+                problems.add(position, error)
+    problems.raise_if_any()

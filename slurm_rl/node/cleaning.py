@@ -1,0 +1,88 @@
+"""Cleaning a node behind an agent that was killed: processes, container, temp folder.
+
+    srun ... python -m slurm_rl.node.cleaning --run-dir <run> --attempt 2 --job-key 12 --ranks 0,3 -- podman rm ...
+
+It runs on the host, outside any container, and needs the standard library alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_rl.node.processes import attempt_mark, end_marked
+from slurm_rl.node.ray_cluster import ray_tmp_dir
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import RunDir, read_json
+
+DONE = "cleaned"
+_AGENT_S = 5.0
+_GRACE_S = 1.0
+_CLEANUP_S = 20.0
+
+
+def clean_node(
+    run: RunDir, plan: JobPlan, attempt: int, job_key: str, *, rank: int, cleanup: Sequence[str] = ()
+) -> None:
+    """End whatever is left of this rank's agent on this node, and remove its files.
+
+    Args:
+        cleanup: ends the container, where one may outlive its client.
+    """
+    _end_agent(run, attempt, rank)
+    if cleanup:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(cleanup, capture_output=True, timeout=_CLEANUP_S)
+    end_marked(attempt_mark(run, job_key, attempt, rank), _GRACE_S)
+    shutil.rmtree(ray_tmp_dir(plan, attempt), ignore_errors=True)
+
+
+def _end_agent(run: RunDir, attempt: int, rank: int) -> None:
+    """An agent outlives an srun that was killed; it cleans up by itself when asked to."""
+    record = run.attempt(attempt).node(rank)
+    pid = int(read_json(record)["pid"]) if record.is_file() else 0
+    deadline = time.monotonic() + _AGENT_S
+    signum = signal.SIGTERM
+    while pid and _is_agent(pid, run):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signum)
+        if time.monotonic() > deadline:
+            signum = signal.SIGKILL
+        time.sleep(0.1)
+
+
+def _is_agent(pid: int, run: RunDir) -> bool:
+    # The number may be another process's by now, or one inside a container's own numbering.
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"slurm_rl.node.agent" in words and os.fsencode(run.path) in words
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Clean this node behind an attempt.")
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--attempt", required=True, type=int)
+    parser.add_argument("--job-key", required=True)
+    parser.add_argument("--ranks", required=True, help="of the nodes that are cleaned, in the order of srun's tasks")
+    parser.add_argument("cleanup", nargs="*", help="a command that ends the container")
+    args = parser.parse_args()
+    run = RunDir(args.run_dir)
+    rank = int(args.ranks.split(",")[int(os.environ.get("SLURM_PROCID", 0))])
+    plan = JobPlan.from_json(read_json(run.plan))
+    clean_node(run, plan, args.attempt, args.job_key, rank=rank, cleanup=args.cleanup)
+    print(DONE, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

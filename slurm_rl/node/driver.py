@@ -1,0 +1,71 @@
+"""The trainer as the head node's agent sees it: started, told to stop, judged by how it ended."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_rl.errors import TrainingError
+from slurm_rl.node.processes import die_with_parent
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import AttemptDir
+
+# A trainer without a handler by then has not begun: imports of torch from a slow disk take this long.
+_HANDLER_S = 30.0
+
+
+def start_driver(plan: JobPlan, attempt: AttemptDir, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the trainer; it dies with its agent."""
+    argv = [*plan.driver_argv, "--attempt", str(attempt.number)]
+    with attempt.log("driver").open("ab") as out:
+        return subprocess.Popen(
+            argv,
+            env=dict(env),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with_parent, signal.SIGKILL, os.getpid()),
+        )
+
+
+def may_signal(pid: int, asked_at: float) -> bool:
+    """Whether SIGUSR2 may be sent: not before the trainer has a handler, for until then it would kill it.
+
+    Args:
+        asked_at: when the stop was asked for, by time.monotonic().
+    """
+    return catches(pid, signal.SIGUSR2) or time.monotonic() > asked_at + _HANDLER_S
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for the signal, by the kernel's word."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (signum - 1) & 1)
+
+
+def exit_status(returncode: int) -> int:
+    """As a shell reports it: 128 + n for a process that signal n ended."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def check_driver_end(attempt: AttemptDir, returncode: int) -> None:
+    """Raise TrainingError when the trainer ended without saying how."""
+    if attempt.outcome.is_file():
+        return
+    how = f"killed by {signal.Signals(-returncode).name}, " if returncode < 0 else ""
+    hint = "; Linux kills so when memory runs out (dmesg, sacct's MaxRSS)" if returncode == -signal.SIGKILL else ""
+    raise TrainingError(
+        "the trainer must say how it ended",
+        seen=f"{how}exit status {exit_status(returncode)}{hint}",
+        where=attempt.log("driver").name,
+    )

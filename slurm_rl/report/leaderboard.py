@@ -1,0 +1,108 @@
+"""The runs of a sweep side by side: one metric of each, best first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_rl.errors import ConfigError
+from slurm_rl.report.jsonl import read_rows
+from slurm_rl.report.meta import collect_meta
+from slurm_rl.report.summary import build_summary
+from slurm_rl.run_dir import RunDir
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One run in the table."""
+
+    run: str
+    """Name of its directory."""
+    overrides: Mapping[str, str]
+    """The swept ones."""
+    value: float | None
+    """None while it has no such number."""
+    state: str
+
+
+def read_metric(run: RunDir, metric: str) -> float | None:
+    """The newest value of a metric.
+
+    Args:
+        metric: a key of metrics.jsonl, which has a slash in it (`reward/mean`), or a dotted path in the summary
+            (`accuracy.after.sampled`).
+    """
+    rows = read_rows(run.metrics)
+    if "/" in metric:
+        return next((_number(row[metric]) for row in reversed(rows) if metric in row), None)
+    # Made anew, because summary.json is written at the end of runs in the foreground and by `report`.
+    return _number(_look_up(build_summary(rows, collect_meta(run)), metric)) if rows else None
+
+
+def _look_up(tree: Any, path: str) -> Any:
+    for part in path.split("."):
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None
+
+
+def rank(standings: Sequence[Standing], *, smallest_first: bool) -> list[Standing]:
+    """Best first; runs without a value last, in their order.
+
+    >>> runs = [Standing("0", {}, None, ""), Standing("1", {}, 0.5, ""), Standing("2", {}, 0.7, "")]
+    >>> [standing.run for standing in rank(runs, smallest_first=False)]
+    ['2', '1', '0']
+    """
+    with_value = [standing for standing in standings if standing.value is not None]
+    without = [standing for standing in standings if standing.value is None]
+    return [*sorted(with_value, key=lambda s: s.value or 0.0, reverse=not smallest_first), *without]
+
+
+def check_metric(runs: Sequence[RunDir], metric: str) -> None:
+    """Refuse a metric that no run has although there is one that could.
+
+    Raises:
+        ConfigError: with the metrics that there are.
+    """
+    for run in runs:
+        if rows := read_rows(run.metrics):
+            known = [*_paths_of(build_summary(rows, collect_meta(run))), *sorted({key for row in rows for key in row})]
+            if metric in known:
+                return
+            numbers = [key for key in known if "/" in key or "." in key]
+            raise ConfigError(
+                "--metric must be a number in the summary or in metrics.jsonl",
+                seen=metric,
+                action=f"choose one of: {', '.join(numbers)}",
+            )
+
+
+def _paths_of(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted paths of the numbers in a summary, and of what is not measured yet."""
+    found = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            found += _paths_of(value, f"{prefix}{key}.")
+        elif value is None or _number(value) is not None:
+            found.append(f"{prefix}{key}")
+    return found
+
+
+def render_standings(standings: Sequence[Standing], metric: str) -> str:
+    """The table as text, a line a run."""
+    keys = list(dict.fromkeys(key for standing in standings for key in standing.overrides))
+    rows = [["#", metric, "RUN", *keys, "STATE"]]
+    for place, standing in enumerate(standings, start=1):
+        value = "-" if standing.value is None else f"{standing.value:.6g}"
+        place_text = str(place) if standing.value is not None else "-"
+        rows.append([place_text, value, standing.run, *(standing.overrides.get(k, "") for k in keys), standing.state])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

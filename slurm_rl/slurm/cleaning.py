@@ -1,0 +1,55 @@
+"""After an attempt: nodes whose agent could not clean up are cleaned by one further srun."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from slurm_rl.node.cleaning import DONE, clean_node
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event
+from slurm_rl.slurm.ends import read_record
+from slurm_rl.slurm.launch import container_cleanup, srun_argv
+
+DEADLINE_S = 30.0
+
+
+def find_dirty(attempt: AttemptDir, num_nodes: int) -> list[int]:
+    """Ranks whose agent did not live to its end; none after an attempt that ended in order."""
+    return [rank for rank in range(num_nodes) if read_record(attempt, rank).get("state") != "ended"]
+
+
+def clean_here(run: RunDir, plan: JobPlan, attempt: AttemptDir, job_key: str) -> None:
+    """The same for the local launcher, whose only node is this one."""
+    if find_dirty(attempt, 1):
+        clean_node(run, plan, attempt.number, job_key, rank=0, cleanup=container_cleanup(plan, attempt, job_key))
+
+
+def clean_nodes(
+    run: RunDir, plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], job_key: str, env: Mapping[str, str]
+) -> list[str]:
+    """Clean the nodes that need it.
+
+    Args:
+        hosts: of the attempt, by rank.
+
+    Returns:
+        The hosts among them that did not answer.
+    """
+    ranks = find_dirty(attempt, len(hosts))
+    if not ranks:
+        return []
+    dirty = [hosts[rank] for rank in ranks]
+    # Overlapping, because a step whose srun was killed may still hold the nodes.
+    argv = [*srun_argv(plan, dirty), "--overlap", "--label", plan.host_python, "-m", "slurm_rl.node.cleaning"]
+    argv += ["--run-dir", plan.run_dir, "--attempt", str(attempt.number), "--job-key", job_key]
+    argv += ["--ranks", ",".join(map(str, ranks)), "--", *container_cleanup(plan, attempt, job_key)]
+    try:
+        done = subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=DEADLINE_S)
+        output, errors = done.stdout, done.stderr.strip()[-500:]
+    except subprocess.TimeoutExpired as late:
+        output, errors = (late.stdout or b"").decode(errors="replace"), f"no answer within {DEADLINE_S:g} s"
+    answered = {line.partition(":")[0].strip() for line in output.splitlines() if line.endswith(DONE)}
+    silent = [host for task, host in enumerate(dirty) if str(task) not in answered]
+    append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=silent, errors=errors)
+    return silent

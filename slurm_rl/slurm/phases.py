@@ -1,0 +1,80 @@
+"""How long bring-up took and where: each phase in seconds since Slurm gave the job its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_jsonl
+from slurm_rl.slurm.commands import query_jobs
+
+# Event -> the phase that it ends. Of several nodes the last one counts.
+PHASES = {
+    "attempt/started": "controller_s",
+    "preflight/passed": "preflight_s",
+    "node/started": "agents_s",
+    "ray/head_ready": "head_s",
+    "ray/cluster_ready": "nodes_s",
+    "trainer/started": "trainer_s",
+}
+
+
+class PhaseWatch:
+    """Follows the events of one attempt and writes `attempt/brought_up` once the trainer has started."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, job_id: str | None) -> None:
+        self.run_dir, self.attempt, self.job_id = run, attempt, job_id
+        self.size, self.is_done = -1, False
+
+    def look(self) -> None:
+        """Cheap when nothing has happened; call it while waiting for the nodes."""
+        if self.is_done or not self.run_dir.events.is_file():
+            return
+        size = self.run_dir.events.stat().st_size
+        if size == self.size:
+            return
+        self.size = size
+        events = _of_attempt(read_jsonl(self.run_dir.events), self.attempt.number)
+        if any(event["kind"] == "trainer/started" for event in events):
+            self.is_done = True
+            phases = compute_phases(events, self._zero(events))
+            append_event(self.run_dir, "attempt/brought_up", attempt=self.attempt.number, **phases)
+
+    def _zero(self, events: list[dict[str, Any]]) -> float:
+        """When the allocation began; a later attempt in it counts from its own start, as a local run does."""
+        own = float(events[0]["time"])
+        is_first = self.attempt.number == 1 or self._follows_a_requeue()
+        if self.job_id is None or not is_first:
+            return own
+        try:
+            # Slurm sets SLURM_JOB_START_TIME only since 23.02; squeue always knew.
+            job = query_jobs([self.job_id]).get(self.job_id)
+        except SlurmRLError:
+            job = None
+        return own if job is None or job.start_time is None else job.start_time
+
+    def _follows_a_requeue(self) -> bool:
+        started = [row for row in read_jsonl(self.run_dir.events) if row["kind"] == "attempt/started"]
+        starts = [(row["job"], row["slurm_restarts"]) for row in started]
+        return len(starts) < 2 or starts[-1] != starts[-2]
+
+
+def _of_attempt(events: Iterable[dict[str, Any]], number: int) -> list[dict[str, Any]]:
+    """The events from this attempt's start on."""
+    rows = list(events)
+    begin = next(
+        (at for at, row in enumerate(rows) if row["kind"] == "attempt/started" and row["attempt"] == number), len(rows)
+    )
+    return rows[begin:]
+
+
+def compute_phases(events: Iterable[Mapping[str, Any]], zero: float) -> dict[str, float]:
+    """Seconds from `zero` to the end of each phase.
+
+    >>> compute_phases([{"kind": "node/started", "time": 12.5}, {"kind": "node/started", "time": 13.0}], 10.0)
+    {'agents_s': 3.0}
+    """
+    times = {PHASES[row["kind"]]: float(row["time"]) for row in events if row["kind"] in PHASES}
+    # Slurm counts in whole seconds, so a phase may seem to end before the job began.
+    return {name: round(max(0.0, time - zero), 2) for name, time in times.items()}

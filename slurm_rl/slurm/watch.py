@@ -1,0 +1,63 @@
+"""What the controller does while an attempt runs: pass on a stop, notice a dead node, time the bring-up."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_json
+from slurm_rl.slurm.ends import find_task_errors, read_record
+from slurm_rl.slurm.phases import PhaseWatch
+
+# Agents that have not started by then (an image on its way) have no trainer that could save.
+_LISTEN_S = 15.0
+
+
+class AttemptWatch:
+    """One attempt, from the outside."""
+
+    def __init__(
+        self, run: RunDir, plan: JobPlan, attempt: AttemptDir, nodes: subprocess.Popen[bytes], job_id: str | None
+    ) -> None:
+        self.run_dir, self.plan, self.attempt, self.nodes = run, plan, attempt, nodes
+        self.phases = PhaseWatch(run, attempt, job_id)
+        self.srun_log_size = 0
+        self.forwarded = False
+        self.stopped_at: float | None = None
+
+    def look(self, *, is_stopped: bool) -> None:
+        self.phases.look()
+        self._look_for_dead_nodes()
+        if is_stopped and not self.forwarded:
+            self._forward_stop()
+
+    def _forward_stop(self) -> None:
+        """SIGUSR2 to the agents: the head tells the trainer to save, the others stay until it has."""
+        self.stopped_at = self.stopped_at or time.monotonic()
+        if self._agents_listen():
+            # Once: srun hands every signal on, and who has it already has nothing to learn.
+            self.nodes.send_signal(signal.SIGUSR2)
+        elif time.monotonic() > self.stopped_at + _LISTEN_S:
+            self.nodes.terminate()
+        else:
+            return
+        self.forwarded = True
+
+    def _agents_listen(self) -> bool:
+        """An agent writes its record when its handlers are set; before that a signal would kill it."""
+        names = {path.name for path in self.attempt.path.iterdir()}
+        return all(self.attempt.node(rank).name in names for rank in range(self.plan.num_nodes))
+
+    def _look_for_dead_nodes(self) -> None:
+        """Tell the others when an agent died before the head was through: they would wait for Slurm to kill them."""
+        log = self.attempt.log("srun")
+        size = log.stat().st_size if log.is_file() else 0
+        if size == self.srun_log_size or self.attempt.abort.is_file():
+            return
+        self.srun_log_size = size
+        dead = find_task_errors(self.attempt)
+        if dead and read_record(self.attempt, 0).get("state") not in ("ending", "ended"):
+            write_json(self.attempt.abort, {"cause": dead[0]})
+            append_event(self.run_dir, "node/died", attempt=self.attempt.number, cause=dead[0])

@@ -1,0 +1,185 @@
+"""Runs of the light trainer on the test cluster: submitting, watching, harming, comparing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.config.load import load_config
+from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.run_dir import RunDir, read_jsonl
+from slurm_rl.slurm.submit import create_run, submit_run
+from tests.slurm.cluster import Cluster, wait_until
+
+TRAINER = Path(__file__).with_name("trainer.py")
+_one_at_a_time = threading.Lock()
+
+
+class LightRun:
+    """One run: its directory, its job, what became of it."""
+
+    def __init__(self, cluster: Cluster, folder: Path, *words: str, **trainer: float) -> None:
+        """Make the run directory as submit does, with the light trainer in its plan, and submit it."""
+        self.cluster, self.run_dir = cluster, RunDir(folder)
+        settings = {"num_steps": 60, "step_s": 0.1, "save_every": 5, **trainer}
+        small = ["+cluster=slurm_cpu", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
+        with _one_at_a_time:  # Hydra has one global state
+            config = load_config([*small, *words])
+        plan = build_plan(config, str(folder), SubmitFacts(sys.executable, 2, "test"))
+        argv = [sys.executable, str(TRAINER), "--run-dir", str(folder)]
+        argv += [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+        self.plan = replace(plan, driver_argv=tuple(argv))
+        with slurm_environment(cluster):
+            create_run(self.run_dir, config, self.plan)
+        self.submit()
+
+    def submit(self) -> None:
+        """Submit; the second time it is what `resume` does."""
+        with slurm_environment(self.cluster):
+            self.job = submit_run(self.run_dir, self.plan).job_id
+
+    # ---- watching ------------------------------------------------------------------------------
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [row for row in read_jsonl(self.run_dir.events) if row["kind"] == kind]
+
+    def wait_for_events(self, kind: str, count: int = 1, timeout_s: float = 90) -> list[dict[str, Any]]:
+        wait_until(lambda: len(self.events(kind)) >= count, f"{kind} number {count}", timeout_s=timeout_s)
+        return self.events(kind)
+
+    def wait_for_step(self, step: int, timeout_s: float = 90) -> None:
+        def is_there() -> bool:
+            return any(row["step"] >= step for row in read_jsonl(self.run_dir.metrics))
+
+        wait_until(is_there, f"step {step}", timeout_s=timeout_s)
+
+    def wait_for_training(self, attempt: int) -> None:
+        """Until this attempt has trained and has a checkpoint."""
+
+        def is_there() -> bool:
+            started = [row["time"] for row in self.events("trainer/started") if row["attempt"] == attempt]
+            return bool(started) and any(row["time"] > started[0] for row in self.events("checkpoint/saved"))
+
+        wait_until(is_there, f"attempt {attempt} to save", timeout_s=90)
+
+    def wait_for_end(self, timeout_s: float = 120) -> dict[str, Any]:
+        """end.json, once Slurm too is through with the job."""
+
+        def is_over() -> bool:
+            state = self.cluster.run(["squeue", "-h", "-t", "all", "-j", self.job, "-o", "%T"]).stdout.strip()
+            return self.run_dir.end.is_file() and state not in ("RUNNING", "PENDING", "COMPLETING")
+
+        wait_until(is_over, f"job {self.job} to end", timeout_s=timeout_s)
+        found: dict[str, Any] = json.loads(self.run_dir.end.read_text())
+        return found
+
+    def wait_for_state(self, state: str) -> None:
+        def is_there() -> bool:
+            shown = self.cluster.run(["squeue", "-h", "-t", "all", "-j", self.job, "-o", "%T"])
+            return shown.stdout.strip() == state
+
+        wait_until(is_there, f"job {self.job} to be {state}", timeout_s=60)
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [row["outcome"] for row in self.events("attempt/ended")]
+
+    @property
+    def causes(self) -> list[str]:
+        return [row["cause"] for row in self.events("attempt/ended")]
+
+    def hosts(self, attempt: int) -> list[str]:
+        passed = [row for row in self.events("preflight/passed") if row["attempt"] == attempt]
+        return list(passed[0]["nodes"])
+
+    # ---- harming -------------------------------------------------------------------------------
+
+    def kill(self, host: str, words: str) -> None:
+        """kill -9 of this run's processes on a node whose command line holds the words."""
+        found = [p for p in self.cluster.processes(host) if words in p.cmdline and self._is_ours(p.cmdline)]
+        assert found, f"no {words} on {host}"
+        for process in found:
+            with contextlib.suppress(Exception):  # it may go with another of them
+                self.cluster.signal(host, process.pid, 9)
+
+    def _is_ours(self, cmdline: str) -> bool:
+        # Ray's own processes name their session folder, everything of ours the run directory.
+        path = self.run_dir.path
+        names = [f"{path} ", f"{path}/", *(str(path.name) for path in self._tmp_dirs())]
+        return any(name in f"{cmdline} " for name in names)
+
+    def _tmp_dirs(self) -> list[Path]:
+        from slurm_rl.node.ray_cluster import ray_tmp_dir
+
+        return [ray_tmp_dir(self.plan, number) for number in self.run_dir.attempt_numbers()]
+
+    def send_stop(self, times: int = 1) -> None:
+        """What --signal=B:USR2@<lead> sends before the time limit: to the batch step alone."""
+        for _ in range(times):
+            self.cluster.run(["scancel", "--batch", "--signal=USR2", self.job])
+
+    # ---- comparing -----------------------------------------------------------------------------
+
+    def metrics(self) -> list[str]:
+        """All that was logged and is not a time, in the digits it was written with."""
+        lines = self.run_dir.metrics.read_text().splitlines()
+        rows = [json.loads(line, parse_float=str) for line in lines]
+        return [json.dumps({key: row[key] for key in row if not key.startswith("time/")}) for row in rows]
+
+    def leftovers(self) -> dict[str, Any]:
+        """What lies on the nodes that are on and names this run."""
+        found: dict[str, Any] = {}
+        for host in filter(self.cluster.is_on, self.cluster.nodes):
+            left = self.cluster.leftovers(host)
+            ours = [p.cmdline for p in left.processes if self._is_ours(p.cmdline)]
+            ours += [path for path in left.tmp if path in map(str, self._tmp_dirs())]
+            if ours:
+                found[host] = ours
+        return found
+
+
+def wait_until_clean(cluster: Cluster) -> None:
+    """No process, port, shared memory or file of any job on any node that is on."""
+    for host in filter(cluster.is_on, cluster.nodes):
+
+        def is_clean(host: str = host) -> bool:
+            return not cluster.leftovers(host)
+
+        try:
+            wait_until(is_clean, host, timeout_s=10)
+        except TimeoutError:
+            raise AssertionError(f"left on {host}: {cluster.leftovers(host)}") from None
+
+
+def expected_metrics(num_steps: int, num_nodes: int) -> list[str]:
+    """What an undisturbed run logs; test_faults.py holds it against one."""
+    from tests.slurm.light.trainer import Counter
+
+    values, rows = [0.5] * num_nodes, []
+    for step in range(num_steps):
+        values = [Counter().add(step, value, 0.0) for value in values]
+        row = {"step": step + 1, "stage": "grpo", **{f"value/{n}": repr(v) for n, v in enumerate(values)}}
+        rows.append(json.dumps(row))
+    return rows
+
+
+@contextlib.contextmanager
+def slurm_environment(cluster: Cluster) -> Iterator[None]:
+    """This process's environment as on the cluster's login node; one thread at a time."""
+    with _one_at_a_time:
+        saved = os.environ.get("SLURM_CONF")
+        os.environ["SLURM_CONF"] = cluster.env["SLURM_CONF"]
+        try:
+            yield
+        finally:
+            if saved is None:
+                del os.environ["SLURM_CONF"]
+            else:
+                os.environ["SLURM_CONF"] = saved

@@ -1,0 +1,135 @@
+"""A trainer that only counts, for tests of everything around a trainer.
+
+    python trainer.py --run-dir <run> --attempt <n> --num-steps 30 --step-s 0.2 --save-every 5
+
+It stands for slurm_rl.train.grpo.main: a Ray driver with one actor on each node, a loop of steps whose
+numbers depend on all steps before, checkpoints, metrics, a stop flag, and outcome.json at the end. All of
+that is the real thing (Cluster, StopFlag, CheckpointStore, MetricsLogger); what is missing is the model:
+no torch, no vLLM, no rewards. An actor's step is arithmetic and a sleep.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import Any
+
+from slurm_rl.config.logging import WandbConfig
+from slurm_rl.errors import SlurmRLError, StopRequested
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.run_dir import RunDir, append_event, read_json
+from slurm_rl.train.engine.checkpoint import CheckpointStore
+from slurm_rl.train.grpo.cluster import Actor, Cluster
+from slurm_rl.train.grpo.main import EXIT_CHECKPOINTED, _end
+from slurm_rl.train.grpo.stop import StopFlag
+
+_STEP_TIMEOUT_S = 120.0
+
+
+class Counter:
+    """One node's share of a step."""
+
+    def add(self, step: int, value: float, seconds: float) -> float:
+        time.sleep(seconds)
+        return (value * 1.000001 + 1.0 / (step + 3)) % 1.0
+
+
+class LightTrainer:
+    """Counts on from the newest checkpoint."""
+
+    def __init__(self, run: RunDir, args: argparse.Namespace, cluster: Cluster, metrics: MetricsLogger) -> None:
+        self.run_dir, self.args, self.cluster, self.metrics = run, args, cluster, metrics
+        self.store = CheckpointStore(run.checkpoints)
+        self.step, self.values, self.saved = 0, [0.5] * cluster.plan.num_nodes, -1
+        self.actors: list[Actor] = []
+
+    def run(self) -> None:
+        self.restore()
+        self.actors = [
+            self.cluster.place(ActorPlan("counter", rank, rank, (), None), Counter)
+            for rank in range(self.cluster.plan.num_nodes)
+        ]
+        self.compute(0.0)
+        append_event(self.run_dir, "trainer/started", attempt=self.args.attempt)
+        try:
+            while self.step < self.args.num_steps:
+                self.values = self.compute(self.args.step_s)
+                self.step += 1
+                row = {f"value/{rank}": value for rank, value in enumerate(self.values)}
+                self.metrics.log(self.step, "grpo", row)
+                if self.step % self.args.save_every == 0 or self.step == self.args.num_steps:
+                    self.save()
+        except StopRequested:
+            self.save()
+            raise
+
+    def compute(self, seconds: float) -> list[float]:
+        calls = [
+            (actor, actor.handle.add.remote(self.step, value, seconds))
+            for actor, value in zip(self.actors, self.values, strict=True)
+        ]
+        return self.cluster.gather(calls, timeout_s=_STEP_TIMEOUT_S, what=f"step {self.step}")
+
+    def restore(self) -> None:
+        newest = self.store.latest()
+        if newest is not None:
+            self.step = self.saved = newest.step
+            self.values = json.loads((newest.path / "values.json").read_text())
+            append_event(self.run_dir, "trainer/resumed", step=self.step)
+        self.metrics.rewind(self.step if newest else -1, self.step)
+
+    def save(self) -> None:
+        if self.step == self.saved:
+            return
+        folder = self.store.begin(self.step)
+        (folder / "values.json").write_text(json.dumps(self.values))
+        self.store.commit(self.step, {})
+        self.saved = self.step
+        append_event(self.run_dir, "checkpoint/saved", step=self.step)
+
+
+def train(run: RunDir, args: argparse.Namespace) -> None:
+    stop = StopFlag()
+    stop.install()
+    cluster = Cluster(JobPlan.from_json(read_json(run.plan)), stop)
+    cluster.connect()
+    append_event(run, "ray/cluster_ready", attempt=args.attempt)
+    metrics = MetricsLogger(run, WandbConfig(), "light", {})
+    try:
+        LightTrainer(run, args, cluster, metrics).run()
+    finally:
+        metrics.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--attempt", required=True, type=int)
+    parser.add_argument("--num-steps", type=int, required=True)
+    parser.add_argument("--step-s", type=float, required=True)
+    parser.add_argument("--save-every", type=int, required=True)
+    # Stands for the seconds that torch takes to import, in which a trainer has no handlers yet.
+    parser.add_argument("--import-s", type=float, default=0.0)
+    args = parser.parse_args()
+    run = RunDir(args.run_dir)
+    attempt = run.attempt(args.attempt)
+    time.sleep(args.import_s)
+    try:
+        train(run, args)
+    except StopRequested as stop:
+        return _end(attempt, "checkpointed", EXIT_CHECKPOINTED, cause=str(stop))
+    except SlurmRLError as error:
+        return _end(attempt, "failed", error.exit_code, cause=str(error), **_name(error))
+    return _end(attempt, "finished", 0)
+
+
+def _name(error: Exception) -> dict[str, Any]:
+    return {"error": type(error).__name__}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

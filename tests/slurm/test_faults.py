@@ -1,0 +1,177 @@
+"""Faults on a real Slurm with a real Ray cluster: the run ends by itself, with the numbers of an undisturbed one.
+
+The trainer is tests/slurm/light/trainer.py. Scenarios run beside each other on one cluster, two jobs a node,
+because most of each is waiting; a test is what its scenario found.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.conftest import make_shared_dir
+from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+ONE_NODE = "cluster.num_nodes=1"
+# Two cores bring up two Ray clusters at a time; with more, deadlines would measure this machine.
+AT_ONCE = 2
+
+Scenario = Callable[[Cluster, Path], None]
+SCENARIOS: list[Scenario] = []
+
+
+def scenario(function: Scenario) -> Scenario:
+    SCENARIOS.append(function)
+    return function
+
+
+def check_end(run: LightRun, outcomes: list[str], num_steps: int = 60) -> None:
+    """The run finished, after these attempts, and logged what an undisturbed one logs."""
+    end = run.wait_for_end()
+    assert (end["state"], run.outcomes) == ("finished", outcomes), (end, run.causes)
+    assert run.metrics() == expected_metrics(num_steps, run.plan.num_nodes)
+    assert run.leftovers() == {}
+
+
+def seconds_from(run: LightRun, moment: float) -> float:
+    return float(run.events("attempt/ended")[0]["time"]) - moment
+
+
+@scenario
+def nothing_happens(cluster: Cluster, folder: Path) -> None:
+    """The yardstick; and bring-up is timed from the allocation on."""
+    run = LightRun(cluster, folder)
+    check_end(run, ["finished"])
+    phases = run.events("attempt/brought_up")[0]
+    order = ["controller_s", "preflight_s", "agents_s", "head_s", "nodes_s", "trainer_s"]
+    times = [phases[name] for name in order]
+    assert times == sorted(times)
+    assert 0 <= times[0] < 15
+
+
+@scenario
+def signals_before_the_trainer_and_twice_at_once(cluster: Cluster, folder: Path) -> None:
+    run = LightRun(cluster, folder, ONE_NODE, import_s=3)
+    run.wait_for_events("ray/head_ready")
+    run.send_stop(times=2)
+    run.wait_for_events("attempt/started", 2)
+    run.wait_for_training(2)
+    run.send_stop(times=2)
+    check_end(run, ["checkpointed", "checkpointed", "finished"])
+
+
+@scenario
+def requeued_by_hand(cluster: Cluster, folder: Path) -> None:
+    run = LightRun(cluster, folder, ONE_NODE)
+    run.wait_for_training(1)
+    assert cluster.run(["scontrol", "requeue", run.job]).returncode == 0
+    run.wait_for_events("attempt/started", 2)
+    check_end(run, [run.outcomes[0], "finished"])
+    assert run.outcomes[0] in ("checkpointed", "lost")
+
+
+@scenario
+def the_driver_is_killed(cluster: Cluster, folder: Path) -> None:
+    run = LightRun(cluster, folder, ONE_NODE)
+    run.wait_for_training(1)
+    run.kill(run.hosts(1)[0], "light/trainer.py")
+    check_end(run, ["failed", "finished"])
+    assert "killed by SIGKILL, exit status 137" in run.causes[0]
+
+
+@scenario
+def the_gcs_is_killed(cluster: Cluster, folder: Path) -> None:
+    run = LightRun(cluster, folder, ONE_NODE)
+    run.wait_for_training(1)
+    moment = time.time()
+    run.kill(run.hosts(1)[0], "gcs_server")
+    check_end(run, ["failed", "finished"])
+    assert "gcs_server died, exit code -9" in run.causes[0]
+    assert seconds_from(run, moment) < 8
+
+
+@scenario
+def a_raylet_is_killed(cluster: Cluster, folder: Path) -> None:
+    run = LightRun(cluster, folder)
+    run.wait_for_training(1)
+    moment, host = time.time(), run.hosts(1)[1]
+    run.kill(host, "raylet/raylet ")
+    check_end(run, ["failed", "finished"])
+    assert host in run.causes[0] and "raylet died, exit code -9" in run.causes[0]
+    assert seconds_from(run, moment) < 8
+
+
+@scenario
+def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
+    run = LightRun(cluster, folder)
+    run.wait_for_training(1)
+    moment, host = time.time(), run.hosts(1)[1]
+    run.kill(host, "slurm_rl.node.agent")
+    check_end(run, ["failed", "finished"])
+    assert run.causes[0].startswith(f"{host}: task 1: Killed")
+    # Told at once; then the others end their Ray, and the dead agent's node is cleaned.
+    assert run.events("node/died")[0]["time"] - moment < 2
+    assert seconds_from(run, moment) < 8
+
+
+@scenario
+def scancel_is_final(cluster: Cluster, folder: Path) -> None:
+    run = LightRun(cluster, folder, num_steps=1000)
+    run.wait_for_training(1)
+    cluster.run(["scancel", run.job])
+    end = run.wait_for_end()
+    assert end["state"] == "interrupted"
+    assert len(run.events("attempt/started")) == 1
+    assert run.leftovers() == {}
+
+
+@scenario
+def a_killed_controller_leaves_a_run_that_goes_on(cluster: Cluster, folder: Path) -> None:
+    run = LightRun(cluster, folder)
+    run.wait_for_training(1)
+    run.kill(run.hosts(1)[0], "submitit.core._submit")
+    run.wait_for_state("FAILED")
+    assert run.leftovers() == {}
+    run.submit()
+    check_end(run, ["finished"])
+    assert run.events("trainer/resumed")
+
+
+@scenario
+def no_progress_ends_the_run_and_says_why(cluster: Cluster, folder: Path) -> None:
+    run = LightRun(cluster, folder, ONE_NODE, "job.max_failures=9", save_every=1000, num_steps=1000)
+    for attempt in (1, 2):
+        run.wait_for_events("trainer/started", attempt)
+        run.kill(run.hosts(attempt)[0], "light/trainer.py")
+    end = run.wait_for_end()
+    assert end["state"] == "failed"
+    assert "two attempts in a row reached no new checkpoint" in end["cause"]
+    assert "killed by SIGKILL" in end["cause"]
+
+
+@pytest.fixture(scope="module")
+def results(session_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[None]]]:
+    """The scenarios whose tests were asked for, started together."""
+    shared = make_shared_dir(session_cluster)
+    asked = " ".join(item.name for item in request.session.items)
+    chosen = [one for one in SCENARIOS if f"[{one.__name__}]" in asked]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield {one.__name__: pool.submit(one, session_cluster, shared / one.__name__) for one in chosen}
+
+
+@pytest.mark.parametrize("name", [one.__name__ for one in SCENARIOS])
+def test_fault(name: str, results: dict[str, Future[None]]) -> None:
+    results[name].result()
+
+
+def test_nothing_is_left_anywhere(results: dict[str, Future[None]], cluster: Cluster) -> None:
+    for future in results.values():
+        future.exception()
+    wait_until_clean(cluster)

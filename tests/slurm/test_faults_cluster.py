@@ -1,0 +1,142 @@
+"""Faults of the cluster itself, one after the other, with a real Ray cluster and the light trainer.
+
+The slowest wait for Slurm's own clocks: limits are looked at every 30 s, and so long a node may be silent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+
+def check_end(run: LightRun, num_steps: int) -> None:
+    end = run.wait_for_end(timeout_s=180)
+    assert end["state"] == "finished", (end, run.causes)
+    assert run.metrics() == expected_metrics(num_steps, run.plan.num_nodes)
+    wait_until_clean(run.cluster)
+
+
+def preempt(run: LightRun) -> None:
+    """A job of the high partition takes a node of the run away for a while."""
+    words = ["-p", "high", "-w", run.hosts(1)[0], "--exclusive", "--mem=100", "--output=/dev/null"]
+    done = run.cluster.run(["sbatch", *words, "--wrap", "sleep 2"])
+    assert done.returncode == 0, done.stderr
+
+
+@contextmanager
+def grace_time(cluster: Cluster, seconds: int) -> Iterator[None]:
+    cluster.run(["scontrol", "update", "partition=main", f"GraceTime={seconds}"])
+    yield
+    cluster.run(["scontrol", "update", "partition=main", "GraceTime=10"])
+
+
+def test_preemption_with_a_warning_saves_and_requeues(cluster: Cluster, shared_dir: Path) -> None:
+    run = LightRun(cluster, shared_dir / "run", num_steps=60)
+    run.wait_for_training(1)
+    preempt(run)
+    run.wait_for_events("attempt/started", 2)
+    check_end(run, 60)
+    assert run.outcomes == ["checkpointed", "finished"]
+
+
+@pytest.mark.slow
+def test_preemption_without_a_warning_goes_on_too(cluster: Cluster, shared_dir: Path) -> None:
+    with cluster.changed({"SlurmctldParameters": "cloud_dns"}), grace_time(cluster, 0):
+        run = LightRun(cluster, shared_dir / "run", num_steps=60)
+        run.wait_for_training(1)
+        preempt(run)
+        run.wait_for_events("attempt/started", 2)
+        check_end(run, 60)
+    assert run.outcomes[0] in ("checkpointed", "lost")
+
+
+def test_a_restart_of_slurms_controller_is_nothing(cluster: Cluster, shared_dir: Path) -> None:
+    run = LightRun(cluster, shared_dir / "run", num_steps=60)
+    run.wait_for_training(1)
+    cluster.stop_controller()
+    # The requeue is asked for while nobody answers.
+    log = run.run_dir.path / "submitit"
+    cluster.signal(run.hosts(1)[0], controller_pid(run), 12)
+    run.wait_for_events("job/requeued")
+    cluster.start_controller()
+    run.wait_for_events("attempt/started", 2)
+    check_end(run, 60)
+    assert run.outcomes == ["checkpointed", "finished"], log
+
+
+def controller_pid(run: LightRun) -> int:
+    words = f"submitit.core._submit {run.run_dir.submitit}"
+    return next(p.pid for p in run.cluster.processes(run.hosts(1)[0]) if words in p.cmdline)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1], ids=["head", "worker"])
+def test_a_node_without_power_is_replaced_by_a_requeue(cluster: Cluster, shared_dir: Path, victim: int) -> None:
+    run = LightRun(cluster, shared_dir / "run", num_steps=60)
+    run.wait_for_training(1)
+    lost = run.hosts(1)[victim]
+    cluster.power_off(lost)
+    run.wait_for_events("attempt/started", 2, timeout_s=120)
+    check_end(run, 60)
+    number = len(run.events("preflight/passed"))
+    assert lost not in run.hosts(number)
+
+
+def test_a_spare_node_takes_over_without_a_requeue(cluster: Cluster, shared_dir: Path) -> None:
+    run = LightRun(cluster, shared_dir / "run", "job.num_spare_nodes=1", num_steps=80)
+    run.wait_for_training(1)
+    first = run.hosts(1)
+    assert len(first) == 2
+    cluster.power_off(first[1])
+    run.wait_for_events("attempt/started", 2, timeout_s=90)
+    check_end(run, 80)
+    assert run.outcomes == ["lost", "finished"], run.causes
+    assert f"lost {first[1]}" in run.causes[0]
+    assert run.hosts(2) == [first[0], cluster.nodes[2]]
+    assert {row["slurm_restarts"] for row in run.events("attempt/started")} == {0}
+
+
+@pytest.mark.slow
+def test_the_time_limit_twice(cluster: Cluster, shared_dir: Path) -> None:
+    # A minute, of which the last 30 s are for saving: by Slurm's clock the signal comes after 30 to 60 s.
+    words = ("job.time_limit=1", "job.signal_lead_s=30")
+    run = LightRun(cluster, shared_dir / "run", *words, num_steps=150, step_s=0.5)
+    run.wait_for_events("attempt/started", 3, timeout_s=200)
+    check_end(run, 150)
+    assert run.outcomes[:2] == ["checkpointed", "checkpointed"]
+    assert run.outcomes[-1] == "finished"
+
+
+@pytest.mark.slow
+def test_with_accounting_too(accounting_cluster: Cluster) -> None:
+    from tests.slurm.conftest import make_shared_dir
+
+    run = LightRun(accounting_cluster, make_shared_dir(accounting_cluster) / "run", num_steps=60)
+    run.wait_for_training(1)
+    run.send_stop()
+    run.wait_for_events("attempt/started", 2)
+    run.wait_for_training(2)
+    run.kill(run.hosts(2)[1], "slurm_rl.node.agent")
+    check_end(run, 60)
+    assert run.outcomes == ["checkpointed", "failed", "finished"], run.causes
+
+
+def test_fewer_nodes_than_asked_for_do_not_start(cluster: Cluster, shared_dir: Path) -> None:
+    """A node that cannot write its temp folder is no node; the run says which and why."""
+    bad = cluster.nodes[1]
+    cluster.run(["sh", "-c", "rm -rf /tmp/only-here && mkdir /tmp/only-here"], node=cluster.nodes[0])
+    run = LightRun(cluster, shared_dir / "run", "cluster.tmp_root=/tmp/only-here")
+    end = run.wait_for_end()
+    cluster.run(["rm", "-rf", "/tmp/only-here"], node=cluster.nodes[0])
+    assert end["state"] == "failed"
+    assert f"{bad} cannot write to cluster.tmp_root" in end["cause"]
+    assert not run.events("node/started")
+    wait_until(lambda: not run.leftovers(), "the nodes to be clean")

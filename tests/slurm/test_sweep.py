@@ -1,0 +1,221 @@
+"""A sweep on a real Slurm: one array, its elements, and the verbs for the whole of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster.reset import is_idle
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import cli, job_id, queue, wait_for_end, wait_for_step
+
+pytestmark = pytest.mark.slurm
+
+# Runs small enough that the test cluster has room for all of them at once.
+SMALL = ["+cluster=slurm_cpu", "cluster.num_nodes=1", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=1"]
+
+
+def sweep(cluster: Cluster, folder: Path, *words: str, spy: Path | None = None) -> Path:
+    """Submit a sweep of light runs; its directory."""
+    path = folder / "sweep"
+    python = make_light_python(folder)
+    words = ("-m", *SMALL, f"cluster.python={python}", f"hydra.sweep.dir={path}", *words)
+    env = {"PATH": f"{spy}:{cluster.env['PATH']}"} if spy else None
+    done = cli(cluster, folder, *words, env=env)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def ledger(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((path / "sweep.json").read_text())
+    return found
+
+
+def make_spy(folder: Path, *programs: str) -> Path:
+    """A folder for PATH where these programs of Slurm write down that they were called."""
+    spy = folder / "bin"
+    spy.mkdir()
+    for program in programs:
+        (spy / program).write_text(f'#!/bin/sh\necho {program} >> {folder}/calls\nexec /usr/bin/{program} "$@"\n')
+        (spy / program).chmod(0o755)
+    return spy
+
+
+def calls(folder: Path) -> list[str]:
+    return (folder / "calls").read_text().split()
+
+
+def test_the_life_of_a_sweep(cluster: Cluster, shared_dir: Path) -> None:
+    """Five runs: one array, one is requeued and goes on, one is cancelled, the others finish; a table of all."""
+    spy = make_spy(shared_dir, "sbatch", "squeue")
+    path = sweep(cluster, shared_dir, "optim.lr=1e-6,2e-6,3e-6,4e-6,5e-6", spy=spy)
+    runs = [path / str(index) for index in range(5)]
+    # One --test-only, one for all runs.
+    assert calls(shared_dir) == ["sbatch", "sbatch"]
+    array = ledger(path)["runs"][0]["array_job"]
+    assert [job_id(run) for run in runs] == [f"{array}_{index}" for index in range(5)]
+    assert [(run / "code").resolve() for run in runs] == [path / "code"] * 5
+    for run in runs:
+        wait_for_step(run)
+    keys = [json.loads((run / "events.jsonl").read_text().splitlines()[1])["job"] for run in runs]
+    assert len(set(keys)) == 5
+
+    # The last element has the array's own number: requeueing by that would restart all five.
+    cluster.run(["scancel", "--batch", "--signal=USR2", f"{array}_4"])
+    wait_for_step(runs[4], attempt=2)
+    log = (runs[4] / "attempts" / "2" / "logs" / "driver.log").read_text()
+    assert "after step 0" not in log
+    assert all(len(list((run / "attempts").glob("[0-9]"))) == 1 for run in runs[:4])
+
+    assert cli(cluster, shared_dir, "cancel", str(runs[0])).returncode == 0
+    assert wait_for_end(runs[0])["state"] == "interrupted"
+    for run in runs[1:]:
+        (run / "finish").touch()
+    assert {wait_for_end(run)["state"] for run in runs[1:]} == {"finished"}
+
+    (shared_dir / "calls").unlink()
+    env = {"PATH": f"{spy}:{cluster.env['PATH']}"}
+    lines = cli(cluster, shared_dir, "status", str(path), env=env).stdout.splitlines()
+    assert lines[1].split(maxsplit=1)[1] == "4 finished, 1 interrupted"
+    table = cli(cluster, shared_dir, "results", str(path), "--metric", "reward/mean").stdout.splitlines()
+    assert table[0].split() == ["#", "reward/mean", "RUN", "optim.lr", "STATE"]
+    rows = [line.split() for line in table[1:]]
+    assert sorted(row[2] for row in rows) == ["0", "1", "2", "3", "4"]
+    values = [float(row[1]) for row in rows]
+    assert values == sorted(values, reverse=True)
+    assert {row[2]: (row[3], row[4]) for row in rows}["0"] == ("1e-06", "interrupted")
+    found = cli(cluster, shared_dir, "results", str(path), "--metric=reward/mean", "--min", "--json").stdout
+    assert [row["value"] for row in json.loads(found)] == sorted(values)
+    missing = cli(cluster, shared_dir, "results", str(path), "--metric", "reward/meen")
+    assert (missing.returncode, "reward/mean" in missing.stderr) == (2, True)
+
+
+def test_a_sweep_is_cancelled_as_a_whole(cluster: Cluster, shared_dir: Path) -> None:
+    """Those that run save first, those that wait just end; what waits in Slurm is all gone."""
+    spy = make_spy(shared_dir, "squeue", "scancel")
+    path = sweep(cluster, shared_dir, "optim.lr=1e-6,2e-6,3e-6,4e-6,5e-6", "cluster.max_parallel_runs=2")
+    runs = [path / str(index) for index in range(5)]
+    for run in runs[:2]:
+        wait_for_step(run)
+    env = {"PATH": f"{spy}:{cluster.env['PATH']}"}
+    lines = cli(cluster, shared_dir, "status", str(path), env=env).stdout.splitlines()
+    assert calls(shared_dir) == ["squeue"]
+    assert lines[1].split(maxsplit=1)[1] == "3 pending, 2 running"
+    done = cli(cluster, shared_dir, "cancel", str(path), env=env)
+    assert "asked 5 runs" in done.stderr
+    assert calls(shared_dir).count("scancel") == 2
+    states = [wait_for_end(run)["state"] for run in runs]
+    assert states == ["interrupted"] * 2 + ["cancelled"] * 3
+    wait_until(lambda: queue(cluster) == "", "the queue to be empty")
+    assert all(list((run / "checkpoints").glob("step-*")) for run in runs[:2])
+    # A run of a sweep is a run: it can go on alone.
+    assert cli(cluster, shared_dir, "resume", str(runs[4])).returncode == 0
+    wait_for_step(runs[4])
+    (runs[4] / "finish").touch()
+    assert wait_for_end(runs[4])["state"] == "finished"
+
+
+def test_a_thousand_configs(cluster: Cluster, shared_dir: Path) -> None:
+    """Two calls of sbatch, the second of which is the array; half a minute; nothing of it in this shell's way."""
+    spy = make_spy(shared_dir, "sbatch")
+    start = time.monotonic()
+    path = sweep(
+        cluster,
+        shared_dir,
+        "optim.lr=range(1,101)",
+        "seed=range(10)",
+        "+cluster.slurm.extra.hold=true",
+        spy=spy,
+    )
+    seconds = time.monotonic() - start
+    assert calls(shared_dir) == ["sbatch", "sbatch"]
+    assert len(ledger(path)["runs"]) == 1000
+    assert len(list(path.glob("*/plan.json"))) == 1000
+    assert seconds < 30
+    done = cli(cluster, shared_dir, "status", str(path))
+    assert "1000 pending" in done.stdout
+    assert "asked 1000 runs" in cli(cluster, shared_dir, "cancel", str(path)).stderr
+    assert queue(cluster) == ""
+
+
+def test_more_runs_than_an_array_holds(session_cluster: Cluster, cluster: Cluster, shared_dir: Path) -> None:
+    with session_cluster.changed({"MaxArraySize": "4"}):
+        # Until the nodes have reported to the new controller, it knows none that fits.
+        wait_until(lambda: is_idle(cluster), "the nodes to report")
+        path = sweep(
+            cluster,
+            shared_dir,
+            "optim.lr=1e-6,2e-6,3e-6,4e-6,5e-6",
+            "cluster.cpus_per_node=1,2",
+            "cluster.max_parallel_runs=1",
+            "+cluster.slurm.extra.hold=true",
+        )
+        entries = ledger(path)["runs"]
+        sizes = [len(list(folder.glob("[0-9]*"))) for folder in sorted((path / "arrays").iterdir())]
+        assert sizes == [4, 1, 4, 1]
+        assert len({entry["array_job"] for entry in entries}) == 4
+        for entry in entries:
+            link = path / "arrays" / str(sorted({e["array_job"] for e in entries}, key=int).index(entry["array_job"]))
+            assert (link / str(entry["array_index"])).resolve() == path / str(entry["index"])
+        # One at a time, over all arrays: each waits for the one before it.
+        last = max({entry["array_job"] for entry in entries}, key=int)
+        assert f"afterany:{int(last) - 1}" in cluster.run(["scontrol", "show", "job", last]).stdout
+        assert cli(cluster, shared_dir, "cancel", str(path)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["optim.lr=1e-6,-1", "algorithm.group_size=2,-3"], ["3 of 4 are not", "optim.lr=-1 algorithm.group_size=2"]),
+        (["cluster.slurm.partition=main,mian"], ["cluster.slurm.partition=mian", "Invalid partition"]),
+        (["cluster.cpus_per_node=1,64"], ["got 64; the nodes have 4"]),
+        (["optim.lr=1,2", "run_dir=x"], ["hydra.sweep.dir"]),
+    ],
+)
+def test_nothing_is_left_of_a_sweep_that_is_refused(
+    cluster: Cluster, shared_dir: Path, words: list[str], said: list[str]
+) -> None:
+    done = cli(cluster, shared_dir, "-m", *SMALL, *words)
+    assert done.returncode == 2, done.stderr
+    for text in said:
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(shared_dir.iterdir()) == []
+    assert queue(cluster) == ""
+
+
+def test_a_sweeper_that_asks_for_values_waits(cluster: Cluster, shared_dir: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper")
+    path, stop = shared_dir / "sweep", threading.Event()
+
+    def finish_runs() -> None:
+        while not stop.wait(0.2):
+            for log in path.glob("*/attempts/1/logs/driver.log"):
+                if "goes on" in log.read_text():
+                    (log.parents[3] / "finish").touch()
+
+    thread = threading.Thread(target=finish_runs)
+    thread.start()
+    try:
+        done = cli(
+            cluster,
+            shared_dir,
+            *["-m", "--metric=reward/mean", *SMALL, f"cluster.python={make_light_python(shared_dir)}"],
+            *["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.n_jobs=1"],
+            *["hydra.sweeper.direction=maximize", "optim.lr=interval(1e-6,1e-4)", f"hydra.sweep.dir={path}"],
+        )
+    finally:
+        stop.set()
+        thread.join()
+    assert done.returncode == 0, done.stderr
+    table = done.stdout.splitlines()
+    assert table[0].split()[:4] == ["#", "reward/mean", "RUN", "optim.lr"]
+    assert len(table) == 3
+    best = (path / "optimization_results.yaml").read_text()
+    assert f"best_value: {table[1].split()[1]}" in best
