@@ -18,8 +18,8 @@ class PolicyConfig(Section):
     """How parameters, gradients and optimizer state are sharded."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 2
     """DeepSpeed ZeRO stage; fsdp2 always shards everything."""
-    micro_batch_tokens: PositiveInt = 8192
-    """Token budget of one packed micro-batch on one worker."""
+    micro_batch_tokens: PositiveInt | None = None
+    """Token budget of one packed micro-batch on one worker; null: the most that fits the GPU, 8192 where unknown."""
     num_threads: PositiveInt | None = None
     """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
 
@@ -29,8 +29,8 @@ class RolloutConfig(Section):
 
     num_engines: PositiveInt | None = None
     """vLLM engines of tensor_parallel_size GPUs each; null: as many as the policy leaves room for, or 1 on CPU."""
-    tensor_parallel_size: PositiveInt = 1
-    """GPUs of one engine."""
+    tensor_parallel_size: PositiveInt | None = None
+    """GPUs of one engine; null: the fewest that hold the model, 1 where its size or the GPU's is unknown."""
     colocate: bool = False
     """Engines share the policy workers' GPUs; lower gpu_memory_utilization to leave room for training."""
     max_tokens: PositiveInt = 1024
