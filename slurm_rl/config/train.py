@@ -33,6 +33,8 @@ class RolloutConfig(Section):
     """GPUs of one engine; null: the fewest that hold the model, 1 where its size or the GPU's is unknown."""
     colocate: bool = False
     """Engines share the policy workers' GPUs; lower gpu_memory_utilization to leave room for training."""
+    max_staleness: NonNegativeInt = 0
+    """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
     max_tokens: PositiveInt = 1024
     """Longest completion."""
     temperature: PositiveFloat = 1.0

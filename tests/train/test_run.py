@@ -123,6 +123,22 @@ def test_twenty_kills_in_saves_lose_nothing(whole_run: Path, tmp_path: Path) -> 
         assert "skipped" not in (run_dir / "events.jsonl").read_text()
 
 
+@pytest.mark.slow
+def test_a_killed_run_that_samples_ahead_resumes_to_the_same_numbers(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    output, _ = (process := start_run(whole, "rollout.max_staleness=2")).communicate(timeout=600)
+    assert process.returncode == 0, output
+    rows = [row for row in exact_rows(whole) if row["stage"] == "grpo"]
+    # The first batches are all of the first weights; then each is two steps old.
+    assert [row["rollout/staleness"] for row in rows] == [0, 1, 2, 2, 2, 2]
+    assert max(row["sync/probe_difference"] for row in rows) < 1e-4
+    kill_driver_when(start_run(killed, "rollout.max_staleness=2"), killed, lambda: has_rows(killed, 44))
+    final = start_run(killed, verb="resume")
+    output, _ = final.communicate(timeout=600)
+    assert final.returncode == 0, output
+    assert exact_rows(killed) == exact_rows(whole)
+
+
 def wait_for_save(process: subprocess.Popen[str], run_dir: Path) -> bool:
     """Until the trainer writes a checkpoint that has no name yet; False when the run ends before."""
     before = set((run_dir / "checkpoints").glob(".step-*"))

@@ -10,7 +10,9 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.train.engine.checkpoint import CheckpointStore
+from slurm_rl.train.grpo.pipeline import load_rollouts, save_rollouts
 from slurm_rl.train.grpo.policy_group import PolicyGroup
+from slurm_rl.train.grpo.types import Group
 
 
 @dataclass
@@ -41,8 +43,8 @@ class RunSaver:
         self.store = CheckpointStore(run.checkpoints)
         self.saved_step = -1
 
-    def restore(self) -> RunState | None:
-        """Load the newest checkpoint that verifies; None when the run starts from nothing."""
+    def restore(self) -> tuple[RunState, dict[int, list[Group]]] | None:
+        """Load the newest checkpoint that verifies: state, and batches under way; None when there is none."""
         newest = self.store.latest()
         for reason in self.store.skipped:
             append_event(self.run_dir, "checkpoint/skipped", reason=reason)
@@ -54,9 +56,9 @@ class RunSaver:
         self.policy.load(newest.path / "policy")
         self.saved_step = state.step
         append_event(self.run_dir, "trainer/resumed", step=state.step)
-        return state
+        return state, load_rollouts(newest.path)
 
-    def save(self, state: RunState) -> None:
+    def save(self, state: RunState, rollouts: dict[int, list[Group]]) -> None:
         """Write a checkpoint of this step unless there is one; older ones go after it verifies."""
         if state.step == self.saved_step:
             return
@@ -64,6 +66,7 @@ class RunSaver:
         folder = self.store.begin(state.step)
         (folder / "policy").mkdir()
         self.policy.save(folder / "policy")
+        save_rollouts(folder, rollouts)
         self.store.commit(state.step, asdict(state))
         self.saved_step = state.step
         self.store.prune(self.config.checkpoint.keep)

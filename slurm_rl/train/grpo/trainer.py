@@ -24,8 +24,9 @@ from slurm_rl.train.grpo.batch import (
     drop_without_gradient,
     split_minibatches,
 )
+from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_staleness
 from slurm_rl.train.grpo.policy_group import PolicyGroup
-from slurm_rl.train.grpo.sampling import Sampler, score_groups
+from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, score_groups
 from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.seeds import derive_seed
 from slurm_rl.train.grpo.step_metrics import accuracy, sampling_metrics, training_metrics
@@ -83,6 +84,12 @@ class GRPOTrainer:
         self.probe_difference = 0.0
         self.order = PromptOrder(len(prompts.train), config.seed)
         self.num_warmup = config.warmup.num_steps
+        self.pipeline = RolloutPipeline(
+            self.start_batch,
+            self.finish_batch,
+            staleness=config.rollout.max_staleness,
+            num_steps=config.trainer.num_steps,
+        )
 
     def run(self, wait_for_engines: Callable[[], None]) -> RunState:
         """Train to the end, or save and raise StopRequested when asked to stop.
@@ -91,7 +98,9 @@ class GRPOTrainer:
             wait_for_engines: returns when the rollout engines are up; they start while the policy warms up.
         """
         restored = self.saver.restore()
-        self.state = restored or RunState()
+        if restored:
+            self.state, rollouts = restored
+            self.pipeline.restore(rollouts)
         self.metrics.rewind(self.state.step if restored else -1, self.state.num_metric_rows)
         try:
             self.warm_up()
@@ -104,8 +113,10 @@ class GRPOTrainer:
                 self.evaluate_if_due()
                 self.save_if_due()
         except StopRequested:
-            self.save()
+            self.save(wait_s=self.config.job.signal_lead_s / 2)
             raise
+        finally:
+            self.pipeline.close()
         return self.state
 
     # ---- one step ------------------------------------------------------------------------------
@@ -114,39 +125,52 @@ class GRPOTrainer:
         """One GRPO step, from prompts to logged numbers."""
         self.timer = Timer()
         with self.timer.phase("step"):
-            groups = self.sample()
-            groups = self.score(groups)
+            groups = self.take_batch()
             totals, num_tokens = self.train(groups)
             self.state.step += 1
             self.sync_weights()
         self.log(groups, totals, num_tokens)
 
+    def take_batch(self) -> list[Group]:
+        """This step's groups, sampled and scored; too many failed rewards end the run."""
+        with self.timer.phase("rollout"):
+            batch = self.pipeline.take(self.grpo_steps_done)
+        if self.pipeline.staleness == 0:
+            self.timer.seconds["time/reward_s"] = batch.seconds.get("reward", 0.0)
+            self.timer.seconds["time/rollout_s"] -= batch.seconds.get("reward", 0.0)
+        else:
+            waited = self.timer.seconds["time/rollout_s"]
+            self.timer.seconds["time/hidden_s"] = max(sum(batch.seconds.values()) - waited, 0.0)
+        results = [result for group in batch.groups for result in group.results]
+        check_failures(results, self.config.reward.max_failure_rate)
+        return batch.groups
+
     @property
     def grpo_steps_done(self) -> int:
         return self.state.step - self.num_warmup
 
-    def sample(self) -> list[Group]:
-        """This step's prompts, each with a group of completions."""
+    def start_batch(self, grpo_step: int) -> PendingGroups:
+        """Ask for the completions of a step's prompts; returns at once."""
         count = self.config.trainer.prompts_per_step
-        rows = self.order.take(self.grpo_steps_done * count, count)
-        with self.timer.phase("rollout"):
-            spec = self.sampling_spec("rollout", self.config.algorithm.group_size)
-            return self.sampler.sample([self.prompts.train[row] for row in rows], spec)
+        rows = self.order.take(grpo_step * count, count)
+        spec = self.sampling_spec("rollout", self.num_warmup + grpo_step, self.config.algorithm.group_size)
+        return self.sampler.start([self.prompts.train[row] for row in rows], spec)
 
-    def sampling_spec(self, purpose: str, num_completions: int, *, greedy: bool = False) -> SamplingSpec:
+    def finish_batch(self, pending: PendingGroups, within_s: float | None) -> Batch:
+        """Wait for the completions and score them; beside the loop, when it runs ahead."""
+        timer = Timer()
+        with timer.phase("rollout"):
+            groups = self.sampler.finish(pending, within_s)
+        with timer.phase("reward"):
+            scored = score_groups(groups, self.rewards)
+        return Batch(scored, {name: timer.seconds[f"time/{name}_s"] for name in ("rollout", "reward")})
+
+    def sampling_spec(self, purpose: str, step: int, num_completions: int, *, greedy: bool = False) -> SamplingSpec:
         rollout = self.config.rollout
-        seed = derive_seed(self.config.seed, purpose, self.state.step)
+        seed = derive_seed(self.config.seed, purpose, step)
         if greedy:
             return SamplingSpec(num_completions, rollout.max_tokens, 0.0, 1.0, seed)
         return SamplingSpec(num_completions, rollout.max_tokens, rollout.temperature, rollout.top_p, seed)
-
-    def score(self, groups: Sequence[Group]) -> list[Group]:
-        """Rewards of all completions; too many failures end the run."""
-        with self.timer.phase("reward"):
-            scored = score_groups(groups, self.rewards)
-        results = [result for group in scored for result in group.results]
-        check_failures(results, self.config.reward.max_failure_rate)
-        return scored
 
     def train(self, groups: Sequence[Group]) -> tuple[list[dict[str, float]], int]:
         """Advantages and one optimizer step a minibatch; totals of each, and the tokens computed on."""
@@ -225,7 +249,7 @@ class GRPOTrainer:
         timer = Timer()
         with timer.phase("eval"):
             for name in ("sampled", "greedy") if self.config.eval.greedy else ("sampled",):
-                spec = self.sampling_spec(f"eval-{name}", 1, greedy=name == "greedy")
+                spec = self.sampling_spec(f"eval-{name}", self.state.step, 1, greedy=name == "greedy")
                 groups = score_groups(self.sampler.sample(self.prompts.held_out, spec), self.rewards)
                 found[name] = accuracy([result for group in groups for result in group.results])
         self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | timer.seconds)
@@ -242,6 +266,8 @@ class GRPOTrainer:
         # Every sampled token is in the loss; `computed` leaves out those whose gradient is known to be 0.
         values["tokens/trained"] = values["tokens/sampled"]
         values["tokens/computed"] = float(num_tokens)
+        if self.pipeline.staleness:
+            values["rollout/staleness"] = compute_staleness(groups, self.state.step - 1)
         per_s = values["tokens/trained"] / self.timer.seconds["time/step_s"]
         seconds = {**self.timer.seconds, "time/tokens_per_s": per_s}
         self.write_row("grpo", {**values, **seconds})
@@ -255,7 +281,8 @@ class GRPOTrainer:
             self.grpo_steps_done % self.config.checkpoint.every == 0
             or self.grpo_steps_done == self.config.trainer.num_steps
         ):
-            self.save()
+            self.save(wait_s=self.config.trainer.step_timeout_s)
 
-    def save(self) -> None:
-        self.saver.save(self.state)
+    def save(self, *, wait_s: float) -> None:
+        """A checkpoint of this step, with the batches under way that are there within `wait_s`."""
+        self.saver.save(self.state, self.pipeline.settle(wait_s))
