@@ -131,7 +131,6 @@ def test_a_killed_run_that_samples_ahead_resumes_to_the_same_numbers(tmp_path: P
     rows = [row for row in exact_rows(whole) if row["stage"] == "grpo"]
     # The first batches are all of the first weights; then each is two steps old.
     assert [row["rollout/staleness"] for row in rows] == [0, 1, 2, 2, 2, 2]
-    assert max(row["sync/probe_difference"] for row in rows) < 1e-4
     kill_driver_when(start_run(killed, "rollout.max_staleness=2"), killed, lambda: has_rows(killed, 44))
     final = start_run(killed, verb="resume")
     output, _ = final.communicate(timeout=600)

@@ -106,12 +106,14 @@ class GRPOTrainer:
             self.warm_up()
             wait_for_engines()
             self.sync_weights()
+            self.sync.verify()
             self.evaluate_if_due()
             self.save_if_due()
             while self.grpo_steps_done < self.config.trainer.num_steps:
                 self.grpo_step()
                 self.evaluate_if_due()
                 self.save_if_due()
+            self.sync.verify()
         except StopRequested:
             self.save(wait_s=self.config.job.signal_lead_s / 2)
             raise
@@ -190,8 +192,10 @@ class GRPOTrainer:
         return schedule_lr(self.config.optim, self.grpo_steps_done, self.config.trainer.num_steps)
 
     def sync_weights(self) -> None:
+        """Send the new weights. Who samples ahead waits for older ones alone, which engines have had time to take."""
         with self.timer.phase("sync"):
-            self.probe_difference = self.sync.push(self.state.step)
+            self.sync.push(self.state.step)
+            self.probe_difference = self.sync.verify(leave=self.pipeline.staleness)
 
     # ---- around the step -----------------------------------------------------------------------
 
@@ -262,12 +266,13 @@ class GRPOTrainer:
 
     def log(self, groups: Sequence[Group], totals: Sequence[dict[str, float]], num_tokens: int) -> None:
         values = {**sampling_metrics(groups), **training_metrics(totals, num_tokens), "policy/lr": self.lr()}
-        values["sync/probe_difference"] = self.probe_difference
         # Every sampled token is in the loss; `computed` leaves out those whose gradient is known to be 0.
         values["tokens/trained"] = values["tokens/sampled"]
         values["tokens/computed"] = float(num_tokens)
         if self.pipeline.staleness:
             values["rollout/staleness"] = compute_staleness(groups, self.state.step - 1)
+        else:
+            values["sync/probe_difference"] = self.probe_difference
         per_s = values["tokens/trained"] / self.timer.seconds["time/step_s"]
         seconds = {**self.timer.seconds, "time/tokens_per_s": per_s}
         self.write_row("grpo", {**values, **seconds})
