@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.__main__ import main
 from slurm_rl.node.ray_cluster import ray_tmp_dir
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import read_json, read_jsonl
@@ -51,6 +52,31 @@ def test_the_exported_model_is_the_trained_one(whole_run: Path) -> None:
     after = load_file(whole_run / "export" / "model.safetensors")
     assert before.keys() == after.keys()
     assert all((before[name] != after[name]).any() for name in before)
+
+
+def test_a_converted_checkpoint_is_the_exported_model(whole_run: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    out = tmp_path / "model"
+    words = ["convert", str(whole_run), "--out", str(out), "--max-shard-gb", "0.001"]
+    assert main(words) == 0
+    exported = load_file(whole_run / "export" / "model.safetensors")
+    shards = sorted(out.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    found = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
+    assert found.keys() == exported.keys()
+    assert all((found[name] == exported[name]).all() for name in found)
+    model, loaded = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not loaded["missing_keys"] and not loaded["unexpected_keys"]
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_convert_names_what_is_not_there(whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", str(whole_run), "--step", "7"]) != 0
+    assert "step-7" in capsys.readouterr().err
+    assert main(["convert", str(whole_run), "--out", str(tmp_path)]) == 2
+    assert "new folder" in capsys.readouterr().err
 
 
 def test_nothing_is_left_running_or_on_disk(whole_run: Path) -> None:

@@ -107,6 +107,13 @@ class CheckpointStore:
             self.skipped.append(f"{path.name}: {reason}")
         return None
 
+    def at(self, step: int) -> Checkpoint | None:
+        """The checkpoint of this step, if it verifies; `skipped` says what is wrong with it."""
+        path = self.root / f"step-{step}"
+        checkpoint, reason = _verify(path)
+        self.skipped = [] if reason is None else [f"{path.name}: {reason}"]
+        return checkpoint
+
     def prune(self, keep: int) -> list[int]:
         """Remove all but the newest `keep` checkpoints, unless the newest does not verify.
 
