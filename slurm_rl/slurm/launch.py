@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurm_rl.node.processes import die_with_parent
+from slurm_rl.node.processes import start_child
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.step import build_nodes_step, build_srun, with_setup, wrap_agent
@@ -58,13 +57,5 @@ def _user() -> tuple[int, int]:
 
 
 def _start(argv: list[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            # Save and leave. SIGTERM would make srun kill its tasks before they could.
-            preexec_fn=functools.partial(die_with_parent, signal.SIGUSR2, os.getpid()),
-        )
+    # Save and leave. SIGTERM would make srun kill its tasks before they could.
+    return start_child(argv, env, log, signal.SIGUSR2)
