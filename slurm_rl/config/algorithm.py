@@ -24,6 +24,15 @@ class KLConfig(Section):
     """Add it to the loss, or take it from the reward before the advantage."""
 
 
+class OverlongConfig(Section):
+    """DAPO's soft punishment of completions that come near the length limit."""
+
+    buffer_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Over this last share of rollout.max_tokens the reward falls, linearly, by `penalty`; 0 punishes nothing."""
+    penalty: PositiveFloat = 1.0
+    """What a completion at the limit loses."""
+
+
 class AlgorithmConfig(Section):
     """One row each of the tables in train/math."""
 
@@ -41,6 +50,8 @@ class AlgorithmConfig(Section):
     """The ratio is clipped at 1 - clip_low."""
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped at 1 + clip_high (DAPO's clip-higher: 0.28)."""
+    overlong: OverlongConfig = OverlongConfig()
+    """Reward lost near the length limit."""
     kl: KLConfig = KLConfig()
     """Distance to the reference."""
 

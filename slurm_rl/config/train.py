@@ -114,6 +114,8 @@ class EvalConfig(Section):
     """Evaluate every so many steps; 0 only before the first and after the last."""
     greedy: bool = True
     """Measure greedy decoding beside sampling."""
+    num_samples: PositiveInt = 1
+    """Completions of each held-out prompt; accuracy/sampled is their mean (mean@k), and above 1 pass@k is logged."""
 
 
 class CheckpointConfig(Section):
@@ -123,3 +125,5 @@ class CheckpointConfig(Section):
     """Save every so many steps, and always at the end and on a stop signal."""
     keep: PositiveInt = 2
     """Verified checkpoints kept; older ones go only after a newer one verifies."""
+    keep_best: bool = True
+    """With eval.every, also keep the checkpoint of the best sampled accuracy so far."""

@@ -93,10 +93,11 @@ def other_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[int]]:
     argv += [f"--temp-dir={folder}", "--include-dashboard=false", "--object-store-memory=80000000"]
     with (folder / "log").open("wb") as log:
         ray = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    while not {"gcs_server", "raylet"} <= {Path(command_line(pid).split()[0]).name for pid in session_of(ray.pid)}:
+    is_core = re.compile(r"/ray/core/src/.*(gcs_server|raylet)\b")
+    while len(core := {pid for pid in session_of(ray.pid) if is_core.search(command_line(pid).partition(" ")[0])}) < 2:
         assert ray.poll() is None, (folder / "log").read_text()
         time.sleep(0.1)
-    yield {pid for pid in session_of(ray.pid) if "/ray/core/src/" in command_line(pid)}
+    yield core
     for pid in session_of(ray.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -218,7 +219,11 @@ def find_processes(run_dir: Path) -> list[int]:
 
 
 def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    """Words of a process with spaces between; "" of one that has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import json
 import re
 import secrets
 import shutil
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,8 +115,10 @@ class CheckpointStore:
         self.skipped = [] if reason is None else [f"{path.name}: {reason}"]
         return checkpoint
 
-    def prune(self, keep: int) -> list[int]:
-        """Remove all but the newest `keep` checkpoints, unless the newest does not verify.
+    def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
+        """Remove all but the newest `keep` checkpoints and those of the steps to spare.
+
+        Nothing goes when the newest does not verify.
 
         Returns:
             The steps removed.
@@ -125,7 +128,7 @@ class CheckpointStore:
         if newest is None or newest.path != paths[0]:
             return []
         removed = []
-        for path in paths[max(keep, 1) :]:
+        for path in (path for path in paths[max(keep, 1) :] if _step_of(path) not in spare):
             # Renamed first: a kill halfway leaves no half checkpoint under a checkpoint's name.
             doomed = self._beside(_step_of(path))
             path.rename(doomed)

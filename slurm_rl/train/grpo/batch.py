@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, OverlongConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
-from slurm_rl.train.grpo.types import Group
+from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.math.advantages import ADVANTAGES
 from slurm_rl.train.math.kl import compute_kl
 from slurm_rl.train.math.losses import aggregation_weights
+from slurm_rl.train.rewards.types import RewardResult
 from slurm_rl.train.types import FloatArray, TrainSequence
 
 
@@ -26,6 +28,33 @@ def group_rewards(groups: Sequence[Group]) -> torch.Tensor:
         fill = sum(known) / len(known) if known else 0.0
         rows.append([fill if value is None else value for value in values])
     return torch.tensor(rows, dtype=torch.float32)
+
+
+def overlong_penalty(length: int, max_tokens: int, config: OverlongConfig) -> float:
+    """Reward that a completion of `length` tokens gets for its length alone, 0 or below.
+
+    DAPO (https://arxiv.org/abs/2503.14476, eq. 13) with L_max = max_tokens and L_cache = buffer_share * L_max:
+    0 up to L_max - L_cache, then (L_max - L_cache - length) / L_cache, which is -1 at the limit; times `penalty`.
+    """
+    buffer = config.buffer_share * max_tokens
+    if buffer == 0:
+        return 0.0
+    return config.penalty * min(0.0, max(-1.0, (max_tokens - buffer - length) / buffer))
+
+
+def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: int) -> list[Group]:
+    """The groups with each score lowered by its completion's length; a failed one stays failed."""
+
+    def shape(result: RewardResult, completion: Completion) -> RewardResult:
+        penalty = overlong_penalty(len(completion.token_ids), max_tokens, config)
+        if result.value is None or penalty == 0:
+            return result
+        return replace(result, value=result.value + penalty, parts={**result.parts, "overlong": penalty})
+
+    return [
+        replace(group, results=[shape(*pair) for pair in zip(group.results, group.completions, strict=True)])
+        for group in groups
+    ]
 
 
 def build_train_sequences(
@@ -95,8 +124,6 @@ def split_minibatches(sequences: list[TrainSequence], num_minibatches: int) -> l
     """
     if num_minibatches == 1:
         return [sequences]
-    from dataclasses import replace
-
     size = len(sequences) // num_minibatches
     return [
         [replace(item, weight=item.weight * num_minibatches) for item in sequences[start : start + size]]

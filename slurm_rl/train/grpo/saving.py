@@ -31,6 +31,9 @@ class RunState:
     """Step of the newest evaluation."""
     accuracy_before: dict[str, float] | None = None
     accuracy_after: dict[str, float] | None = None
+    best_step: int = -1
+    """Step of the best sampled accuracy so far; -1 before an evaluation, and always without eval.every."""
+    best_accuracy: float = -1.0
     num_metric_rows: int = 0
     """Length of metrics.jsonl; rows after it belong to steps that a crash took."""
 
@@ -69,7 +72,7 @@ class RunSaver:
         save_rollouts(folder, rollouts)
         self.store.commit(state.step, asdict(state))
         self.saved_step = state.step
-        self.store.prune(self.config.checkpoint.keep)
+        self.store.prune(self.config.checkpoint.keep, spare={state.best_step})
         append_event(self.run_dir, "checkpoint/saved", step=state.step, seconds=round(time.perf_counter() - start, 3))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -54,9 +55,35 @@ def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int) -> 
     return metrics
 
 
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+    """Chance that one of k samples is right, estimated without bias from n samples of which c are.
+
+    `1 - C(n - c, k) / C(n, k)`, Chen et al. 2021 (https://arxiv.org/abs/2107.03374, eq. 1).
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def pass_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """`accuracy/pass@k` for the powers of 2 up to the number of samples of a prompt; nothing for one sample."""
+    num_samples = len(groups[0].completions)
+    sizes = [2**power for power in range(1, num_samples.bit_length()) if 2**power <= num_samples]
+    judge = _find_judge([result for group in groups for result in group.results])
+    right = [sum(_judge(result, judge) >= 1.0 for result in group.results) for group in groups]
+    return {f"accuracy/pass@{k}": float(np.mean([pass_at_k(num_samples, c, k) for c in right])) for k in sizes}
+
+
 def accuracy(results: Sequence[RewardResult]) -> float:
     """Share of right answers; a failed reward counts as wrong. Without a verifier of answers, the mean reward."""
-    judges = [name for name in _CORRECTNESS if any(name in result.parts for result in results)]
-    if not judges:
-        return float(np.mean([result.value or 0.0 for result in results]))
-    return float(np.mean([result.parts.get(judges[0], 0.0) for result in results]))
+    judge = _find_judge(results)
+    return float(np.mean([_judge(result, judge) for result in results]))
+
+
+def _find_judge(results: Sequence[RewardResult]) -> str | None:
+    return next((name for name in _CORRECTNESS if any(name in result.parts for result in results)), None)
+
+
+def _judge(result: RewardResult, judge: str | None) -> float:
+    return result.value or 0.0 if judge is None else result.parts.get(judge, 0.0)

@@ -22,6 +22,7 @@ from slurm_rl.train.grpo.batch import (
     build_answer_sequences,
     build_train_sequences,
     drop_without_gradient,
+    shape_overlong,
     split_minibatches,
 )
 from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_staleness
@@ -29,7 +30,7 @@ from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, score_groups
 from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.seeds import derive_seed
-from slurm_rl.train.grpo.step_metrics import accuracy, sampling_metrics, training_metrics
+from slurm_rl.train.grpo.step_metrics import accuracy, pass_metrics, sampling_metrics, training_metrics
 from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.rewards.failures import check_failures
@@ -165,6 +166,7 @@ class GRPOTrainer:
             groups = self.sampler.finish(pending, within_s)
         with timer.phase("reward"):
             scored = score_groups(groups, self.rewards)
+        scored = shape_overlong(scored, self.config.algorithm.overlong, self.config.rollout.max_tokens)
         return Batch(scored, {name: timer.seconds[f"time/{name}_s"] for name in ("rollout", "reward")})
 
     def sampling_spec(self, purpose: str, step: int, num_completions: int, *, greedy: bool = False) -> SamplingSpec:
@@ -242,21 +244,26 @@ class GRPOTrainer:
             return
         found = self.evaluate()
         self.state.evaluated_step = self.state.step
+        if every and self.config.checkpoint.keep_best and found["sampled"] > self.state.best_accuracy:
+            self.state.best_step, self.state.best_accuracy = self.state.step, found["sampled"]
         if done == 0:
             self.state.accuracy_before = found
         if is_last:
             self.state.accuracy_after = found
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy on the held-out prompts, sampled and greedy; logged."""
+        """Accuracy on the held-out prompts, sampled and greedy; logged, with pass@k of the samples."""
         found: dict[str, float] = {}
+        passed: dict[str, float] = {}
         timer = Timer()
         with timer.phase("eval"):
             for name in ("sampled", "greedy") if self.config.eval.greedy else ("sampled",):
-                spec = self.sampling_spec(f"eval-{name}", self.state.step, 1, greedy=name == "greedy")
+                count = self.config.eval.num_samples if name == "sampled" else 1
+                spec = self.sampling_spec(f"eval-{name}", self.state.step, count, greedy=name == "greedy")
                 groups = score_groups(self.sampler.sample(self.prompts.held_out, spec), self.rewards)
                 found[name] = accuracy([result for group in groups for result in group.results])
-        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | timer.seconds)
+                passed |= pass_metrics(groups)
+        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | passed | timer.seconds)
         append_event(self.run_dir, "eval/done", step=self.state.step, **found)
         return found
 
@@ -285,6 +292,7 @@ class GRPOTrainer:
         if (
             self.grpo_steps_done % self.config.checkpoint.every == 0
             or self.grpo_steps_done == self.config.trainer.num_steps
+            or self.state.best_step == self.state.step
         ):
             self.save(wait_s=self.config.trainer.step_timeout_s)
 

@@ -243,3 +243,10 @@ def test_needs_the_standard_library_alone() -> None:
     code = "import slurm_rl.train.engine.checkpoint"
     # -S: nothing that was installed can be imported.
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[4])
+
+
+def test_prune_spares_the_best(store: CheckpointStore) -> None:
+    for step in range(5):
+        save(store, step)
+    assert store.prune(keep=1, spare={1}) == [3, 2, 0]
+    assert sorted(p.name for p in store.root.iterdir()) == ["step-1", "step-4"]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig, OverlongConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.batch import (
     build_answer_sequences,
     build_train_sequences,
     drop_without_gradient,
     group_rewards,
+    overlong_penalty,
+    shape_overlong,
     split_minibatches,
 )
 from slurm_rl.train.grpo.types import Completion, Group
@@ -86,3 +88,19 @@ def test_groups_of_equal_rewards_are_not_computed_unless_there_is_a_kl_term() ->
     assert kept[0].weight == pytest.approx(1 / 8)
     with_kl = AlgorithmConfig(group_size=2, kl=KLConfig(coefficient=0.1))
     assert len(drop_without_gradient(sequences, with_kl)) == 4
+
+
+@pytest.mark.parametrize(("length", "penalty"), [(1, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0)])
+def test_the_last_fifth_of_the_length_costs_reward(length: int, penalty: float) -> None:
+    """DAPO's equation 13 with L_max = 100 and L_cache = 20."""
+    assert overlong_penalty(length, 100, OverlongConfig(buffer_share=0.2)) == pytest.approx(penalty)
+    assert overlong_penalty(length, 100, OverlongConfig(buffer_share=0.2, penalty=0.5)) == pytest.approx(penalty / 2)
+    assert overlong_penalty(length, 100, OverlongConfig()) == 0.0
+
+
+def test_shaping_lowers_scores_and_leaves_failures_alone() -> None:
+    groups = [group([1.0, None], [[9] * 10, [9] * 10])]
+    [shaped] = shape_overlong(groups, OverlongConfig(buffer_share=0.5, penalty=0.25), 10)
+    assert [one.value for one in shaped.results] == [0.75, None]
+    assert shaped.results[0].parts["overlong"] == -0.25
+    assert shape_overlong(groups, OverlongConfig(), 10) == groups
