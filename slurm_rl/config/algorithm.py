@@ -10,6 +10,7 @@ from slurm_rl.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, S
 
 AdvantageName = Literal["group_norm", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"]
 LossName = Literal["grpo", "gspo", "gspo_token", "cispo"]
+CorrectionName = Literal["token_tis", "sequence_mask", "icepop"]
 AggregationName = Literal["token-mean", "sequence-mean", "sequence-mean-token-mean"]
 
 
@@ -22,6 +23,25 @@ class KLConfig(Section):
     """Schulman's estimators (http://joschu.net/blog/kl-approx.html)."""
     where: Literal["loss", "reward"] = "loss"
     """Add it to the loss, or take it from the reward before the advantage."""
+
+
+class CorrectionConfig(Section):
+    """Importance correction between the sampler and the policy; costs a forward pass over each batch."""
+
+    kind: CorrectionName | None = None
+    """A row of train/math/correction.py; null corrects nothing, and the ratio is taken to the sampler."""
+    low: PositiveFloat = 0.5
+    """Smallest ratio let through (sequence_mask, icepop)."""
+    high: PositiveFloat = 2.0
+    """Largest ratio let through, or that a token counts with (token_tis)."""
+
+    @model_validator(mode="after")
+    def _low_is_below_high(self) -> CorrectionConfig:
+        if not self.low < 1 < self.high:
+            raise ValueError(
+                f"correction.low must be below 1 and correction.high above; got {self.low} and {self.high}"
+            )
+        return self
 
 
 class OverlongConfig(Section):
@@ -50,6 +70,8 @@ class AlgorithmConfig(Section):
     """The ratio is clipped at 1 - clip_low."""
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped at 1 + clip_high (DAPO's clip-higher: 0.28)."""
+    correction: CorrectionConfig = CorrectionConfig()
+    """For completions whose sampler was not the policy: older weights, another program."""
     overlong: OverlongConfig = OverlongConfig()
     """Reward lost near the length limit."""
     kl: KLConfig = KLConfig()

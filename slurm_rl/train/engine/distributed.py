@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.errors import BringUpError, TrainingError
+from slurm_rl.train.totals import add_totals
 
 
 def init_process_group(rank: int, world_size: int, master_address: str, port: int, timeout_s: float) -> None:
@@ -78,8 +79,7 @@ def sum_over_ranks(sums: Mapping[str, float]) -> dict[str, float]:
     """Add up by key in rank order, so that the result is the same in every digit; keys may differ by rank."""
     totals: dict[str, float] = {}
     for one in gather_objects(dict(sums)):
-        for key, value in one.items():
-            totals[key] = totals.get(key, 0.0) + value
+        add_totals(totals, one)
     return totals
 
 

@@ -27,6 +27,7 @@ from slurm_rl.train.engine.export import export_model
 from slurm_rl.train.engine.forward import DUMMY, compute_sequence_logprobs, forward_packed, move_batch
 from slurm_rl.train.engine.model import load_model, load_tokenizer
 from slurm_rl.train.math.packing import build_packed_batch
+from slurm_rl.train.totals import add_totals
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 
 MicroBatches = Sequence[Sequence[TrainSequence]]
@@ -98,8 +99,7 @@ class PolicyEngine:
         for sequences in micro_batches:
             loss, metrics = self._compute_loss(sequences, loss_fn)
             self.backend.backward(loss)
-            for name, value in {"loss": float(loss.detach()), **metrics}.items():
-                sums[name] = sums.get(name, 0.0) + value
+            add_totals(sums, {"loss": float(loss.detach()), **metrics})
         totals = distributed.sum_over_ranks(sums)
         _require_finite_loss(totals["loss"])
         return {**totals, "grad_norm": self.backend.step(lr)}

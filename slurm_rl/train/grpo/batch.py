@@ -8,14 +8,17 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from slurm_rl.config.algorithm import AlgorithmConfig, OverlongConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, OverlongConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.math.advantages import ADVANTAGES
+from slurm_rl.train.math.correction import CORRECTIONS
 from slurm_rl.train.math.kl import compute_kl
 from slurm_rl.train.math.losses import aggregation_weights
 from slurm_rl.train.rewards.types import RewardResult
 from slurm_rl.train.types import FloatArray, TrainSequence
+
+Metrics = dict[str, float]
 
 
 def group_rewards(groups: Sequence[Group]) -> torch.Tensor:
@@ -58,12 +61,17 @@ def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: 
 
 
 def build_train_sequences(
-    groups: Sequence[Group], config: AlgorithmConfig, ref_logprobs: Sequence[FloatArray] | None
+    groups: Sequence[Group],
+    config: AlgorithmConfig,
+    ref_logprobs: Sequence[FloatArray] | None,
+    proximal_logprobs: Sequence[FloatArray] | None = None,
 ) -> list[TrainSequence]:
     """One sequence a completion, in order of groups, then completions.
 
     Args:
         ref_logprobs: one array a completion, or None without a KL term.
+        proximal_logprobs: the same under the policy at the start of the step, for `correction.kind`. The correction
+            goes into the advantages: every loss is linear in them, and the weights are never negative.
     """
     rewards = group_rewards(groups)
     completions = [completion for group in groups for completion in group.completions]
@@ -78,19 +86,46 @@ def build_train_sequences(
     lengths = [len(completion.token_ids) for completion in completions]
     weights = aggregation_weights(config.aggregation, lengths, config.aggregation_length)
     prompts = [group.prompt for group in groups for _ in group.completions]
+    corrections = correct(old, proximal_logprobs, config.correction)
     return [
         TrainSequence(
             token_ids=np.asarray([*prompt.token_ids, *completion.token_ids], dtype=np.int64),
             trained_from=len(prompt.token_ids),
             weight=float(weight),
-            advantages=np.full(length, advantage, dtype=np.float32),
-            old_logprobs=logprobs,
+            advantages=np.float32(advantage) * corrections[index],
+            old_logprobs=logprobs if proximal_logprobs is None else proximal_logprobs[index],
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
         )
-        for index, (prompt, completion, weight, length, advantage, logprobs) in enumerate(
-            zip(prompts, completions, weights, lengths, advantages, old, strict=True)
+        for index, (prompt, completion, weight, advantage, logprobs) in enumerate(
+            zip(prompts, completions, weights, advantages, old, strict=True)
         )
     ]
+
+
+def correct(
+    sampled: Sequence[FloatArray], proximal: Sequence[FloatArray] | None, config: CorrectionConfig
+) -> list[FloatArray]:
+    """Importance weights of each completion's tokens; ones without a correction."""
+    if config.kind is None or proximal is None:
+        return [np.ones_like(logprobs) for logprobs in sampled]
+    correction = CORRECTIONS[config.kind]
+    pairs = zip(proximal, sampled, strict=True)
+    return [correction(policy - sampler, config.low, config.high) for policy, sampler in pairs]
+
+
+def correction_metrics(groups: Sequence[Group], proximal: Sequence[FloatArray], config: CorrectionConfig) -> Metrics:
+    """How far the sampler was from the policy, and what the correction made of it; means over tokens."""
+    sampled = [np.asarray(c.logprobs, dtype=np.float32) for group in groups for c in group.completions]
+    difference = np.concatenate([policy - sampler for policy, sampler in zip(proximal, sampled, strict=True)])
+    weights = np.concatenate(correct(sampled, proximal, config))
+    return {
+        # k3 of the sampler to the policy.
+        "mismatch/kl": float(np.mean(np.expm1(difference) - difference)),
+        "mismatch/mean": float(np.mean(np.abs(difference))),
+        "mismatch/max": float(np.max(np.abs(difference))),
+        "correction/weight_mean": float(weights.mean()),
+        "correction/dropped": float(np.mean(weights == 0)),
+    }
 
 
 def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:

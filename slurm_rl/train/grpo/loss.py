@@ -40,6 +40,7 @@ def build_policy_loss(config: AlgorithmConfig) -> BatchLoss:
             # k3 of the sampler to the policy: what the two programs disagree on for the same weights.
             "mismatch/kl": float((torch.expm1(mismatch) - mismatch).sum()),
             "mismatch/mean": float(mismatch.abs().sum()),
+            "mismatch/max": float(mismatch.abs().max()),
         }
         if batch.ref_logprobs is not None:
             kl = compute_kl(logprobs, batch.ref_logprobs, config.kl.estimator)

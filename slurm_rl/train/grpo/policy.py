@@ -86,6 +86,10 @@ class PolicyWorker:
         temperature, device = self.config.rollout.temperature, self.engine.device
         return [compute_sequence_logprobs(self.reference, batch, temperature, device) for batch in micro_batches]
 
+    def policy_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """Logprobs of the trained tokens under the policy as it is."""
+        return self.engine.compute_logprobs(micro_batches)
+
     def pack_state(self, probe: Sequence[int]) -> tuple[list[WeightRecord], SentWeights]:
         """All weights, and what an engine that holds them must say; every rank calls it, rank 0 alone has records."""
         records = pack_weights(self.engine.full_state())

@@ -35,9 +35,18 @@ class PolicyGroup:
 
     def reference_logprobs(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         """One array a sequence, in the order of the sequences."""
+        return self._logprobs(sequences, "reference logprobs", lambda it, share: it.reference_logprobs.remote(share))
+
+    def policy_logprobs(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
+        """The same under the policy as it is."""
+        return self._logprobs(sequences, "policy logprobs", lambda it, share: it.policy_logprobs.remote(share))
+
+    def _logprobs(
+        self, sequences: Sequence[TrainSequence], what: str, start: Callable[[Any, Any], Any]
+    ) -> list[FloatArray]:
         places = self._places(sequences)
         shares = self._spread(sequences)
-        results = self._call("reference logprobs", lambda rank, it: it.reference_logprobs.remote(shares[rank]))
+        results = self._call(what, lambda rank, it: start(it, shares[rank]))
         found: list[Any] = [None] * len(sequences)
         for indices, arrays in zip(places, results, strict=True):
             for index, array in zip(

@@ -10,6 +10,7 @@ import numpy as np
 
 from slurm_rl.train.grpo.types import Group
 from slurm_rl.train.rewards.types import RewardResult
+from slurm_rl.train.totals import add_totals, is_maximum
 
 # Verifiers that judge the answer; others judge its form.
 _CORRECTNESS = ("arithmetic", "math")
@@ -49,10 +50,11 @@ def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int) -> 
         "policy/loss": float(np.mean([total["loss"] for total in totals])),
         "policy/grad_norm": float(np.mean([total["grad_norm"] for total in totals])),
     }
-    names = [name for name in totals[0] if name not in ("loss", "grad_norm")]
-    for name in names:
-        metrics[name] = sum(total[name] for total in totals) / max(num_tokens, 1)
-    return metrics
+    added: dict[str, float] = {}
+    for total in totals:
+        add_totals(added, {name: value for name, value in total.items() if name not in ("loss", "grad_norm")})
+    means = {name: value if is_maximum(name) else value / max(num_tokens, 1) for name, value in added.items()}
+    return metrics | means
 
 
 def pass_at_k(num_samples: int, num_right: int, k: int) -> float:

@@ -21,6 +21,7 @@ from slurm_rl.train.engine.optimizer import schedule_lr
 from slurm_rl.train.grpo.batch import (
     build_answer_sequences,
     build_train_sequences,
+    correction_metrics,
     drop_without_gradient,
     shape_overlong,
     split_minibatches,
@@ -83,6 +84,7 @@ class GRPOTrainer:
         self.state = RunState()
         self.timer = Timer()
         self.probe_difference = 0.0
+        self.correction: dict[str, float] = {}
         self.order = PromptOrder(len(prompts.train), config.seed)
         self.num_warmup = config.warmup.num_steps
         self.pipeline = RolloutPipeline(
@@ -180,10 +182,18 @@ class GRPOTrainer:
         """Advantages and one optimizer step a minibatch; totals of each, and the tokens computed on."""
         algorithm, num_minibatches = self.config.algorithm, self.config.trainer.num_minibatches
         with self.timer.phase("train"):
-            sequences = build_train_sequences(groups, algorithm, self.reference_logprobs(groups))
+            proximal = self.proximal_logprobs(groups)
+            sequences = build_train_sequences(groups, algorithm, self.reference_logprobs(groups), proximal)
             batches = [drop_without_gradient(part, algorithm) for part in split_minibatches(sequences, num_minibatches)]
             totals = [self.policy.train_policy(batch, algorithm, self.lr()) for batch in batches]
+        self.correction = {} if proximal is None else correction_metrics(groups, proximal, algorithm.correction)
         return totals, sum(sequence.num_trained for batch in batches for sequence in batch)
+
+    def proximal_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
+        """What the policy says of the completions before it trains on them; None where nothing is corrected."""
+        if self.config.algorithm.correction.kind is None:
+            return None
+        return self.policy.policy_logprobs(build_train_sequences(groups, self.config.algorithm, None))
 
     def reference_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
         if self.config.algorithm.kl.coefficient == 0:
@@ -273,6 +283,7 @@ class GRPOTrainer:
 
     def log(self, groups: Sequence[Group], totals: Sequence[dict[str, float]], num_tokens: int) -> None:
         values = {**sampling_metrics(groups), **training_metrics(totals, num_tokens), "policy/lr": self.lr()}
+        values |= self.correction
         # Every sampled token is in the loss; `computed` leaves out those whose gradient is known to be 0.
         values["tokens/trained"] = values["tokens/sampled"]
         values["tokens/computed"] = float(num_tokens)

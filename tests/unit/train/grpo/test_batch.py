@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig, OverlongConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, KLConfig, OverlongConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.batch import (
     build_answer_sequences,
     build_train_sequences,
+    correction_metrics,
     drop_without_gradient,
     group_rewards,
     overlong_penalty,
@@ -104,3 +105,24 @@ def test_shaping_lowers_scores_and_leaves_failures_alone() -> None:
     assert [one.value for one in shaped.results] == [0.75, None]
     assert shaped.results[0].parts["overlong"] == -0.25
     assert shape_overlong(groups, OverlongConfig(), 10) == groups
+
+
+def test_a_correction_scales_advantages_and_moves_the_ratio_to_the_proximal_policy() -> None:
+    config = AlgorithmConfig(group_size=2, advantage="dr_grpo", correction=CorrectionConfig(kind="token_tis", high=4.0))
+    groups = [group([1.0, 0.0], [[9, 1], [8, 8]])]
+    # The sampler said -0.5 for every token; the policy says twice and eight times as likely.
+    proximal = [np.float32([-0.5, -0.5]), np.float32([-0.5, -0.5]) + np.log(np.float32([2.0, 8.0]))]
+    same, moved = build_train_sequences(groups, config, None, proximal)
+    assert same.advantages is not None and same.advantages.tolist() == [0.5, 0.5]
+    assert moved.advantages is not None and moved.advantages == pytest.approx([-1.0, -2.0])
+    assert moved.old_logprobs is proximal[1]
+    found = correction_metrics(groups, proximal, config.correction)
+    assert found["mismatch/max"] == pytest.approx(np.log(8))
+    assert found["mismatch/mean"] == pytest.approx((np.log(2) + np.log(8)) / 4)
+    assert found["correction/weight_mean"] == pytest.approx((1 + 1 + 2 + 4) / 4)
+    assert found["correction/dropped"] == 0.0
+
+
+def test_bounds_of_a_correction_hold_1() -> None:
+    with pytest.raises(ValueError, match="below 1"):
+        CorrectionConfig(kind="icepop", low=1.5)
