@@ -106,7 +106,8 @@ def _behaviour_keys(shape: Shape) -> dict[str, str]:
         "SlurmctldTimeout": "30",
         "SlurmdTimeout": "10",
         "InactiveLimit": "0",
-        "KillWait": "5",
+        # Half of Slurm's default: on a busy machine a node's agent needs seconds to clean up.
+        "KillWait": "15",
         "MinJobAge": "300",
         "MessageTimeout": "10",
         "TCPTimeout": "2",
