@@ -92,6 +92,8 @@ class TrainerConfig(Section):
     """Prompts of one step; times algorithm.group_size completions."""
     num_minibatches: PositiveInt = 1
     """Optimizer steps made of one step's completions; prompts_per_step must be a multiple."""
+    num_epochs: PositiveInt = 1
+    """Passes over one step's completions; the ratio's denominator stays that of algorithm.old_logprobs."""
     step_timeout_s: PositiveFloat = 3600.0
     """Deadline of one phase (sampling, training, ...); then the run ends and names the silent actor."""
 

@@ -20,8 +20,10 @@ from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 DUMMY = TrainSequence(token_ids=np.zeros(2, dtype=np.int64), trained_from=1)
 
 
-def forward_packed(model: Callable[..., Any], batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Logprobs [N] with gradient, and entropy [N] without, of the trained tokens.
+def forward_packed(
+    model: Callable[..., Any], batch: PackedBatch, temperature: float, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Logprobs [N] with gradient, and entropy [N], of the trained tokens.
 
     Sequences stay apart because positions restart, there is no cache and no attention mask: with either,
     sdpa lets them see each other.
@@ -29,7 +31,8 @@ def forward_packed(model: Callable[..., Any], batch: PackedBatch, temperature: f
     module: Any = getattr(model, "module", model)
     walks_sequences = module.config._attn_implementation.startswith("flash")
     logits = (_forward_one_row if walks_sequences else _forward_rows)(model, module, batch)
-    return compute_token_logprobs(logits, batch.token_ids[batch.trained_positions], temperature)
+    targets = batch.token_ids[batch.trained_positions]
+    return compute_token_logprobs(logits, targets, temperature, entropy_gradient=entropy_gradient)
 
 
 def _forward_one_row(model: Callable[..., Any], module: Any, batch: PackedBatch) -> Tensor:

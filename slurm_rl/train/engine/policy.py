@@ -31,7 +31,7 @@ from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 
 MicroBatches = Sequence[Sequence[TrainSequence]]
 LossFn = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
-"""(batch, logprobs [N], entropy [N]) -> (loss, a sum over tokens; sums of metrics over tokens)."""
+"""(batch, logprobs [N], entropy [N]) -> (loss, a sum over tokens; metrics: sums over tokens, `/max` the largest)."""
 
 
 class PolicyEngine:
@@ -82,8 +82,13 @@ class PolicyEngine:
             for sequences in micro_batches
         ]
 
-    def train(self, micro_batches: MicroBatches, loss_fn: LossFn, lr: float) -> dict[str, float]:
+    def train(
+        self, micro_batches: MicroBatches, loss_fn: LossFn, lr: float, *, entropy_gradient: bool = False
+    ) -> dict[str, float]:
         """One optimizer step over the micro-batches of all ranks.
+
+        Args:
+            entropy_gradient: `loss_fn` differentiates the entropy; costs the memory of a softmax.
 
         Returns:
             `loss` and the sums of `loss_fn`, over all ranks, and `grad_norm` before clipping.
@@ -96,18 +101,21 @@ class PolicyEngine:
         self.module.train()
         sums = {"loss": 0.0}
         for sequences in micro_batches:
-            loss, metrics = self._compute_loss(sequences, loss_fn)
+            loss, metrics = self._compute_loss(sequences, loss_fn, entropy_gradient)
             self.backend.backward(loss)
-            for name, value in {"loss": float(loss.detach()), **metrics}.items():
-                sums[name] = sums.get(name, 0.0) + value
+            distributed.add_metrics(sums, {"loss": float(loss.detach()), **metrics})
         totals = distributed.sum_over_ranks(sums)
         _require_finite_loss(totals["loss"])
         return {**totals, "grad_norm": self.backend.step(lr)}
 
-    def _compute_loss(self, sequences: Sequence[TrainSequence], loss_fn: LossFn) -> tuple[Tensor, dict[str, float]]:
+    def _compute_loss(
+        self, sequences: Sequence[TrainSequence], loss_fn: LossFn, entropy_gradient: bool
+    ) -> tuple[Tensor, dict[str, float]]:
         trains = any(s.num_trained for s in sequences)
         batch = move_batch(build_packed_batch(sequences if trains else [DUMMY]), self.device)
-        logprobs, entropy = forward_packed(self.backend.model, batch, self.temperature)
+        logprobs, entropy = forward_packed(
+            self.backend.model, batch, self.temperature, entropy_gradient=entropy_gradient
+        )
         # A worker without work still goes backward, for the sake of its collectives.
         return loss_fn(batch, logprobs, entropy) if trains else (logprobs.sum() * 0.0, {})
 

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.types import Group
 from slurm_rl.train.math.advantages import ADVANTAGES
+from slurm_rl.train.math.correction import correction_weights
 from slurm_rl.train.math.kl import compute_kl
 from slurm_rl.train.math.losses import aggregation_weights
+from slurm_rl.train.math.shaping import punish_overlong
 from slurm_rl.train.types import FloatArray, TrainSequence
 
 
@@ -28,38 +30,74 @@ def group_rewards(groups: Sequence[Group]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float32)
 
 
+def has_signal(group: Group) -> bool:
+    """The verifier told the completions apart; a shaped reward may differ even so."""
+    return len({result.value for result in group.results if result.value is not None}) > 1
+
+
+def rollout_logprobs(groups: Sequence[Group]) -> list[FloatArray]:
+    """What the sampler said of its tokens, one array a completion."""
+    return [np.asarray(item.logprobs, dtype=np.float32) for group in groups for item in group.completions]
+
+
+def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
+    """For each completion, in order of groups, whether the loss has it."""
+    return [
+        (has_signal(group) or not config.zero_variance)
+        and not (item.truncated and config.truncated)
+        and len(item.token_ids) >= config.min_tokens
+        and (config.max_tokens is None or len(item.token_ids) <= config.max_tokens)
+        for group in groups
+        for item in group.completions
+    ]
+
+
 def build_train_sequences(
-    groups: Sequence[Group], config: AlgorithmConfig, ref_logprobs: Sequence[FloatArray] | None
+    groups: Sequence[Group],
+    config: AlgorithmConfig,
+    ref_logprobs: Sequence[FloatArray] | None,
+    *,
+    max_tokens: int,
+    policy_logprobs: Sequence[FloatArray] | None = None,
 ) -> list[TrainSequence]:
-    """One sequence a completion, in order of groups, then completions.
+    """One sequence a completion, in order of groups, then completions. What the filters leave out has no weight.
 
     Args:
         ref_logprobs: one array a completion, or None without a KL term.
+        max_tokens: the length limit of the sampling.
+        policy_logprobs: one array a completion: the ratio's denominator; None takes the sampler's.
     """
     rewards = group_rewards(groups)
     completions = [completion for group in groups for completion in group.completions]
-    old = [np.asarray(completion.logprobs, dtype=np.float32) for completion in completions]
+    sampled = rollout_logprobs(groups)
+    old = sampled if policy_logprobs is None else list(policy_logprobs)
     if ref_logprobs is not None and config.kl.where == "reward":
         penalty = [
             float(compute_kl(torch.from_numpy(lp), torch.from_numpy(ref), config.kl.estimator).sum())
             for lp, ref in zip(old, ref_logprobs, strict=True)
         ]
         rewards = rewards - config.kl.coefficient * torch.tensor(penalty).view_as(rewards)
-    advantages = ADVANTAGES[config.advantage](rewards).flatten().tolist()
+    overlong = config.overlong
     lengths = [len(completion.token_ids) for completion in completions]
-    weights = aggregation_weights(config.aggregation, lengths, config.aggregation_length)
+    rewards = rewards + punish_overlong(lengths, max_tokens, overlong.share, overlong.penalty).view_as(rewards)
+    advantages = ADVANTAGES[config.advantage](rewards).flatten().tolist()
+    kept = keep_mask(groups, config.filters)
+    weights = np.zeros(len(lengths))
+    weights[kept] = aggregation_weights(
+        config.aggregation, [n for n, keep in zip(lengths, kept, strict=True) if keep], config.aggregation_length
+    )
     prompts = [group.prompt for group in groups for _ in group.completions]
     return [
         TrainSequence(
             token_ids=np.asarray([*prompt.token_ids, *completion.token_ids], dtype=np.int64),
             trained_from=len(prompt.token_ids),
             weight=float(weight),
-            advantages=np.full(length, advantage, dtype=np.float32),
+            advantages=np.float32(advantage) * correction_weights(old[index], sampled[index], config.correction),
             old_logprobs=logprobs,
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
         )
-        for index, (prompt, completion, weight, length, advantage, logprobs) in enumerate(
-            zip(prompts, completions, weights, lengths, advantages, old, strict=True)
+        for index, (prompt, completion, weight, advantage, logprobs) in enumerate(
+            zip(prompts, completions, weights, advantages, old, strict=True)
         )
     ]
 
@@ -68,10 +106,11 @@ def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmC
     """The sequences that move the policy: where every advantage is 0 (a group of equal rewards) nothing does.
 
     Weights were made from the whole batch before, so the gradient is the same in every digit but rounding.
-    With a KL term in the loss each sequence has a gradient.
+    With a KL term in the loss, or an entropy bonus, each sequence of weight has a gradient.
     """
-    if config.kl.coefficient > 0 and config.kl.where == "loss":
-        return list(sequences)
+    sequences = [s for s in sequences if s.weight > 0]
+    if (config.kl.coefficient > 0 and config.kl.where == "loss") or config.entropy_bonus > 0:
+        return sequences
     return [s for s in sequences if s.advantages is not None and s.advantages.any()]
 
 

@@ -13,7 +13,7 @@ from slurm_rl.train.math.losses import POLICY_LOSSES, ClipRange, LossInputs, nll
 from slurm_rl.train.types import PackedBatch
 
 BatchLoss = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
-"""(batch, logprobs [N], entropy [N]) -> (loss summed over tokens, sums over tokens for the metrics)."""
+"""(batch, logprobs [N], entropy [N]) -> (loss summed over tokens, metrics: sums over tokens, `/max` the largest)."""
 
 
 def build_policy_loss(config: AlgorithmConfig) -> BatchLoss:
@@ -33,13 +33,16 @@ def build_policy_loss(config: AlgorithmConfig) -> BatchLoss:
         )
         token = policy_loss(inputs, clip)
         loss = (token.loss * batch.weights).sum()
+        if config.entropy_bonus > 0:
+            loss = loss - config.entropy_bonus * (entropy * batch.weights).sum()
         mismatch = logprobs.detach() - batch.old_logprobs
         sums = {
             "policy/clip_fraction": float(token.clipped.sum()),
-            "entropy/mean": float(entropy.sum()),
+            "entropy/mean": float(entropy.detach().sum()),
             # k3 of the sampler to the policy: what the two programs disagree on for the same weights.
             "mismatch/kl": float((torch.expm1(mismatch) - mismatch).sum()),
             "mismatch/mean": float(mismatch.abs().sum()),
+            "mismatch/max": float(mismatch.abs().max()),
         }
         if batch.ref_logprobs is not None:
             kl = compute_kl(logprobs, batch.ref_logprobs, config.kl.estimator)

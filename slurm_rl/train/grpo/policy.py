@@ -66,7 +66,13 @@ class PolicyWorker:
 
     def train_policy(self, micro_batches: MicroBatches, algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
         """One optimizer step of the policy loss."""
-        return self.engine.train(micro_batches, build_policy_loss(algorithm), lr)
+        return self.engine.train(
+            micro_batches, build_policy_loss(algorithm), lr, entropy_gradient=algorithm.entropy_bonus > 0
+        )
+
+    def policy_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """Logprobs of the trained tokens under the policy as it is."""
+        return self.engine.compute_logprobs(micro_batches)
 
     def train_answers(self, micro_batches: MicroBatches, lr: float) -> dict[str, float]:
         """One supervised optimizer step."""

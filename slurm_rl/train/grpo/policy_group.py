@@ -35,9 +35,20 @@ class PolicyGroup:
 
     def reference_logprobs(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         """One array a sequence, in the order of the sequences."""
+        return self._logprobs(
+            sequences, "reference logprobs", lambda it, batches: it.reference_logprobs.remote(batches)
+        )
+
+    def policy_logprobs(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
+        """One array a sequence, in the order of the sequences."""
+        return self._logprobs(sequences, "policy logprobs", lambda it, batches: it.policy_logprobs.remote(batches))
+
+    def _logprobs(
+        self, sequences: Sequence[TrainSequence], what: str, start: Callable[[Any, Any], Any]
+    ) -> list[FloatArray]:
         places = self._places(sequences)
         shares = self._spread(sequences)
-        results = self._call("reference logprobs", lambda rank, it: it.reference_logprobs.remote(shares[rank]))
+        results = self._call(what, lambda rank, it: start(it, shares[rank]))
         found: list[Any] = [None] * len(sequences)
         for indices, arrays in zip(places, results, strict=True):
             for index, array in zip(

@@ -17,14 +17,16 @@ from slurm_rl.train.grpo.policy_group import PolicyGroup
 class RunState:
     """The part of a run's state that is not in the policy. Small and JSON.
 
-    Data position, sampling and data order all follow from `step` and the seed (see seeds.py), so there
-    is no random state to save.
+    Sampling and data order follow from `step`, `prompts_used` and the seed (see seeds.py), so there is no
+    random state to save.
     """
 
     step: int = 0
     """Optimizer stages done: warm-up steps, then GRPO steps."""
     stage: str = "warmup"
     """Which optimizer the policy holds: `warmup` or `grpo`."""
+    prompts_used: int = 0
+    """Prompts that finished GRPO steps sampled; dynamic sampling makes it more than a fixed number a step."""
     evaluated_step: int = -1
     """Step of the newest evaluation."""
     accuracy_before: dict[str, float] | None = None

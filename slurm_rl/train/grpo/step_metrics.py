@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -48,9 +49,11 @@ def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int) -> 
         "policy/loss": float(np.mean([total["loss"] for total in totals])),
         "policy/grad_norm": float(np.mean([total["grad_norm"] for total in totals])),
     }
-    names = [name for name in totals[0] if name not in ("loss", "grad_norm")]
+    # A minibatch without any gradient has none of them.
+    names = [name for name in dict.fromkeys(itertools.chain.from_iterable(totals)) if name not in ("loss", "grad_norm")]
     for name in names:
-        metrics[name] = sum(total[name] for total in totals) / max(num_tokens, 1)
+        values = [total.get(name, 0.0) for total in totals]
+        metrics[name] = max(values) if name.endswith("/max") else sum(values) / max(num_tokens, 1)
     return metrics
 
 

@@ -22,8 +22,10 @@ from slurm_rl.train.grpo.batch import (
     build_answer_sequences,
     build_train_sequences,
     drop_without_gradient,
+    rollout_logprobs,
     split_minibatches,
 )
+from slurm_rl.train.grpo.collect import Collected, collect_groups
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.sampling import Sampler, score_groups
 from slurm_rl.train.grpo.saving import RunSaver, RunState
@@ -31,9 +33,10 @@ from slurm_rl.train.grpo.seeds import derive_seed
 from slurm_rl.train.grpo.step_metrics import accuracy, sampling_metrics, training_metrics
 from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
+from slurm_rl.train.math.correction import mismatch_metrics
 from slurm_rl.train.rewards.failures import check_failures
 from slurm_rl.train.rewards.pool import RewardPool
-from slurm_rl.train.types import FloatArray
+from slurm_rl.train.types import FloatArray, TrainSequence
 
 
 @dataclass
@@ -114,24 +117,27 @@ class GRPOTrainer:
         """One GRPO step, from prompts to logged numbers."""
         self.timer = Timer()
         with self.timer.phase("step"):
-            groups = self.sample()
-            groups = self.score(groups)
-            totals, num_tokens = self.train(groups)
+            count = self.config.trainer.prompts_per_step
+            found = collect_groups(self.draw, count, self.config.algorithm.dynamic_sampling_rounds)
+            values = self.train(found.groups)
             self.state.step += 1
+            self.state.prompts_used += found.num_rounds * count
             self.sync_weights()
-        self.log(groups, totals, num_tokens)
+        self.log(found, values)
 
     @property
     def grpo_steps_done(self) -> int:
         return self.state.step - self.num_warmup
 
-    def sample(self) -> list[Group]:
-        """This step's prompts, each with a group of completions."""
+    def draw(self, round_number: int) -> list[Group]:
+        """The prompts of one round of this step, each with a scored group of completions."""
         count = self.config.trainer.prompts_per_step
-        rows = self.order.take(self.grpo_steps_done * count, count)
+        rows = self.order.take(self.state.prompts_used + round_number * count, count)
+        purpose = f"rollout-{round_number}" if round_number else "rollout"
         with self.timer.phase("rollout"):
-            spec = self.sampling_spec("rollout", self.config.algorithm.group_size)
-            return self.sampler.sample([self.prompts.train[row] for row in rows], spec)
+            spec = self.sampling_spec(purpose, self.config.algorithm.group_size)
+            groups = self.sampler.sample([self.prompts.train[row] for row in rows], spec)
+        return self.score(groups)
 
     def sampling_spec(self, purpose: str, num_completions: int, *, greedy: bool = False) -> SamplingSpec:
         rollout = self.config.rollout
@@ -148,19 +154,34 @@ class GRPOTrainer:
         check_failures(results, self.config.reward.max_failure_rate)
         return scored
 
-    def train(self, groups: Sequence[Group]) -> tuple[list[dict[str, float]], int]:
-        """Advantages and one optimizer step a minibatch; totals of each, and the tokens computed on."""
-        algorithm, num_minibatches = self.config.algorithm, self.config.trainer.num_minibatches
+    def train(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Advantages, then one optimizer step a minibatch and epoch; the step's numbers."""
+        algorithm, trainer = self.config.algorithm, self.config.trainer
         with self.timer.phase("train"):
-            sequences = build_train_sequences(groups, algorithm, self.reference_logprobs(groups))
-            batches = [drop_without_gradient(part, algorithm) for part in split_minibatches(sequences, num_minibatches)]
+            plain = self.build_sequences(groups)
+            policy = self.policy.policy_logprobs(plain) if algorithm.old_logprobs == "policy" else None
+            reference = self.policy.reference_logprobs(plain) if algorithm.kl.coefficient > 0 else None
+            sequences = self.build_sequences(groups, reference, policy)
+            parts = split_minibatches(sequences, trainer.num_minibatches)
+            batches = [drop_without_gradient(part, algorithm) for part in parts] * trainer.num_epochs
             totals = [self.policy.train_policy(batch, algorithm, self.lr()) for batch in batches]
-        return totals, sum(sequence.num_trained for batch in batches for sequence in batch)
+        num_tokens = sum(sequence.num_trained for batch in batches for sequence in batch)
+        values = training_metrics(totals, num_tokens)
+        if policy is not None:
+            # The loss measured against the policy's own logprobs: how far the step moved it.
+            values |= mismatch_metrics(policy, rollout_logprobs(groups))
+        # Every token of weight is in the loss; `computed` leaves out those whose gradient is known to be 0.
+        in_loss = sum(sequence.num_trained for sequence in sequences if sequence.weight > 0)
+        return {**values, "tokens/trained": float(in_loss), "tokens/computed": float(num_tokens)}
 
-    def reference_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
-        if self.config.algorithm.kl.coefficient == 0:
-            return None
-        return self.policy.reference_logprobs(build_train_sequences(groups, self.config.algorithm, None))
+    def build_sequences(
+        self,
+        groups: Sequence[Group],
+        reference: list[FloatArray] | None = None,
+        policy: list[FloatArray] | None = None,
+    ) -> list[TrainSequence]:
+        limit = self.config.rollout.max_tokens
+        return build_train_sequences(groups, self.config.algorithm, reference, max_tokens=limit, policy_logprobs=policy)
 
     def lr(self) -> float:
         return schedule_lr(self.config.optim, self.grpo_steps_done, self.config.trainer.num_steps)
@@ -236,16 +257,14 @@ class GRPOTrainer:
         self.metrics.log(self.state.step, stage, values)
         self.state.num_metric_rows += 1
 
-    def log(self, groups: Sequence[Group], totals: Sequence[dict[str, float]], num_tokens: int) -> None:
-        values = {**sampling_metrics(groups), **training_metrics(totals, num_tokens), "policy/lr": self.lr()}
+    def log(self, found: Collected, trained: dict[str, float]) -> None:
+        values = {**sampling_metrics(found.sampled), **trained, "policy/lr": self.lr()}
         values["sync/probe_difference"] = self.probe_difference
-        # Every sampled token is in the loss; `computed` leaves out those whose gradient is known to be 0.
-        values["tokens/trained"] = values["tokens/sampled"]
-        values["tokens/computed"] = float(num_tokens)
+        values["rollout/rounds"] = float(found.num_rounds)
         per_s = values["tokens/trained"] / self.timer.seconds["time/step_s"]
         seconds = {**self.timer.seconds, "time/tokens_per_s": per_s}
         self.write_row("grpo", {**values, **seconds})
-        for group in groups[: self.config.logging.samples_per_step]:
+        for group in found.sampled[: self.config.logging.samples_per_step]:
             completion, result = group.completions[0], group.results[0]
             row = {"prompt": group.prompt.text, "completion": completion.text, "answer": group.prompt.answer}
             append_jsonl(self.run_dir.samples, {"step": self.state.step, **row, "reward": result.value})
