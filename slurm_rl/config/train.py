@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -20,6 +21,9 @@ class PolicyConfig(Section):
     """DeepSpeed ZeRO stage; fsdp2 always shards everything."""
     micro_batch_tokens: PositiveInt = 8192
     """Token budget of one packed micro-batch on one worker."""
+    logprob_chunk_tokens: PositiveInt | None = None
+    """Tokens whose logits exist at once, computed again in the backward pass; null: those of the whole
+    micro-batch, which for large vocabularies is most of its memory."""
     num_threads: PositiveInt | None = None
     """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
 
@@ -51,6 +55,24 @@ class RolloutConfig(Section):
     """Largest difference between the engine's and the policy's logprobs of the probe after a sync."""
     start_timeout_s: PositiveFloat = 600.0
     """Deadline for an engine to be ready."""
+    dump: bool = False
+    """Write every prompt, completion, logprob and reward of training to <run>/rollouts."""
+    replay: str | None = None
+    """Train on the rollouts that another run dumped, in place of sampling; for debugging."""
+
+    @model_validator(mode="after")
+    def _replay_is_a_dump(self) -> RolloutConfig:
+        if self.replay is not None and not any(Path(self.replay).glob("step-*.jsonl")):
+            raise ValueError(
+                f"rollout.replay must name a folder with step-*.jsonl, as rollout.dump=true writes; got {self.replay!r}"
+                ". Next: name <run>/rollouts of a run with rollout.dump=true, or rollout.replay=null"
+            )
+        if self.replay is not None and self.dump:
+            raise ValueError(
+                "rollout.dump must be false with rollout.replay, whose folder holds the same; "
+                f"got dump=true and replay={self.replay!r}. Next: rollout.dump=false"
+            )
+        return self
 
 
 class OptimConfig(Section):
@@ -112,6 +134,9 @@ class EvalConfig(Section):
 
     every: NonNegativeInt = 0
     """Evaluate every so many steps; 0 only before the first and after the last."""
+    num_samples: PositiveInt = 1
+    """Completions sampled for each held-out prompt: accuracy is their mean (mean@k), and pass@k the chance that
+    one of k is right."""
     greedy: bool = True
     """Measure greedy decoding beside sampling."""
 
@@ -123,3 +148,5 @@ class CheckpointConfig(Section):
     """Save every so many steps, and always at the end and on a stop signal."""
     keep: PositiveInt = 2
     """Verified checkpoints kept; older ones go only after a newer one verifies."""
+    keep_best: bool = True
+    """Also save and keep the checkpoint of the best evaluation, by sampled accuracy."""

@@ -107,8 +107,11 @@ class CheckpointStore:
             self.skipped.append(f"{path.name}: {reason}")
         return None
 
-    def prune(self, keep: int) -> list[int]:
+    def prune(self, keep: int, *, spare: int | None = None) -> list[int]:
         """Remove all but the newest `keep` checkpoints, unless the newest does not verify.
+
+        Args:
+            spare: a step whose checkpoint stays as well.
 
         Returns:
             The steps removed.
@@ -118,7 +121,7 @@ class CheckpointStore:
         if newest is None or newest.path != paths[0]:
             return []
         removed = []
-        for path in paths[max(keep, 1) :]:
+        for path in (p for p in paths[max(keep, 1) :] if _step_of(p) != spare):
             # Renamed first: a kill halfway leaves no half checkpoint under a checkpoint's name.
             doomed = self._beside(_step_of(path))
             path.rename(doomed)

@@ -23,6 +23,7 @@ from slurm_rl.errors import CheckpointError, RunDirError, TrainingError
 from slurm_rl.run_dir import read_json, write_json
 from slurm_rl.train.engine import distributed
 from slurm_rl.train.engine.backend import build_backend
+from slurm_rl.train.engine.chunked_head import require_plain_head
 from slurm_rl.train.engine.export import export_model
 from slurm_rl.train.engine.forward import DUMMY, compute_sequence_logprobs, forward_packed, move_batch
 from slurm_rl.train.engine.model import load_model, load_tokenizer
@@ -57,9 +58,11 @@ class PolicyEngine:
             torch.use_deterministic_algorithms(True)
             # Or every fresh buffer is filled with NaN; of ZeRO's buckets that is 2 GB and seconds a step.
             torch.utils.deterministic.fill_uninitialized_memory = False
-        self.temperature = temperature
+        self.temperature, self.chunk_tokens = temperature, policy.logprob_chunk_tokens
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
         self.backend = build_backend(load_model(model_folder, model), policy, optim)
+        if self.chunk_tokens is not None:
+            require_plain_head(self.module.config)
         self.layout = {
             "backend": policy.backend,
             "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
@@ -78,7 +81,9 @@ class PolicyEngine:
         distributed.require_equal_counts(len(micro_batches))
         self.module.eval()
         return [
-            compute_sequence_logprobs(self.backend.model, sequences, self.temperature, self.device)
+            compute_sequence_logprobs(
+                self.backend.model, sequences, self.temperature, self.device, chunk_tokens=self.chunk_tokens
+            )
             for sequences in micro_batches
         ]
 
@@ -114,7 +119,11 @@ class PolicyEngine:
         trains = any(s.num_trained for s in sequences)
         batch = move_batch(build_packed_batch(sequences if trains else [DUMMY]), self.device)
         logprobs, entropy = forward_packed(
-            self.backend.model, batch, self.temperature, entropy_gradient=entropy_gradient
+            self.backend.model,
+            batch,
+            self.temperature,
+            chunk_tokens=self.chunk_tokens,
+            entropy_gradient=entropy_gradient,
         )
         # A worker without work still goes backward, for the sake of its collectives.
         return loss_fn(batch, logprobs, entropy) if trains else (logprobs.sum() * 0.0, {})

@@ -90,7 +90,11 @@ class PolicyWorker:
 
         assert self.reference is not None
         temperature, device = self.config.rollout.temperature, self.engine.device
-        return [compute_sequence_logprobs(self.reference, batch, temperature, device) for batch in micro_batches]
+        chunk = self.config.policy.logprob_chunk_tokens
+        return [
+            compute_sequence_logprobs(self.reference, batch, temperature, device, chunk_tokens=chunk)
+            for batch in micro_batches
+        ]
 
     def pack_state(self, probe: Sequence[int]) -> tuple[list[WeightRecord], SentWeights]:
         """All weights, and what an engine that holds them must say; every rank calls it, rank 0 alone has records."""

@@ -29,6 +29,9 @@ class RunState:
     """Prompts that finished GRPO steps sampled; dynamic sampling makes it more than a fixed number a step."""
     evaluated_step: int = -1
     """Step of the newest evaluation."""
+    best_accuracy: float | None = None
+    """Largest sampled accuracy of an evaluation, and the step it was first found at."""
+    best_step: int = -1
     accuracy_before: dict[str, float] | None = None
     accuracy_after: dict[str, float] | None = None
     num_metric_rows: int = 0
@@ -68,7 +71,9 @@ class RunSaver:
         self.policy.save(folder / "policy")
         self.store.commit(state.step, asdict(state))
         self.saved_step = state.step
-        self.store.prune(self.config.checkpoint.keep)
+        self.store.prune(
+            self.config.checkpoint.keep, spare=state.best_step if self.config.checkpoint.keep_best else None
+        )
         append_event(self.run_dir, "checkpoint/saved", step=state.step, seconds=round(time.perf_counter() - start, 3))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from slurm_rl.train.grpo.types import Group
+from slurm_rl.train.math.pass_at_k import mean_pass_at_k
 from slurm_rl.train.rewards.types import RewardResult
 
 # Verifiers that judge the answer; others judge its form.
@@ -59,7 +60,18 @@ def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int) -> 
 
 def accuracy(results: Sequence[RewardResult]) -> float:
     """Share of right answers; a failed reward counts as wrong. Without a verifier of answers, the mean reward."""
+    return float(np.mean(_scores(results)))
+
+
+def pass_rates(groups: Sequence[Group]) -> dict[str, float]:
+    """pass@k of held-out groups of equal size; a completion is right at the full score of its verifier."""
+    size = len(groups[0].results)
+    scores = np.reshape(_scores([result for group in groups for result in group.results]), (len(groups), size))
+    return mean_pass_at_k(size, (scores >= 1.0).sum(axis=1).tolist())
+
+
+def _scores(results: Sequence[RewardResult]) -> list[float]:
     judges = [name for name in _CORRECTNESS if any(name in result.parts for result in results)]
     if not judges:
-        return float(np.mean([result.value or 0.0 for result in results]))
-    return float(np.mean([result.parts.get(judges[0], 0.0) for result in results]))
+        return [result.value or 0.0 for result in results]
+    return [result.parts.get(judges[0], 0.0) for result in results]

@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import StopRequested
@@ -26,11 +27,12 @@ from slurm_rl.train.grpo.batch import (
     split_minibatches,
 )
 from slurm_rl.train.grpo.collect import Collected, collect_groups
+from slurm_rl.train.grpo.dump import dump_groups, replay_groups
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.sampling import Sampler, score_groups
 from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.seeds import derive_seed
-from slurm_rl.train.grpo.step_metrics import accuracy, sampling_metrics, training_metrics
+from slurm_rl.train.grpo.step_metrics import accuracy, pass_rates, sampling_metrics, training_metrics
 from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.math.correction import mismatch_metrics
@@ -131,13 +133,18 @@ class GRPOTrainer:
 
     def draw(self, round_number: int) -> list[Group]:
         """The prompts of one round of this step, each with a scored group of completions."""
+        if self.config.rollout.replay is not None:
+            return replay_groups(Path(self.config.rollout.replay), self.state.step, round_number)
         count = self.config.trainer.prompts_per_step
         rows = self.order.take(self.state.prompts_used + round_number * count, count)
         purpose = f"rollout-{round_number}" if round_number else "rollout"
         with self.timer.phase("rollout"):
             spec = self.sampling_spec(purpose, self.config.algorithm.group_size)
             groups = self.sampler.sample([self.prompts.train[row] for row in rows], spec)
-        return self.score(groups)
+        scored = self.score(groups)
+        if self.config.rollout.dump:
+            dump_groups(self.run_dir.rollouts, self.state.step, round_number, scored)
+        return scored
 
     def sampling_spec(self, purpose: str, num_completions: int, *, greedy: bool = False) -> SamplingSpec:
         rollout = self.config.rollout
@@ -235,6 +242,8 @@ class GRPOTrainer:
             return
         found = self.evaluate()
         self.state.evaluated_step = self.state.step
+        if self.state.best_accuracy is None or found["sampled"] > self.state.best_accuracy:
+            self.state.best_accuracy, self.state.best_step = found["sampled"], self.state.step
         if done == 0:
             self.state.accuracy_before = found
         if is_last:
@@ -246,9 +255,13 @@ class GRPOTrainer:
         timer = Timer()
         with timer.phase("eval"):
             for name in ("sampled", "greedy") if self.config.eval.greedy else ("sampled",):
-                spec = self.sampling_spec(f"eval-{name}", 1, greedy=name == "greedy")
+                greedy = name == "greedy"
+                num_samples = 1 if greedy else self.config.eval.num_samples
+                spec = self.sampling_spec(f"eval-{name}", num_samples, greedy=greedy)
                 groups = score_groups(self.sampler.sample(self.prompts.held_out, spec), self.rewards)
                 found[name] = accuracy([result for group in groups for result in group.results])
+                if not greedy:
+                    found |= pass_rates(groups)
         self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | timer.seconds)
         append_event(self.run_dir, "eval/done", step=self.state.step, **found)
         return found
@@ -270,10 +283,9 @@ class GRPOTrainer:
             append_jsonl(self.run_dir.samples, {"step": self.state.step, **row, "reward": result.value})
 
     def save_if_due(self) -> None:
-        if (
-            self.grpo_steps_done % self.config.checkpoint.every == 0
-            or self.grpo_steps_done == self.config.trainer.num_steps
-        ):
+        done, config = self.grpo_steps_done, self.config.checkpoint
+        is_best = config.keep_best and self.state.best_step == self.state.step
+        if done % config.every == 0 or done == self.config.trainer.num_steps or is_best:
             self.save()
 
     def save(self) -> None:
