@@ -4,13 +4,20 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 
-.PHONY: demo test check unit test-all lock clean
+.PHONY: demo test test-slurm test-here check unit test-all lock clean
 
 demo: $(VENV)/.cpu
 	$(BIN)/python -m slurm_rl
 
+# Side by side: what runs on the test Slurm mostly waits for Slurm's clocks.
 test: $(VENV)/.dev check
-	$(BIN)/python -m pytest -m "not slow" tests
+	$(MAKE) --jobs=2 --keep-going --output-sync=target test-slurm test-here
+
+test-slurm:
+	$(BIN)/python -m pytest -m "not slow" --durations=15 tests/slurm
+
+test-here:
+	$(BIN)/python -m pytest -m "not slow" --durations=15 tests/unit tests/train
 
 test-all: $(VENV)/.dev check
 	$(BIN)/python -m pytest tests

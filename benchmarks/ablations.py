@@ -48,7 +48,9 @@ def main() -> int:
         for case in CASES:
             words = [f"--steps={args.steps}", f"--sequences={args.sequences}", f"--model={folder}/model"]
             command = [sys.executable, "-m", "benchmarks.ablations", f"--case={case}", *words]
-            found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+            found = json.loads(
+                subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()[-1]
+            )
             print(
                 f"{case:26}{found['seconds']:8.2f}{found['tokens'] / found['seconds']:10.0f}{found['peak_mb']:7.0f} MB"
                 f"{found['peak_mb'] - found['start_mb']:9.0f} MB{found['loss']:12.6f}"

@@ -82,7 +82,7 @@ def main() -> None:
     args = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
     lines = [
-        "| nodes | OpenRLHF's script | by hand, at once | slurm_rl | of the script | of by hand |",
+        "| nodes | OpenRLHF's script | by hand, no dashboard | slurm_rl, with dashboard | of the script | of by hand |",
         "|" + "---|" * 6,
     ]
     with Cluster(root, num_nodes=max(args.nodes)) as cluster:

@@ -27,7 +27,7 @@ RAY_ADDRESS=$ip_head srun --overlap --mem=0 --nodes=1 --ntasks=1 -w "$node_1" {d
 """
 
 # By hand, without a sleep: one srun, head and workers at once, the driver as soon as the head's port is open.
-# No dashboard, as slurm_rl has none by default; Ray starts it before anything can join.
+# Without a dashboard, which Ray starts before anything can join, and which slurm_rl has.
 BY_HAND = """#!/bin/bash
 date +%s.%N > {start}
 export HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n1)

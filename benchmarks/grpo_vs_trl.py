@@ -61,12 +61,13 @@ def parse_args() -> argparse.Namespace:
 
 
 def write_rows(args: argparse.Namespace) -> list[dict[str, str]]:
-    """The data file both sides read."""
+    """The data file both sides read. No row twice: ours holds some out, and would drop their twins as well."""
     random = np.random.default_rng(args.seed)
-    rows = []
-    for _ in range(6000):
+    answers: dict[str, str] = {}
+    while len(answers) < 6000:
         number, times = str(random.integers(1, 10 ** random.integers(1, 5))), int(random.integers(1, 10))
-        rows.append({"prompt": f"{number}*{times}=", "answer": number * times})
+        answers[f"{number}*{times}="] = number * times
+    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in answers.items()]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (args.out / "rows.jsonl").write_text(text)
     return rows
@@ -115,6 +116,7 @@ def run_ours(args: argparse.Namespace) -> dict[str, Any]:
         f"algorithm.group_size={args.group_size}", "checkpoint.every=1000000",
         f"data.train={(args.out / 'rows.jsonl').absolute()}",
         f"data.max_prompt_tokens={MAX_PROMPT}", f"rollout.max_tokens={MAX_COMPLETION}", "optim.warmup_steps=0",
+        "optim.schedule=constant",
     ]  # fmt: skip
     subprocess.run([sys.executable, "-m", "slurm_rl", *overrides], check=True, stdout=sys.stderr)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

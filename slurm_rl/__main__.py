@@ -20,6 +20,7 @@ VERBS = {
     "cancel": "end a run; what it saved stays",
     "resume": "go on with a run from its newest checkpoint",
     "results": "the runs of a sweep (-m), best first (--metric, --min, --json)",
+    "convert": "write a checkpoint as a Hugging Face model (--step, --out)",
     "report": "write summary.json and report.html of a run again",
 }
 SWEEP_FLAGS = {"-m", "--multirun"}

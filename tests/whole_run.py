@@ -20,14 +20,7 @@ OVERRIDES = (
     "trainer.num_steps=6",
     "trainer.prompts_per_step=8",
     "algorithm.group_size=4",
-    # What makes a step's data depend on its rewards, and its weights on several updates.
-    "algorithm.dynamic_sampling_rounds=2",
-    "algorithm.old_logprobs=policy",
-    "algorithm.correction.kind=token_tis",
-    "trainer.num_minibatches=2",
-    "trainer.num_epochs=2",
     "checkpoint.every=2",
-    "eval.num_samples=2",
     "eval.every=3",
     "logging.wandb.mode=disabled",
 )

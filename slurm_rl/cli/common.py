@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from slurm_rl import __version__
+from slurm_rl.cli.model_shape import find_shape
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, RunDirError
@@ -51,7 +52,12 @@ def compose_run(words: list[str]) -> tuple[RunConfig, JobPlan, RunDir]:
 def plan_run(config: RunConfig, run: RunDir) -> JobPlan:
     """The plan of a run that is submitted from this process."""
     check_path(run, config.cluster.launcher)
-    facts = SubmitFacts(python=sys.executable, num_cpus=len(os.sched_getaffinity(0)), version=__version__)
+    facts = SubmitFacts(
+        python=sys.executable,
+        num_cpus=len(os.sched_getaffinity(0)),
+        version=__version__,
+        model_shape=find_shape(config.model),
+    )
     return build_plan(config, str(run.path), facts)
 
 

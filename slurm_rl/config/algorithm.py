@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from slurm_rl.config.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 AdvantageName = Literal["group_norm", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"]
 LossName = Literal["grpo", "gspo", "gspo_token", "cispo"]
+CorrectionName = Literal["token_tis", "sequence_mask", "icepop"]
 AggregationName = Literal["token-mean", "sequence-mean", "sequence-mean-token-mean"]
-CorrectionName = Literal["none", "token_tis", "sequence_mask", "icepop"]
 
 
 class KLConfig(Section):
@@ -25,13 +25,23 @@ class KLConfig(Section):
     """Add it to the loss, or take it from the reward before the advantage."""
 
 
-class OverlongConfig(Section):
-    """Soft punishment of length (DAPO, https://arxiv.org/abs/2503.14476, eq. 13)."""
+class CorrectionConfig(Section):
+    """Importance correction between the sampler and the policy; costs a forward pass over each batch."""
 
-    share: Fraction = 0.0
-    """The last share of rollout.max_tokens, over which the punishment grows from 0 to `penalty`; 0: none."""
-    penalty: PositiveFloat = 1.0
-    """Taken from the reward of a completion that the length limit cut."""
+    kind: CorrectionName | None = None
+    """A row of train/math/correction.py; null corrects nothing, and the ratio is taken to the sampler."""
+    low: PositiveFloat = 0.5
+    """Smallest ratio let through (sequence_mask, icepop)."""
+    high: PositiveFloat = 2.0
+    """Largest ratio let through, or that a token counts with (token_tis)."""
+
+    @model_validator(mode="after")
+    def _low_is_below_high(self) -> CorrectionConfig:
+        if not self.low < 1 < self.high:
+            raise ValueError(
+                f"correction.low must be below 1 and correction.high above; got {self.low} and {self.high}"
+            )
+        return self
 
 
 class FilterConfig(Section):
@@ -56,25 +66,13 @@ class FilterConfig(Section):
         return self
 
 
-class CorrectionConfig(Section):
-    """Importance weights `policy / sampler` for tokens on which the two programs disagree."""
+class OverlongConfig(Section):
+    """DAPO's soft punishment of completions that come near the length limit."""
 
-    kind: CorrectionName = "none"
-    """none, or a row of the table in train/math/correction.py."""
-    low: NonNegativeFloat = 0.5
-    """sequence_mask, icepop: smaller weights become 0."""
-    high: PositiveFloat = 2.0
-    """token_tis: larger weights are cut to this; sequence_mask, icepop: larger weights become 0."""
-
-    @model_validator(mode="after")
-    def _weight_one_is_inside(self) -> CorrectionConfig:
-        if not self.low <= 1 <= self.high:
-            raise ValueError(
-                "algorithm.correction.low must be <= 1 and algorithm.correction.high >= 1, or equal programs would be "
-                f"corrected; got {self.low} and {self.high}. Next: algorithm.correction.low=0.5 "
-                "algorithm.correction.high=2"
-            )
-        return self
+    buffer_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Over this last share of rollout.max_tokens the reward falls, linearly, by `penalty`; 0 punishes nothing."""
+    penalty: PositiveFloat = 1.0
+    """What a completion at the limit loses."""
 
 
 class AlgorithmConfig(Section):
@@ -94,21 +92,16 @@ class AlgorithmConfig(Section):
     """The ratio is clipped at 1 - clip_low."""
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped at 1 + clip_high (DAPO's clip-higher: 0.28)."""
-    kl: KLConfig = KLConfig()
-    """Distance to the reference."""
-    entropy_bonus: NonNegativeFloat = 0.0
-    """Weight of the policy's entropy, which the loss then raises."""
+    correction: CorrectionConfig = CorrectionConfig()
+    """For completions whose sampler was not the policy: older weights, another program."""
     overlong: OverlongConfig = OverlongConfig()
-    """Punishment of length."""
+    """Reward lost near the length limit."""
     filters: FilterConfig = FilterConfig()
     """What the loss leaves out."""
-    dynamic_sampling_rounds: PositiveInt = 1
-    """Sample new prompts until the batch is full of groups with unequal rewards, at most so often (DAPO); at the
-    bound, groups of equal rewards fill it. 1: take what comes."""
-    old_logprobs: Literal["rollout", "policy"] = "rollout"
-    """Denominator of the ratio: what the sampler said, or what the policy says before the step's first update."""
-    correction: CorrectionConfig = CorrectionConfig()
-    """Importance correction between sampler and policy; needs old_logprobs=policy."""
+    entropy_bonus: NonNegativeFloat = 0.0
+    """Weight of the policy's entropy, which the loss then raises."""
+    kl: KLConfig = KLConfig()
+    """Distance to the reference."""
 
     @model_validator(mode="after")
     def _group_needs_two(self) -> AlgorithmConfig:
@@ -121,24 +114,11 @@ class AlgorithmConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _correction_needs_two_logprobs(self) -> AlgorithmConfig:
-        if self.correction.kind != "none" and self.old_logprobs != "policy":
-            raise ValueError(
-                "algorithm.correction.kind needs algorithm.old_logprobs=policy, since a ratio to the sampler's "
-                f"logprobs is corrected already; got {self.correction.kind!r} with old_logprobs="
-                f"{self.old_logprobs!r}. Next: algorithm.old_logprobs=policy, or algorithm.correction.kind=none"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _equal_rewards_need_two(self) -> AlgorithmConfig:
-        for name, wanted in (
-            ("dynamic_sampling_rounds", self.dynamic_sampling_rounds > 1),
-            ("filters.zero_variance", self.filters.zero_variance),
-        ):
-            if wanted and self.group_size < 2:
-                raise ValueError(
-                    f"algorithm.{name} compares the rewards of a group, so algorithm.group_size must be >= 2; got "
-                    f"{self.group_size}. Next: set algorithm.group_size=8, or leave algorithm.{name} out"
-                )
+        if self.filters.zero_variance and self.group_size < 2:
+            raise ValueError(
+                "algorithm.filters.zero_variance compares the rewards of a group, so algorithm.group_size must be "
+                f">= 2; got {self.group_size}. Next: set algorithm.group_size=8, or algorithm.filters.zero_variance="
+                "false"
+            )
         return self

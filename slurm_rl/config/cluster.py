@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from slurm_rl.config.base import NonNegativeInt, PositiveInt, Section
+from slurm_rl.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 # The controller, `status` and `resume` rest on these; each has another way to be said, or none.
 RESERVED_OPTIONS = {
@@ -126,6 +126,8 @@ class ClusterConfig(Section):
     """Nodes of the job; the run has exactly these or does not start."""
     gpus_per_node: NonNegativeInt = 0
     """GPUs taken on each node."""
+    gpu_mem_gb: PositiveFloat | None = None
+    """Memory of one GPU, for the estimate of what fits; null: nothing is estimated."""
     cpus_per_node: PositiveInt | None = None
     """CPU cores taken on each node; null: all of this machine (local), Slurm's default (slurm)."""
     mem_gb_per_node: PositiveInt | None = None

@@ -10,5 +10,5 @@ class RayConfig(Section):
 
     object_store_gb: PositiveFloat = 2.0
     """Shared memory for objects on each node; a weight sync passes the whole model through it."""
-    dashboard: bool = False
-    """Serve Ray's dashboard on the head's loopback address, and `ray job` with it; bring-up takes seconds longer."""
+    dashboard: bool = True
+    """Serve Ray's dashboard on the head's loopback address, and `ray job` with it; false saves 2 s of bring-up."""

@@ -19,8 +19,8 @@ class PolicyConfig(Section):
     """How parameters, gradients and optimizer state are sharded."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 2
     """DeepSpeed ZeRO stage; fsdp2 always shards everything."""
-    micro_batch_tokens: PositiveInt = 8192
-    """Token budget of one packed micro-batch on one worker."""
+    micro_batch_tokens: PositiveInt | None = None
+    """Token budget of one packed micro-batch on one worker; null: the most that fits the GPU, 8192 where unknown."""
     logprob_chunk_tokens: PositiveInt | None = None
     """Tokens whose logits exist at once, computed again in the backward pass; null: those of the whole
     micro-batch, which for large vocabularies is most of its memory."""
@@ -33,10 +33,12 @@ class RolloutConfig(Section):
 
     num_engines: PositiveInt | None = None
     """vLLM engines of tensor_parallel_size GPUs each; null: as many as the policy leaves room for, or 1 on CPU."""
-    tensor_parallel_size: PositiveInt = 1
-    """GPUs of one engine."""
+    tensor_parallel_size: PositiveInt | None = None
+    """GPUs of one engine; null: the fewest that hold the model, 1 where its size or the GPU's is unknown."""
     colocate: bool = False
     """Engines share the policy workers' GPUs; lower gpu_memory_utilization to leave room for training."""
+    max_staleness: NonNegativeInt = 0
+    """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
     max_tokens: PositiveInt = 1024
     """Longest completion."""
     temperature: PositiveFloat = 1.0
@@ -67,10 +69,11 @@ class RolloutConfig(Section):
                 f"rollout.replay must name a folder with step-*.jsonl, as rollout.dump=true writes; got {self.replay!r}"
                 ". Next: name <run>/rollouts of a run with rollout.dump=true, or rollout.replay=null"
             )
-        if self.replay is not None and self.dump:
+        if self.replay is not None and (self.dump or self.max_staleness > 0):
             raise ValueError(
-                "rollout.dump must be false with rollout.replay, whose folder holds the same; "
-                f"got dump=true and replay={self.replay!r}. Next: rollout.dump=false"
+                "rollout.replay goes without rollout.dump, whose folder would hold the same, and without sampling "
+                f"ahead; got dump={self.dump}, max_staleness={self.max_staleness} and replay={self.replay!r}. "
+                "Next: rollout.dump=false rollout.max_staleness=0"
             )
         return self
 
@@ -115,7 +118,7 @@ class TrainerConfig(Section):
     num_minibatches: PositiveInt = 1
     """Optimizer steps made of one step's completions; prompts_per_step must be a multiple."""
     num_epochs: PositiveInt = 1
-    """Passes over one step's completions; the ratio's denominator stays that of algorithm.old_logprobs."""
+    """Passes over one step's completions; the ratio's denominator stays that of the first."""
     step_timeout_s: PositiveFloat = 3600.0
     """Deadline of one phase (sampling, training, ...); then the run ends and names the silent actor."""
 
@@ -134,11 +137,10 @@ class EvalConfig(Section):
 
     every: NonNegativeInt = 0
     """Evaluate every so many steps; 0 only before the first and after the last."""
-    num_samples: PositiveInt = 1
-    """Completions sampled for each held-out prompt: accuracy is their mean (mean@k), and pass@k the chance that
-    one of k is right."""
     greedy: bool = True
     """Measure greedy decoding beside sampling."""
+    num_samples: PositiveInt = 1
+    """Completions of each held-out prompt; accuracy/sampled is their mean (mean@k), and above 1 pass@k is logged."""
 
 
 class CheckpointConfig(Section):
@@ -149,4 +151,4 @@ class CheckpointConfig(Section):
     keep: PositiveInt = 2
     """Verified checkpoints kept; older ones go only after a newer one verifies."""
     keep_best: bool = True
-    """Also save and keep the checkpoint of the best evaluation, by sampled accuracy."""
+    """With eval.every, also keep the checkpoint of the best sampled accuracy so far."""

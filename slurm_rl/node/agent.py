@@ -29,14 +29,13 @@ from slurm_rl.node.discovery import NodeRole, discover_role
 from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
 from slurm_rl.node.ports import PortPlan, choose_ports
-from slurm_rl.node.processes import attempt_mark, become_subreaper, end_marked
+from slurm_rl.node.processes import attempt_mark, become_subreaper, end_marked, start_child
 from slurm_rl.node.ray_cluster import (
     build_ray_start_argv,
     describe_ray_end,
     keep_ray_logs,
     ray_tmp_dir,
     remove_older_tmp_dirs,
-    start_ray,
 )
 from slurm_rl.node.rendezvous import (
     HeadRecord,
@@ -174,7 +173,7 @@ class NodeAgent:
             tmp_dir=self.tmp_dir,
             head=head,
         )
-        return start_ray(argv, env, self.attempt.log(f"ray-{self.role.rank}"))
+        return start_child(argv, env, self.attempt.log(f"ray-{self.role.rank}"), signal.SIGKILL)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.is_terminated = self.is_terminated or signum == signal.SIGTERM

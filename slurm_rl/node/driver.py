@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import os
 import re
 import signal
 import subprocess
@@ -12,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_rl.errors import TrainingError
-from slurm_rl.node.processes import die_with_parent
+from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir
 
@@ -23,15 +21,7 @@ _HANDLER_S = 30.0
 def start_driver(plan: JobPlan, attempt: AttemptDir, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Start the trainer; it dies with its agent."""
     argv = [*plan.driver_argv, "--attempt", str(attempt.number)]
-    with attempt.log("driver").open("ab") as out:
-        return subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=functools.partial(die_with_parent, signal.SIGKILL, os.getpid()),
-        )
+    return start_child(argv, env, attempt.log("driver"), signal.SIGKILL)
 
 
 def may_signal(pid: int, asked_at: float) -> bool:

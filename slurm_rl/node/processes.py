@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
@@ -57,13 +59,29 @@ def become_subreaper() -> None:
 def die_with_parent(signal_number: int, parent_pid: int) -> None:
     """To run in a child between fork and exec: the child gets the signal when its parent dies.
 
-        Popen(argv, preexec_fn=functools.partial(die_with_parent, signal.SIGKILL, os.getpid()))
-
     The kernel means the parent's thread that forked, so start such children from the main thread.
     """
     _prctl(_PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent_pid:  # it died before the line above
         os.kill(os.getpid(), signal_number)
+
+
+def start_child(argv: Sequence[str], env: Mapping[str, str], log: Path, death_signal: int) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, so that a terminal's Ctrl-C does not reach it.
+
+    Args:
+        log: gets its output, behind what is there.
+        death_signal: what it gets when this process dies.
+    """
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            argv,
+            env=dict(env),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=functools.partial(die_with_parent, death_signal, os.getpid()),
+        )
 
 
 def find_marked(mark_value: str) -> list[int]:

@@ -6,21 +6,16 @@ address. `--block` keeps `ray start` in front, so that its end is seen at once. 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
-import signal
-import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.ports import PortPlan
-from slurm_rl.node.processes import die_with_parent
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, write_text
@@ -128,16 +123,3 @@ def build_ray_start_argv(
         # It would copy every actor's output to the driver, which does not print it.
         "--include-log-monitor=false",
     ]
-
-
-def start_ray(argv: list[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    """Start `ray start` in a session of its own, so that a terminal's Ctrl-C does not reach it."""
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=functools.partial(die_with_parent, signal.SIGKILL, os.getpid()),
-        )

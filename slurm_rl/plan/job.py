@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_rl.errors import RunDirError
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
+from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, choose_tensor_parallel_size
+from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.task import build_driver_argv
 from slurm_rl.plan.topology import ActorPlan, Demand, build_placement
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 SECRET_NAMES = ("WANDB_API_KEY", "HF_TOKEN")
 """Variables that pass through by name; their values stand in no file, argv or plan."""
 
@@ -36,6 +38,8 @@ class SubmitFacts:
     """Cores this process may use; only the local launcher counts on them."""
     version: str
     """slurm_rl.__version__."""
+    model_shape: ModelShape | None = None
+    """From the model's config.json, where this machine can see it."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,7 @@ class JobPlan:
     secret_names: tuple[str, ...]
     driver_argv: tuple[str, ...]
     actors: tuple[ActorPlan, ...]
+    layout: LayoutPlan
     ray: RayPlan
     limits: LimitsPlan
     container: dict[str, Any]
@@ -110,6 +115,7 @@ class JobPlan:
                 "secret_names": tuple(tree["secret_names"]),
                 "driver_argv": tuple(tree["driver_argv"]),
                 "actors": actors,
+                "layout": LayoutPlan.from_json(tree["layout"]),
                 "ray": RayPlan(**tree["ray"]),
                 "limits": LimitsPlan(**tree["limits"]),
             }
@@ -131,6 +137,9 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     local = cluster.launcher == "local"
     cpus = cluster.cpus_per_node or (facts.num_cpus if local else None)
     # The host's environment is not in the image.
+    check_context(config, facts.model_shape)
+    tensor_parallel_size = choose_tensor_parallel_size(config, facts.model_shape)
+    actors = build_placement(_demand(config, cpus, tensor_parallel_size))
     python = cluster.python or ("python3" if config.container.image else facts.python)
     variables = merge_env(_environment(config, run_dir), cluster.env)
     plan = JobPlan(
@@ -151,7 +160,8 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         env_reasons={item.name: item.reason for item in variables},
         secret_names=SECRET_NAMES,
         driver_argv=build_driver_argv(python, run_dir),
-        actors=build_placement(_demand(config, cpus)),
+        actors=actors,
+        layout=build_layout(config, facts.model_shape, actors, tensor_parallel_size),
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard),
         limits=LimitsPlan(
             config.job.time_limit_min,
@@ -183,7 +193,7 @@ def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
     ]
 
 
-def _demand(config: RunConfig, cpus: int | None) -> Demand:
+def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> Demand:
     return Demand(
         num_nodes=config.cluster.num_nodes,
         gpus_per_node=config.cluster.gpus_per_node,
@@ -191,6 +201,6 @@ def _demand(config: RunConfig, cpus: int | None) -> Demand:
         num_workers=config.policy.num_workers,
         worker_threads=config.policy.num_threads,
         num_engines=config.rollout.num_engines,
-        tensor_parallel_size=config.rollout.tensor_parallel_size,
+        tensor_parallel_size=tensor_parallel_size,
         colocate=config.rollout.colocate,
     )

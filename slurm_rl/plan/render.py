@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.layout import render_layout
 from slurm_rl.plan.sbatch import render_submission
 from slurm_rl.plan.step import build_nodes_step, with_setup, wrap_agent
 
@@ -22,6 +23,7 @@ def render_plan(plan: JobPlan) -> str:
         "",
         "placement",
         *(f"  {_place(plan, node)}" for node in range(plan.num_nodes)),
+        *(f"  {line}" for line in _layout(plan)),
         "",
         "environment",
         *(f"  {name}={value}    # {plan.env_reasons[name]}" for name, value in plan.env.items()),
@@ -42,6 +44,10 @@ def _nodes_step(plan: JobPlan) -> list[str]:
         return with_setup(plan.setup, wrapped.argv)
     nodes = [f"[node {rank}]" for rank in range(plan.num_nodes)]
     return build_nodes_step(plan, nodes, f"{plan.run_dir}/attempts/1/logs", wrap_agent(plan, 1, "JOB", None))
+
+
+def _layout(plan: JobPlan) -> list[str]:
+    return render_layout(plan.layout) if plan.gpus_per_node else []
 
 
 def _limits(plan: JobPlan) -> str:

@@ -54,7 +54,8 @@ def build_nodes_step(
 def build_srun(plan: JobPlan, nodes: Sequence[str], *, cpus: str | None = None) -> list[str]:
     """srun with one task on each of these nodes and all of the job's share of them."""
     argv = ["srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--mpi=none"]
-    argv += [f"--nodelist={','.join(nodes)}", "--mem=0"]
+    # Overlapping, because a step whose node is gone holds its share of the others until Slurm gives it up.
+    argv += [f"--nodelist={','.join(nodes)}", "--overlap", "--mem=0"]
     # Since Slurm 22.05 srun does not take this from sbatch by itself, and Ray would run on one core.
     if plan.cpus_per_node or cpus:
         argv.append(f"--cpus-per-task={plan.cpus_per_node or cpus}")

@@ -40,8 +40,7 @@ def clean_nodes(
     if not ranks:
         return []
     dirty = [hosts[rank] for rank in ranks]
-    # Overlapping, because a step whose srun was killed may still hold the nodes.
-    argv = [*srun_argv(plan, dirty), "--overlap", "--label", plan.host_python, "-m", "slurm_rl.node.cleaning"]
+    argv = [*srun_argv(plan, dirty), "--label", plan.host_python, "-m", "slurm_rl.node.cleaning"]
     argv += ["--run-dir", plan.run_dir, "--attempt", str(attempt.number), "--job-key", job_key]
     argv += ["--ranks", ",".join(map(str, ranks)), "--", *container_cleanup(plan, attempt, job_key)]
     try:

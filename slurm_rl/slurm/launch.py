@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurm_rl.node.processes import die_with_parent
+from slurm_rl.node.processes import start_child
+from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.step import build_nodes_step, build_srun, with_setup, wrap_agent
 from slurm_rl.run_dir import AttemptDir
@@ -20,7 +20,7 @@ def start_local_agent(
 ) -> subprocess.Popen[bytes]:
     """The local launcher's only node: a child that is told to save and leave when the controller dies."""
     wrapped = wrap_agent(plan, attempt.number, job_key, _user(), "--local-job-key", job_key)
-    return _start(with_setup(plan.setup, wrapped.argv), {**env, **wrapped.env}, attempt.log("node-0"))
+    return _start(with_setup(plan.setup, wrapped.argv), agent_environment(plan, env, wrapped), attempt.log("node-0"))
 
 
 def container_cleanup(plan: JobPlan, attempt: AttemptDir, job_key: str) -> tuple[str, ...]:
@@ -35,7 +35,16 @@ def start_slurm_agents(
     wrapped = wrap_agent(plan, attempt.number, job_key, _user())
     step = build_nodes_step(plan, nodes, str(attempt.logs), wrapped, cpus=os.environ.get("SLURM_CPUS_ON_NODE"))
     hosts = {HOSTS_VARIABLE: ",".join(nodes)}
-    return _start(step, {**env, **wrapped.env, **hosts}, attempt.log("srun"))
+    return _start(step, agent_environment(plan, env, wrapped) | hosts, attempt.log("srun"))
+
+
+def agent_environment(plan: JobPlan, environ: Mapping[str, str], wrapped: Wrapped) -> dict[str, str]:
+    """The environment in which the step starts; without a container the user's own PYTHONPATH stays, behind ours."""
+    merged = {**environ, **wrapped.env}
+    if plan.container["image"] is None:
+        paths = [*wrapped.env["PYTHONPATH"].split(os.pathsep), *environ.get("PYTHONPATH", "").split(os.pathsep)]
+        merged["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
+    return merged
 
 
 def srun_argv(plan: JobPlan, nodes: Sequence[str]) -> list[str]:
@@ -48,13 +57,5 @@ def _user() -> tuple[int, int]:
 
 
 def _start(argv: list[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    with log.open("ab") as out:
-        return subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            # Save and leave. SIGTERM would make srun kill its tasks before they could.
-            preexec_fn=functools.partial(die_with_parent, signal.SIGUSR2, os.getpid()),
-        )
+    # Save and leave. SIGTERM would make srun kill its tasks before they could.
+    return start_child(argv, env, log, signal.SIGUSR2)

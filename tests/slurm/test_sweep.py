@@ -121,26 +121,32 @@ def test_a_sweep_is_cancelled_as_a_whole(cluster: Cluster, shared_dir: Path) -> 
     assert wait_for_end(runs[4])["state"] == "finished"
 
 
-def test_a_thousand_configs(cluster: Cluster, shared_dir: Path) -> None:
-    """Two calls of sbatch, the second of which is the array; half a minute; nothing of it in this shell's way."""
+@pytest.mark.parametrize(
+    ("number", "num_arrays"), [(1000, 1), pytest.param(2500, 3, marks=pytest.mark.slow)], ids=["1000", "2500"]
+)
+def test_a_large_sweep_is_checked_and_taken_fast(
+    cluster: Cluster, shared_dir: Path, number: int, num_arrays: int
+) -> None:
+    """One --test-only and one sbatch an array, 1,000 runs in half a minute; time grows as the number does."""
     spy = make_spy(shared_dir, "sbatch")
     start = time.monotonic()
     path = sweep(
         cluster,
         shared_dir,
         "optim.lr=range(1,101)",
-        "seed=range(10)",
+        f"seed=range({number // 100})",
         "+cluster.slurm.extra.hold=true",
         spy=spy,
     )
     seconds = time.monotonic() - start
-    assert calls(shared_dir) == ["sbatch", "sbatch"]
-    assert len(ledger(path)["runs"]) == 1000
-    assert len(list(path.glob("*/plan.json"))) == 1000
-    assert seconds < 30
+    assert calls(shared_dir) == ["sbatch"] * (1 + num_arrays)
+    assert len(ledger(path)["runs"]) == number
+    assert len(list(path.glob("*/plan.json"))) == number
+    print(f"{number} runs in {seconds:.1f} s")
+    assert seconds < 30 * number / 1000
     done = cli(cluster, shared_dir, "status", str(path))
-    assert "1000 pending" in done.stdout
-    assert "asked 1000 runs" in cli(cluster, shared_dir, "cancel", str(path)).stderr
+    assert f"{number} pending" in done.stdout
+    assert f"asked {number} runs" in cli(cluster, shared_dir, "cancel", str(path)).stderr
     assert queue(cluster) == ""
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import re
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from slurm_rl.__main__ import main
 from slurm_rl.node.ray_cluster import ray_tmp_dir
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import read_json, read_jsonl
@@ -50,14 +54,69 @@ def test_the_exported_model_is_the_trained_one(whole_run: Path) -> None:
     assert all((before[name] != after[name]).any() for name in before)
 
 
+def test_a_converted_checkpoint_is_the_exported_model(whole_run: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    out = tmp_path / "model"
+    words = ["convert", str(whole_run), "--out", str(out), "--max-shard-gb", "0.001"]
+    assert main(words) == 0
+    exported = load_file(whole_run / "export" / "model.safetensors")
+    shards = sorted(out.glob("model-*.safetensors"))
+    assert len(shards) > 1
+    found = {name: tensor for shard in shards for name, tensor in load_file(shard).items()}
+    assert found.keys() == exported.keys()
+    assert all((found[name] == exported[name]).all() for name in found)
+    model, loaded = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert not loaded["missing_keys"] and not loaded["unexpected_keys"]
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+
+
+def test_convert_names_what_is_not_there(whole_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["convert", str(whole_run), "--step", "7"]) != 0
+    assert "step-7" in capsys.readouterr().err
+    assert main(["convert", str(whole_run), "--out", str(tmp_path)]) == 2
+    assert "new folder" in capsys.readouterr().err
+
+
 def test_nothing_is_left_running_or_on_disk(whole_run: Path) -> None:
     assert not find_processes(whole_run)
     assert not temp_dir(whole_run).exists()
     assert not list((whole_run / "secrets").iterdir())
 
 
-def test_a_killed_run_resumes_to_the_same_numbers(whole_run: Path, tmp_path: Path) -> None:
-    """kill -9 of the trainer, first in the middle of a step, then in the middle of a save."""
+@pytest.fixture
+def other_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[int]]:
+    """Processes of a Ray cluster that the same user started by himself on this machine."""
+    folder = tmp_path_factory.mktemp("other")
+    argv = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port=0", "--num-cpus=1"]
+    argv += [f"--temp-dir={folder}", "--include-dashboard=false", "--object-store-memory=80000000"]
+    with (folder / "log").open("wb") as log:
+        ray = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+    is_core = re.compile(r"/ray/core/src/.*(gcs_server|raylet)\b")
+    while len(core := {pid for pid in session_of(ray.pid) if is_core.search(command_line(pid).partition(" ")[0])}) < 2:
+        assert ray.poll() is None, (folder / "log").read_text()
+        time.sleep(0.1)
+    yield core
+    for pid in session_of(ray.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    ray.wait(timeout=30)
+
+
+def session_of(leader: int) -> list[int]:
+    """Living processes of the session that `leader` began."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split() if entry.name.isdigit() else []
+            if fields and int(fields[3]) == leader and command_line(int(entry.name)):
+                found.append(int(entry.name))
+    return found
+
+
+def test_a_killed_run_resumes_to_the_same_numbers(whole_run: Path, tmp_path: Path, other_ray: set[int]) -> None:
+    """kill -9 of the trainer, first in the middle of a step, then in the middle of a save; others are not touched."""
     run_dir = tmp_path / "killed"
     kill_driver_when(start_run(run_dir), run_dir, lambda: has_rows(run_dir, 43))
     assert json.loads((run_dir / "end.json").read_text())["state"] == "failed"
@@ -68,12 +127,61 @@ def test_a_killed_run_resumes_to_the_same_numbers(whole_run: Path, tmp_path: Pat
     assert final.returncode == 0, output
     assert exact_rows(run_dir) == exact_rows(whole_run)
     assert not find_processes(run_dir)
+    assert all(Path(f"/proc/{pid}").exists() for pid in other_ray)
+
+
+@pytest.mark.slow
+def test_twenty_kills_in_saves_lose_nothing(whole_run: Path, tmp_path: Path) -> None:
+    """At random moments of saves of the real trainer: every resume finds a checkpoint, and the numbers stay."""
+    chance, num_kills, num_runs = random.Random(0), 0, 0
+    while num_kills < 20:
+        run_dir, num_runs = tmp_path / f"run-{num_runs}", num_runs + 1
+        process = start_run(run_dir, "checkpoint.every=1")
+        while num_kills < 20 and wait_for_save(process, run_dir):
+            time.sleep(chance.uniform(0, 0.1))
+            os.kill(find_driver(run_dir), signal.SIGKILL)
+            output, _ = process.communicate(timeout=120)
+            assert process.returncode == 1, output
+            num_kills += 1
+            process = start_run(run_dir, verb="resume")
+        output, _ = process.communicate(timeout=600)
+        assert process.returncode == 0, output
+        assert exact_rows(run_dir) == exact_rows(whole_run)
+        assert "skipped" not in (run_dir / "events.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_a_killed_run_that_samples_ahead_resumes_to_the_same_numbers(tmp_path: Path) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    words = ("rollout.max_staleness=2", "algorithm.correction.kind=token_tis", "eval.num_samples=4")
+    output, _ = (process := start_run(whole, *words)).communicate(timeout=600)
+    assert process.returncode == 0, output
+    rows = [row for row in exact_rows(whole) if row["stage"] == "grpo"]
+    # The first batches are all of the first weights; then each is two steps old.
+    assert [row["rollout/staleness"] for row in rows] == [0, 1, 2, 2, 2, 2]
+    # Old weights are what there is to correct: without them the two programs agree to 1e-5.
+    assert rows[0]["mismatch/max"] < 1e-4 < rows[-1]["mismatch/max"]
+    kill_driver_when(start_run(killed, *words), killed, lambda: has_rows(killed, 44))
+    final = start_run(killed, verb="resume")
+    output, _ = final.communicate(timeout=600)
+    assert final.returncode == 0, output
+    assert exact_rows(killed) == exact_rows(whole)
+
+
+def wait_for_save(process: subprocess.Popen[str], run_dir: Path) -> bool:
+    """Until the trainer writes a checkpoint that has no name yet; False when the run ends before."""
+    before = set((run_dir / "checkpoints").glob(".step-*"))
+    while process.poll() is None:
+        if set((run_dir / "checkpoints").glob(".step-*.tmp*")) - before:
+            return True
+        time.sleep(0.001)
+    return False
 
 
 def temp_dir(run_dir: Path) -> Path:
     """The node-local folder of the run's first attempt; others on this machine are none of its business."""
     [started] = [event for event in read_jsonl(run_dir / "events.jsonl") if event["kind"] == "attempt/started"]
-    return ray_tmp_dir(JobPlan.from_json(read_json(run_dir / "plan.json")), started["job"], started["attempt"])
+    return ray_tmp_dir(JobPlan.from_json(read_json(run_dir / "plan.json")), started["attempt"])
 
 
 def kill_driver_when(process: subprocess.Popen[str], run_dir: Path, is_time: Callable[[], bool]) -> None:
@@ -83,11 +191,15 @@ def kill_driver_when(process: subprocess.Popen[str], run_dir: Path, is_time: Cal
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the moment to kill never came"
         time.sleep(0.002)
-    [driver] = [pid for pid in find_processes(run_dir) if "slurm_rl.train.grpo.main" in command_line(pid)]
-    os.kill(driver, signal.SIGKILL)
+    os.kill(find_driver(run_dir), signal.SIGKILL)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 1, output
-    assert "died" in output
+    assert "killed by SIGKILL" in output
+
+
+def find_driver(run_dir: Path) -> int:
+    [driver] = [pid for pid in find_processes(run_dir) if "slurm_rl.train.grpo.main" in command_line(pid)]
+    return driver
 
 
 def has_rows(run_dir: Path, count: int) -> bool:
@@ -110,7 +222,11 @@ def find_processes(run_dir: Path) -> list[int]:
 
 
 def command_line(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    """Words of a process with spaces between; "" of one that has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
 
 
 @pytest.mark.parametrize(

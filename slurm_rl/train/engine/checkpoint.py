@@ -17,6 +17,7 @@ import json
 import re
 import secrets
 import shutil
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,11 +108,17 @@ class CheckpointStore:
             self.skipped.append(f"{path.name}: {reason}")
         return None
 
-    def prune(self, keep: int, *, spare: int | None = None) -> list[int]:
-        """Remove all but the newest `keep` checkpoints, unless the newest does not verify.
+    def at(self, step: int) -> Checkpoint | None:
+        """The checkpoint of this step, if it verifies; `skipped` says what is wrong with it."""
+        path = self.root / f"step-{step}"
+        checkpoint, reason = _verify(path)
+        self.skipped = [] if reason is None else [f"{path.name}: {reason}"]
+        return checkpoint
 
-        Args:
-            spare: a step whose checkpoint stays as well.
+    def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
+        """Remove all but the newest `keep` checkpoints and those of the steps to spare.
+
+        Nothing goes when the newest does not verify.
 
         Returns:
             The steps removed.
@@ -121,7 +128,7 @@ class CheckpointStore:
         if newest is None or newest.path != paths[0]:
             return []
         removed = []
-        for path in (p for p in paths[max(keep, 1) :] if _step_of(p) != spare):
+        for path in (path for path in paths[max(keep, 1) :] if _step_of(path) not in spare):
             # Renamed first: a kill halfway leaves no half checkpoint under a checkpoint's name.
             doomed = self._beside(_step_of(path))
             path.rename(doomed)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.errors import BringUpError, TrainingError
+from slurm_rl.train.totals import add_totals
 
 
 def init_process_group(rank: int, world_size: int, master_address: str, port: int, timeout_s: float) -> None:
@@ -78,15 +79,8 @@ def sum_over_ranks(sums: Mapping[str, float]) -> dict[str, float]:
     """Add up by key in rank order, so that the result is the same in every digit; keys may differ by rank."""
     totals: dict[str, float] = {}
     for one in gather_objects(dict(sums)):
-        add_metrics(totals, one)
+        add_totals(totals, one)
     return totals
-
-
-def add_metrics(totals: dict[str, float], more: Mapping[str, float]) -> None:
-    """Add `more` to `totals` by key; of a key that ends in `/max` keep the largest, which is >= 0."""
-    for key, value in more.items():
-        former = totals.get(key, 0.0)
-        totals[key] = max(former, value) if key.endswith("/max") else former + value
 
 
 def require_equal_counts(num_micro_batches: int) -> None:

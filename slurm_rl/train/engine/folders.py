@@ -25,6 +25,7 @@ def written_beside(folder: Path) -> Iterator[Path]:
     beside.mkdir()
     try:
         yield beside
+        _open_to_others(beside)
         fsync_tree(beside)
         if folder.exists():
             folder.rename(replaced)
@@ -34,6 +35,15 @@ def written_beside(folder: Path) -> Iterator[Path]:
         raise
     fsync_dir(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _open_to_others(folder: Path) -> None:
+    """Give files the mode that the user's umask means: safetensors writes for the owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(0o666 & ~mask)
 
 
 def fsync_tree(folder: Path) -> None:

@@ -28,11 +28,12 @@ from slurm_rl.train.engine.export import export_model
 from slurm_rl.train.engine.forward import DUMMY, compute_sequence_logprobs, forward_packed, move_batch
 from slurm_rl.train.engine.model import load_model, load_tokenizer
 from slurm_rl.train.math.packing import build_packed_batch
+from slurm_rl.train.totals import add_totals
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 
 MicroBatches = Sequence[Sequence[TrainSequence]]
 LossFn = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
-"""(batch, logprobs [N], entropy [N]) -> (loss, a sum over tokens; metrics: sums over tokens, `/max` the largest)."""
+"""(batch, logprobs [N], entropy [N]) -> (loss, a sum over tokens; sums of metrics over tokens)."""
 
 
 class PolicyEngine:
@@ -108,7 +109,7 @@ class PolicyEngine:
         for sequences in micro_batches:
             loss, metrics = self._compute_loss(sequences, loss_fn, entropy_gradient)
             self.backend.backward(loss)
-            distributed.add_metrics(sums, {"loss": float(loss.detach()), **metrics})
+            add_totals(sums, {"loss": float(loss.detach()), **metrics})
         totals = distributed.sum_over_ranks(sums)
         _require_finite_loss(totals["loss"])
         return {**totals, "grad_norm": self.backend.step(lr)}

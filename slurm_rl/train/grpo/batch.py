@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, FilterConfig, OverlongConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
-from slurm_rl.train.grpo.types import Group
+from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.math.advantages import ADVANTAGES
-from slurm_rl.train.math.correction import correction_weights
+from slurm_rl.train.math.correction import CORRECTIONS
 from slurm_rl.train.math.kl import compute_kl
 from slurm_rl.train.math.losses import aggregation_weights
-from slurm_rl.train.math.shaping import punish_overlong
+from slurm_rl.train.rewards.types import RewardResult
 from slurm_rl.train.types import FloatArray, TrainSequence
+
+Metrics = dict[str, float]
 
 
 def group_rewards(groups: Sequence[Group]) -> torch.Tensor:
@@ -30,14 +33,31 @@ def group_rewards(groups: Sequence[Group]) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.float32)
 
 
-def has_signal(group: Group) -> bool:
-    """The verifier told the completions apart; a shaped reward may differ even so."""
-    return len({result.value for result in group.results if result.value is not None}) > 1
+def overlong_penalty(length: int, max_tokens: int, config: OverlongConfig) -> float:
+    """Reward that a completion of `length` tokens gets for its length alone, 0 or below.
+
+    DAPO (https://arxiv.org/abs/2503.14476, eq. 13) with L_max = max_tokens and L_cache = buffer_share * L_max:
+    0 up to L_max - L_cache, then (L_max - L_cache - length) / L_cache, which is -1 at the limit; times `penalty`.
+    """
+    buffer = config.buffer_share * max_tokens
+    if buffer == 0:
+        return 0.0
+    return config.penalty * min(0.0, max(-1.0, (max_tokens - buffer - length) / buffer))
 
 
-def rollout_logprobs(groups: Sequence[Group]) -> list[FloatArray]:
-    """What the sampler said of its tokens, one array a completion."""
-    return [np.asarray(item.logprobs, dtype=np.float32) for group in groups for item in group.completions]
+def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: int) -> list[Group]:
+    """The groups with each score lowered by its completion's length; a failed one stays failed."""
+
+    def shape(result: RewardResult, completion: Completion) -> RewardResult:
+        penalty = overlong_penalty(len(completion.token_ids), max_tokens, config)
+        if result.value is None or penalty == 0:
+            return result
+        return replace(result, value=result.value + penalty, parts={**result.parts, "overlong": penalty})
+
+    return [
+        replace(group, results=[shape(*pair) for pair in zip(group.results, group.completions, strict=True)])
+        for group in groups
+    ]
 
 
 def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
@@ -52,54 +72,87 @@ def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
     ]
 
 
+def count_kept_tokens(groups: Sequence[Group], config: FilterConfig) -> int:
+    """Tokens of the completions that the loss has."""
+    completions = [item for group in groups for item in group.completions]
+    return sum(len(item.token_ids) for item, keep in zip(completions, keep_mask(groups, config), strict=True) if keep)
+
+
+def has_signal(group: Group) -> bool:
+    """The rewards of the group differ; failed ones have none."""
+    return len({result.value for result in group.results if result.value is not None}) > 1
+
+
 def build_train_sequences(
     groups: Sequence[Group],
     config: AlgorithmConfig,
     ref_logprobs: Sequence[FloatArray] | None,
-    *,
-    max_tokens: int,
-    policy_logprobs: Sequence[FloatArray] | None = None,
+    proximal_logprobs: Sequence[FloatArray] | None = None,
 ) -> list[TrainSequence]:
     """One sequence a completion, in order of groups, then completions. What the filters leave out has no weight.
 
     Args:
         ref_logprobs: one array a completion, or None without a KL term.
-        max_tokens: the length limit of the sampling.
-        policy_logprobs: one array a completion: the ratio's denominator; None takes the sampler's.
+        proximal_logprobs: the same under the policy at the start of the step, for `correction.kind`. The correction
+            goes into the advantages: every loss is linear in them, and the weights are never negative.
     """
     rewards = group_rewards(groups)
     completions = [completion for group in groups for completion in group.completions]
-    sampled = rollout_logprobs(groups)
-    old = sampled if policy_logprobs is None else list(policy_logprobs)
+    old = [np.asarray(completion.logprobs, dtype=np.float32) for completion in completions]
     if ref_logprobs is not None and config.kl.where == "reward":
         penalty = [
             float(compute_kl(torch.from_numpy(lp), torch.from_numpy(ref), config.kl.estimator).sum())
             for lp, ref in zip(old, ref_logprobs, strict=True)
         ]
         rewards = rewards - config.kl.coefficient * torch.tensor(penalty).view_as(rewards)
-    overlong = config.overlong
-    lengths = [len(completion.token_ids) for completion in completions]
-    rewards = rewards + punish_overlong(lengths, max_tokens, overlong.share, overlong.penalty).view_as(rewards)
     advantages = ADVANTAGES[config.advantage](rewards).flatten().tolist()
+    lengths = [len(completion.token_ids) for completion in completions]
     kept = keep_mask(groups, config.filters)
     weights = np.zeros(len(lengths))
     weights[kept] = aggregation_weights(
         config.aggregation, [n for n, keep in zip(lengths, kept, strict=True) if keep], config.aggregation_length
     )
     prompts = [group.prompt for group in groups for _ in group.completions]
+    corrections = correct(old, proximal_logprobs, config.correction)
     return [
         TrainSequence(
             token_ids=np.asarray([*prompt.token_ids, *completion.token_ids], dtype=np.int64),
             trained_from=len(prompt.token_ids),
             weight=float(weight),
-            advantages=np.float32(advantage) * correction_weights(old[index], sampled[index], config.correction),
-            old_logprobs=logprobs,
+            advantages=np.float32(advantage) * corrections[index],
+            old_logprobs=logprobs if proximal_logprobs is None else proximal_logprobs[index],
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
         )
         for index, (prompt, completion, weight, advantage, logprobs) in enumerate(
             zip(prompts, completions, weights, advantages, old, strict=True)
         )
     ]
+
+
+def correct(
+    sampled: Sequence[FloatArray], proximal: Sequence[FloatArray] | None, config: CorrectionConfig
+) -> list[FloatArray]:
+    """Importance weights of each completion's tokens; ones without a correction."""
+    if config.kind is None or proximal is None:
+        return [np.ones_like(logprobs) for logprobs in sampled]
+    correction = CORRECTIONS[config.kind]
+    pairs = zip(proximal, sampled, strict=True)
+    return [correction(policy - sampler, config.low, config.high) for policy, sampler in pairs]
+
+
+def correction_metrics(groups: Sequence[Group], proximal: Sequence[FloatArray], config: CorrectionConfig) -> Metrics:
+    """How far the sampler was from the policy, and what the correction made of it; means over tokens."""
+    sampled = [np.asarray(c.logprobs, dtype=np.float32) for group in groups for c in group.completions]
+    difference = np.concatenate([policy - sampler for policy, sampler in zip(proximal, sampled, strict=True)])
+    weights = np.concatenate(correct(sampled, proximal, config))
+    return {
+        # k3 of the sampler to the policy.
+        "mismatch/kl": float(np.mean(np.expm1(difference) - difference)),
+        "mismatch/mean": float(np.mean(np.abs(difference))),
+        "mismatch/max": float(np.max(np.abs(difference))),
+        "correction/weight_mean": float(weights.mean()),
+        "correction/dropped": float(np.mean(weights == 0)),
+    }
 
 
 def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:
@@ -134,8 +187,6 @@ def split_minibatches(sequences: list[TrainSequence], num_minibatches: int) -> l
     """
     if num_minibatches == 1:
         return [sequences]
-    from dataclasses import replace
-
     size = len(sequences) // num_minibatches
     return [
         [replace(item, weight=item.weight * num_minibatches) for item in sequences[start : start + size]]

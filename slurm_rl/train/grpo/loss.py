@@ -13,7 +13,7 @@ from slurm_rl.train.math.losses import POLICY_LOSSES, ClipRange, LossInputs, nll
 from slurm_rl.train.types import PackedBatch
 
 BatchLoss = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
-"""(batch, logprobs [N], entropy [N]) -> (loss summed over tokens, metrics: sums over tokens, `/max` the largest)."""
+"""(batch, logprobs [N], entropy [N]) -> (loss summed over tokens, sums over tokens for the metrics)."""
 
 
 def build_policy_loss(config: AlgorithmConfig) -> BatchLoss:

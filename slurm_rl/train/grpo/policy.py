@@ -70,10 +70,6 @@ class PolicyWorker:
             micro_batches, build_policy_loss(algorithm), lr, entropy_gradient=algorithm.entropy_bonus > 0
         )
 
-    def policy_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
-        """Logprobs of the trained tokens under the policy as it is."""
-        return self.engine.compute_logprobs(micro_batches)
-
     def train_answers(self, micro_batches: MicroBatches, lr: float) -> dict[str, float]:
         """One supervised optimizer step."""
         return self.engine.train(micro_batches, build_warmup_loss(), lr)
@@ -95,6 +91,10 @@ class PolicyWorker:
             compute_sequence_logprobs(self.reference, batch, temperature, device, chunk_tokens=chunk)
             for batch in micro_batches
         ]
+
+    def policy_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """Logprobs of the trained tokens under the policy as it is."""
+        return self.engine.compute_logprobs(micro_batches)
 
     def pack_state(self, probe: Sequence[int]) -> tuple[list[WeightRecord], SentWeights]:
         """All weights, and what an engine that holds them must say; every rank calls it, rank 0 alone has records."""

@@ -35,13 +35,11 @@ class PolicyGroup:
 
     def reference_logprobs(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         """One array a sequence, in the order of the sequences."""
-        return self._logprobs(
-            sequences, "reference logprobs", lambda it, batches: it.reference_logprobs.remote(batches)
-        )
+        return self._logprobs(sequences, "reference logprobs", lambda it, share: it.reference_logprobs.remote(share))
 
     def policy_logprobs(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
-        """One array a sequence, in the order of the sequences."""
-        return self._logprobs(sequences, "policy logprobs", lambda it, batches: it.policy_logprobs.remote(batches))
+        """The same under the policy as it is."""
+        return self._logprobs(sequences, "policy logprobs", lambda it, share: it.policy_logprobs.remote(share))
 
     def _logprobs(
         self, sequences: Sequence[TrainSequence], what: str, start: Callable[[Any, Any], Any]

@@ -15,7 +15,7 @@ class RolloutEngine:
     """Samples completions; proves which weights it holds. Runs as a Ray actor."""
 
     def __init__(
-        self, model_path: str, model: ModelConfig, rollout: RolloutConfig, max_model_len: int, on_gpu: bool
+        self, model_path: str, model: ModelConfig, rollout: RolloutConfig, max_model_len: int, num_gpus: int
     ) -> None:
         from vllm import LLM
 
@@ -24,7 +24,7 @@ class RolloutEngine:
             model=model_path,
             dtype=model.dtype,
             trust_remote_code=model.trust_remote_code,
-            tensor_parallel_size=rollout.tensor_parallel_size,
+            tensor_parallel_size=max(num_gpus, 1),
             max_model_len=max_model_len,
             max_num_seqs=rollout.max_num_seqs,
             enforce_eager=rollout.enforce_eager,
@@ -32,7 +32,7 @@ class RolloutEngine:
             # The policy recomputes logprobs at the same temperature; these are the sampler's own.
             logprobs_mode="processed_logprobs",
             worker_extension_cls="slurm_rl.train.grpo.worker_extension.RolloutWorkerExtension",
-            **({"gpu_memory_utilization": rollout.gpu_memory_utilization} if on_gpu else {}),
+            **({"gpu_memory_utilization": rollout.gpu_memory_utilization} if num_gpus else {}),
         )
         self.tokenizer = self.llm.get_tokenizer()
 

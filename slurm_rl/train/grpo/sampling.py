@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.cluster import Actor, Cluster
@@ -16,6 +16,14 @@ from slurm_rl.train.rewards.pool import RewardItem, RewardPool
 T = TypeVar("T")
 
 
+@dataclass(frozen=True)
+class PendingGroups:
+    """What the engines were asked for."""
+
+    prompts: Sequence[EncodedPrompt]
+    calls: Sequence[tuple[Actor, Any]]
+
+
 class Sampler:
     """The rollout engines as one."""
 
@@ -23,7 +31,11 @@ class Sampler:
         self.cluster, self.engines, self.timeout_s = cluster, engines, timeout_s
 
     def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
-        """Groups in the order of the prompts; each engine takes a consecutive share."""
+        """Groups in the order of the prompts."""
+        return self.finish(self.start(prompts, spec))
+
+    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
+        """Ask the engines, each for a consecutive share, and return at once."""
         shares = split_evenly(prompts, len(self.engines))
         calls = [
             (
@@ -35,9 +47,14 @@ class Sampler:
             for index, (engine, share) in enumerate(zip(self.engines, shares, strict=True))
             if share
         ]
-        results = self.cluster.gather(calls, timeout_s=self.timeout_s, what="sampling")
+        return PendingGroups(prompts, calls)
+
+    def finish(self, pending: PendingGroups, within_s: float | None = None) -> list[Group]:
+        """Wait for the engines; with `within_s` that long, whatever signals come."""
+        timeout_s = self.timeout_s if within_s is None else within_s
+        results = self.cluster.gather(pending.calls, timeout_s=timeout_s, what="sampling", stoppable=within_s is None)
         completions = [group for result in results for group in result]
-        return [Group(prompt, group) for prompt, group in zip(prompts, completions, strict=True)]
+        return [Group(prompt, group) for prompt, group in zip(pending.prompts, completions, strict=True)]
 
 
 def split_evenly(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:

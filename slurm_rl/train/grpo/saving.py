@@ -10,30 +10,30 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.train.engine.checkpoint import CheckpointStore
+from slurm_rl.train.grpo.pipeline import load_rollouts, save_rollouts
 from slurm_rl.train.grpo.policy_group import PolicyGroup
+from slurm_rl.train.grpo.types import Group
 
 
 @dataclass
 class RunState:
     """The part of a run's state that is not in the policy. Small and JSON.
 
-    Sampling and data order follow from `step`, `prompts_used` and the seed (see seeds.py), so there is no
-    random state to save.
+    Data position, sampling and data order all follow from `step` and the seed (see seeds.py), so there
+    is no random state to save.
     """
 
     step: int = 0
     """Optimizer stages done: warm-up steps, then GRPO steps."""
     stage: str = "warmup"
     """Which optimizer the policy holds: `warmup` or `grpo`."""
-    prompts_used: int = 0
-    """Prompts that finished GRPO steps sampled; dynamic sampling makes it more than a fixed number a step."""
     evaluated_step: int = -1
     """Step of the newest evaluation."""
-    best_accuracy: float | None = None
-    """Largest sampled accuracy of an evaluation, and the step it was first found at."""
-    best_step: int = -1
     accuracy_before: dict[str, float] | None = None
     accuracy_after: dict[str, float] | None = None
+    best_step: int = -1
+    """Step of the best sampled accuracy so far; -1 before an evaluation, and always without eval.every."""
+    best_accuracy: float = -1.0
     num_metric_rows: int = 0
     """Length of metrics.jsonl; rows after it belong to steps that a crash took."""
 
@@ -46,8 +46,8 @@ class RunSaver:
         self.store = CheckpointStore(run.checkpoints)
         self.saved_step = -1
 
-    def restore(self) -> RunState | None:
-        """Load the newest checkpoint that verifies; None when the run starts from nothing."""
+    def restore(self) -> tuple[RunState, dict[int, list[Group]]] | None:
+        """Load the newest checkpoint that verifies: state, and batches under way; None when there is none."""
         newest = self.store.latest()
         for reason in self.store.skipped:
             append_event(self.run_dir, "checkpoint/skipped", reason=reason)
@@ -59,9 +59,9 @@ class RunSaver:
         self.policy.load(newest.path / "policy")
         self.saved_step = state.step
         append_event(self.run_dir, "trainer/resumed", step=state.step)
-        return state
+        return state, load_rollouts(newest.path)
 
-    def save(self, state: RunState) -> None:
+    def save(self, state: RunState, rollouts: dict[int, list[Group]]) -> None:
         """Write a checkpoint of this step unless there is one; older ones go after it verifies."""
         if state.step == self.saved_step:
             return
@@ -69,11 +69,10 @@ class RunSaver:
         folder = self.store.begin(state.step)
         (folder / "policy").mkdir()
         self.policy.save(folder / "policy")
+        save_rollouts(folder, rollouts)
         self.store.commit(state.step, asdict(state))
         self.saved_step = state.step
-        self.store.prune(
-            self.config.checkpoint.keep, spare=state.best_step if self.config.checkpoint.keep_best else None
-        )
+        self.store.prune(self.config.checkpoint.keep, spare={state.best_step})
         append_event(self.run_dir, "checkpoint/saved", step=state.step, seconds=round(time.perf_counter() - start, 3))
 
 

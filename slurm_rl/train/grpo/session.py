@@ -68,7 +68,11 @@ def _train(
     timeout_s = config.trainer.step_timeout_s
     engines = start_engines(cluster, config, model_path)
     policy = PolicyGroup(
-        cluster, start_policy(cluster, config, model_path), model_path, config.policy.micro_batch_tokens, timeout_s
+        cluster,
+        start_policy(cluster, config, model_path),
+        model_path,
+        cluster.plan.layout.micro_batch_tokens,
+        timeout_s,
     )
     _wait_until_ready(cluster, policy.workers, config.rollout.start_timeout_s, "starting the policy")
     append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
@@ -157,9 +161,8 @@ def choose_probe(prompts: Prompts, longest: int) -> list[int]:
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str) -> list[Actor]:
     """Start the rollout engines without waiting: they load while the policy does."""
     max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
-    on_gpu = config.cluster.accelerator != "cpu"
     return [
-        cluster.place(actor, RolloutEngine, model_path, config.model, config.rollout, max_model_len, on_gpu)
+        cluster.place(actor, RolloutEngine, model_path, config.model, config.rollout, max_model_len, len(actor.gpus))
         for actor in cluster.plan.actors
         if actor.role == "rollout"
     ]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from slurm_rl.train.grpo.types import Group
-from slurm_rl.train.math.pass_at_k import mean_pass_at_k
 from slurm_rl.train.rewards.types import RewardResult
+from slurm_rl.train.totals import add_totals, is_maximum
 
 # Verifiers that judge the answer; others judge its form.
 _CORRECTNESS = ("arithmetic", "math")
@@ -50,28 +50,42 @@ def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int) -> 
         "policy/loss": float(np.mean([total["loss"] for total in totals])),
         "policy/grad_norm": float(np.mean([total["grad_norm"] for total in totals])),
     }
-    # A minibatch without any gradient has none of them.
-    names = [name for name in dict.fromkeys(itertools.chain.from_iterable(totals)) if name not in ("loss", "grad_norm")]
-    for name in names:
-        values = [total.get(name, 0.0) for total in totals]
-        metrics[name] = max(values) if name.endswith("/max") else sum(values) / max(num_tokens, 1)
-    return metrics
+    added: dict[str, float] = {}
+    for total in totals:
+        add_totals(added, {name: value for name, value in total.items() if name not in ("loss", "grad_norm")})
+    means = {name: value if is_maximum(name) else value / max(num_tokens, 1) for name, value in added.items()}
+    return metrics | means
+
+
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+    """Chance that one of k samples is right, estimated without bias from n samples of which c are.
+
+    `1 - C(n - c, k) / C(n, k)`, Chen et al. 2021 (https://arxiv.org/abs/2107.03374, eq. 1).
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def pass_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """`accuracy/pass@k` for the powers of 2 up to the number of samples of a prompt; nothing for one sample."""
+    num_samples = len(groups[0].completions)
+    sizes = [2**power for power in range(1, num_samples.bit_length()) if 2**power <= num_samples]
+    judge = _find_judge([result for group in groups for result in group.results])
+    right = [sum(_judge(result, judge) >= 1.0 for result in group.results) for group in groups]
+    return {f"accuracy/pass@{k}": float(np.mean([pass_at_k(num_samples, c, k) for c in right])) for k in sizes}
 
 
 def accuracy(results: Sequence[RewardResult]) -> float:
     """Share of right answers; a failed reward counts as wrong. Without a verifier of answers, the mean reward."""
-    return float(np.mean(_scores(results)))
+    judge = _find_judge(results)
+    return float(np.mean([_judge(result, judge) for result in results]))
 
 
-def pass_rates(groups: Sequence[Group]) -> dict[str, float]:
-    """pass@k of held-out groups of equal size; a completion is right at the full score of its verifier."""
-    size = len(groups[0].results)
-    scores = np.reshape(_scores([result for group in groups for result in group.results]), (len(groups), size))
-    return mean_pass_at_k(size, (scores >= 1.0).sum(axis=1).tolist())
+def _find_judge(results: Sequence[RewardResult]) -> str | None:
+    return next((name for name in _CORRECTNESS if any(name in result.parts for result in results)), None)
 
 
-def _scores(results: Sequence[RewardResult]) -> list[float]:
-    judges = [name for name in _CORRECTNESS if any(name in result.parts for result in results)]
-    if not judges:
-        return [result.value or 0.0 for result in results]
-    return [result.parts.get(judges[0], 0.0) for result in results]
+def _judge(result: RewardResult, judge: str | None) -> float:
+    return result.value or 0.0 if judge is None else result.parts.get(judge, 0.0)

@@ -22,23 +22,24 @@ from slurm_rl.train.engine.optimizer import schedule_lr
 from slurm_rl.train.grpo.batch import (
     build_answer_sequences,
     build_train_sequences,
+    correction_metrics,
+    count_kept_tokens,
     drop_without_gradient,
-    rollout_logprobs,
+    shape_overlong,
     split_minibatches,
 )
-from slurm_rl.train.grpo.collect import Collected, collect_groups
 from slurm_rl.train.grpo.dump import dump_groups, replay_groups
+from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_staleness
 from slurm_rl.train.grpo.policy_group import PolicyGroup
-from slurm_rl.train.grpo.sampling import Sampler, score_groups
+from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, score_groups
 from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.seeds import derive_seed
-from slurm_rl.train.grpo.step_metrics import accuracy, pass_rates, sampling_metrics, training_metrics
+from slurm_rl.train.grpo.step_metrics import accuracy, pass_metrics, sampling_metrics, training_metrics
 from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
-from slurm_rl.train.math.correction import mismatch_metrics
 from slurm_rl.train.rewards.failures import check_failures
 from slurm_rl.train.rewards.pool import RewardPool
-from slurm_rl.train.types import FloatArray, TrainSequence
+from slurm_rl.train.types import FloatArray
 
 
 @dataclass
@@ -86,8 +87,15 @@ class GRPOTrainer:
         self.state = RunState()
         self.timer = Timer()
         self.probe_difference = 0.0
+        self.correction: dict[str, float] = {}
         self.order = PromptOrder(len(prompts.train), config.seed)
         self.num_warmup = config.warmup.num_steps
+        self.pipeline = RolloutPipeline(
+            self.start_batch,
+            self.finish_batch,
+            staleness=config.rollout.max_staleness,
+            num_steps=config.trainer.num_steps,
+        )
 
     def run(self, wait_for_engines: Callable[[], None]) -> RunState:
         """Train to the end, or save and raise StopRequested when asked to stop.
@@ -96,21 +104,27 @@ class GRPOTrainer:
             wait_for_engines: returns when the rollout engines are up; they start while the policy warms up.
         """
         restored = self.saver.restore()
-        self.state = restored or RunState()
+        if restored:
+            self.state, rollouts = restored
+            self.pipeline.restore(rollouts)
         self.metrics.rewind(self.state.step if restored else -1, self.state.num_metric_rows)
         try:
             self.warm_up()
             wait_for_engines()
             self.sync_weights()
+            self.sync.verify()
             self.evaluate_if_due()
             self.save_if_due()
             while self.grpo_steps_done < self.config.trainer.num_steps:
                 self.grpo_step()
                 self.evaluate_if_due()
                 self.save_if_due()
+            self.sync.verify()
         except StopRequested:
-            self.save()
+            self.save(wait_s=self.config.job.signal_lead_s / 2)
             raise
+        finally:
+            self.pipeline.close()
         return self.state
 
     # ---- one step ------------------------------------------------------------------------------
@@ -119,83 +133,90 @@ class GRPOTrainer:
         """One GRPO step, from prompts to logged numbers."""
         self.timer = Timer()
         with self.timer.phase("step"):
-            count = self.config.trainer.prompts_per_step
-            found = collect_groups(self.draw, count, self.config.algorithm.dynamic_sampling_rounds)
-            values = self.train(found.groups)
+            groups = self.take_batch()
+            totals, num_tokens = self.train(groups)
             self.state.step += 1
-            self.state.prompts_used += found.num_rounds * count
             self.sync_weights()
-        self.log(found, values)
+        self.log(groups, totals, num_tokens)
+
+    def take_batch(self) -> list[Group]:
+        """This step's groups, sampled and scored; too many failed rewards end the run."""
+        rollout = self.config.rollout
+        with self.timer.phase("rollout"):
+            if rollout.replay is not None:
+                return replay_groups(Path(rollout.replay), self.state.step)
+            batch = self.pipeline.take(self.grpo_steps_done)
+        if rollout.dump:
+            dump_groups(self.run_dir.rollouts, self.state.step, batch.groups)
+        if self.pipeline.staleness == 0:
+            self.timer.seconds["time/reward_s"] = batch.seconds.get("reward", 0.0)
+            self.timer.seconds["time/rollout_s"] -= batch.seconds.get("reward", 0.0)
+        else:
+            waited = self.timer.seconds["time/rollout_s"]
+            self.timer.seconds["time/hidden_s"] = max(sum(batch.seconds.values()) - waited, 0.0)
+        results = [result for group in batch.groups for result in group.results]
+        check_failures(results, self.config.reward.max_failure_rate)
+        return batch.groups
 
     @property
     def grpo_steps_done(self) -> int:
         return self.state.step - self.num_warmup
 
-    def draw(self, round_number: int) -> list[Group]:
-        """The prompts of one round of this step, each with a scored group of completions."""
-        if self.config.rollout.replay is not None:
-            return replay_groups(Path(self.config.rollout.replay), self.state.step, round_number)
+    def start_batch(self, grpo_step: int) -> PendingGroups:
+        """Ask for the completions of a step's prompts; returns at once."""
         count = self.config.trainer.prompts_per_step
-        rows = self.order.take(self.state.prompts_used + round_number * count, count)
-        purpose = f"rollout-{round_number}" if round_number else "rollout"
-        with self.timer.phase("rollout"):
-            spec = self.sampling_spec(purpose, self.config.algorithm.group_size)
-            groups = self.sampler.sample([self.prompts.train[row] for row in rows], spec)
-        scored = self.score(groups)
-        if self.config.rollout.dump:
-            dump_groups(self.run_dir.rollouts, self.state.step, round_number, scored)
-        return scored
+        rows = self.order.take(grpo_step * count, count)
+        spec = self.sampling_spec("rollout", self.num_warmup + grpo_step, self.config.algorithm.group_size)
+        return self.sampler.start([self.prompts.train[row] for row in rows], spec)
 
-    def sampling_spec(self, purpose: str, num_completions: int, *, greedy: bool = False) -> SamplingSpec:
+    def finish_batch(self, pending: PendingGroups, within_s: float | None) -> Batch:
+        """Wait for the completions and score them; beside the loop, when it runs ahead."""
+        timer = Timer()
+        with timer.phase("rollout"):
+            groups = self.sampler.finish(pending, within_s)
+        with timer.phase("reward"):
+            scored = score_groups(groups, self.rewards)
+        scored = shape_overlong(scored, self.config.algorithm.overlong, self.config.rollout.max_tokens)
+        return Batch(scored, {name: timer.seconds[f"time/{name}_s"] for name in ("rollout", "reward")})
+
+    def sampling_spec(self, purpose: str, step: int, num_completions: int, *, greedy: bool = False) -> SamplingSpec:
         rollout = self.config.rollout
-        seed = derive_seed(self.config.seed, purpose, self.state.step)
+        seed = derive_seed(self.config.seed, purpose, step)
         if greedy:
             return SamplingSpec(num_completions, rollout.max_tokens, 0.0, 1.0, seed)
         return SamplingSpec(num_completions, rollout.max_tokens, rollout.temperature, rollout.top_p, seed)
 
-    def score(self, groups: Sequence[Group]) -> list[Group]:
-        """Rewards of all completions; too many failures end the run."""
-        with self.timer.phase("reward"):
-            scored = score_groups(groups, self.rewards)
-        results = [result for group in scored for result in group.results]
-        check_failures(results, self.config.reward.max_failure_rate)
-        return scored
-
-    def train(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Advantages, then one optimizer step a minibatch and epoch; the step's numbers."""
-        algorithm, trainer = self.config.algorithm, self.config.trainer
+    def train(self, groups: Sequence[Group]) -> tuple[list[dict[str, float]], int]:
+        """Advantages and one optimizer step a minibatch and epoch; totals of each, and the tokens computed on."""
+        algorithm, num_minibatches = self.config.algorithm, self.config.trainer.num_minibatches
         with self.timer.phase("train"):
-            plain = self.build_sequences(groups)
-            policy = self.policy.policy_logprobs(plain) if algorithm.old_logprobs == "policy" else None
-            reference = self.policy.reference_logprobs(plain) if algorithm.kl.coefficient > 0 else None
-            sequences = self.build_sequences(groups, reference, policy)
-            parts = split_minibatches(sequences, trainer.num_minibatches)
-            batches = [drop_without_gradient(part, algorithm) for part in parts] * trainer.num_epochs
+            proximal = self.proximal_logprobs(groups)
+            sequences = build_train_sequences(groups, algorithm, self.reference_logprobs(groups), proximal)
+            batches = [drop_without_gradient(part, algorithm) for part in split_minibatches(sequences, num_minibatches)]
+            batches = batches * self.config.trainer.num_epochs
             totals = [self.policy.train_policy(batch, algorithm, self.lr()) for batch in batches]
-        num_tokens = sum(sequence.num_trained for batch in batches for sequence in batch)
-        values = training_metrics(totals, num_tokens)
-        if policy is not None:
-            # The loss measured against the policy's own logprobs: how far the step moved it.
-            values |= mismatch_metrics(policy, rollout_logprobs(groups))
-        # Every token of weight is in the loss; `computed` leaves out those whose gradient is known to be 0.
-        in_loss = sum(sequence.num_trained for sequence in sequences if sequence.weight > 0)
-        return {**values, "tokens/trained": float(in_loss), "tokens/computed": float(num_tokens)}
+        self.correction = {} if proximal is None else correction_metrics(groups, proximal, algorithm.correction)
+        return totals, sum(sequence.num_trained for batch in batches for sequence in batch)
 
-    def build_sequences(
-        self,
-        groups: Sequence[Group],
-        reference: list[FloatArray] | None = None,
-        policy: list[FloatArray] | None = None,
-    ) -> list[TrainSequence]:
-        limit = self.config.rollout.max_tokens
-        return build_train_sequences(groups, self.config.algorithm, reference, max_tokens=limit, policy_logprobs=policy)
+    def proximal_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
+        """What the policy says of the completions before it trains on them; None where nothing is corrected."""
+        if self.config.algorithm.correction.kind is None:
+            return None
+        return self.policy.policy_logprobs(build_train_sequences(groups, self.config.algorithm, None))
+
+    def reference_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
+        if self.config.algorithm.kl.coefficient == 0:
+            return None
+        return self.policy.reference_logprobs(build_train_sequences(groups, self.config.algorithm, None))
 
     def lr(self) -> float:
         return schedule_lr(self.config.optim, self.grpo_steps_done, self.config.trainer.num_steps)
 
     def sync_weights(self) -> None:
+        """Send the new weights. Who samples ahead waits for older ones alone, which engines have had time to take."""
         with self.timer.phase("sync"):
-            self.probe_difference = self.sync.push(self.state.step)
+            self.sync.push(self.state.step)
+            self.probe_difference = self.sync.verify(leave=self.pipeline.staleness)
 
     # ---- around the step -----------------------------------------------------------------------
 
@@ -242,27 +263,26 @@ class GRPOTrainer:
             return
         found = self.evaluate()
         self.state.evaluated_step = self.state.step
-        if self.state.best_accuracy is None or found["sampled"] > self.state.best_accuracy:
-            self.state.best_accuracy, self.state.best_step = found["sampled"], self.state.step
+        if every and self.config.checkpoint.keep_best and found["sampled"] > self.state.best_accuracy:
+            self.state.best_step, self.state.best_accuracy = self.state.step, found["sampled"]
         if done == 0:
             self.state.accuracy_before = found
         if is_last:
             self.state.accuracy_after = found
 
     def evaluate(self) -> dict[str, float]:
-        """Accuracy on the held-out prompts, sampled and greedy; logged."""
+        """Accuracy on the held-out prompts, sampled and greedy; logged, with pass@k of the samples."""
         found: dict[str, float] = {}
+        passed: dict[str, float] = {}
         timer = Timer()
         with timer.phase("eval"):
             for name in ("sampled", "greedy") if self.config.eval.greedy else ("sampled",):
-                greedy = name == "greedy"
-                num_samples = 1 if greedy else self.config.eval.num_samples
-                spec = self.sampling_spec(f"eval-{name}", num_samples, greedy=greedy)
+                count = self.config.eval.num_samples if name == "sampled" else 1
+                spec = self.sampling_spec(f"eval-{name}", self.state.step, count, greedy=name == "greedy")
                 groups = score_groups(self.sampler.sample(self.prompts.held_out, spec), self.rewards)
                 found[name] = accuracy([result for group in groups for result in group.results])
-                if not greedy:
-                    found |= pass_rates(groups)
-        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | timer.seconds)
+                passed |= pass_metrics(groups)
+        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | passed | timer.seconds)
         append_event(self.run_dir, "eval/done", step=self.state.step, **found)
         return found
 
@@ -270,23 +290,32 @@ class GRPOTrainer:
         self.metrics.log(self.state.step, stage, values)
         self.state.num_metric_rows += 1
 
-    def log(self, found: Collected, trained: dict[str, float]) -> None:
-        values = {**sampling_metrics(found.sampled), **trained, "policy/lr": self.lr()}
-        values["sync/probe_difference"] = self.probe_difference
-        values["rollout/rounds"] = float(found.num_rounds)
+    def log(self, groups: Sequence[Group], totals: Sequence[dict[str, float]], num_tokens: int) -> None:
+        values = {**sampling_metrics(groups), **training_metrics(totals, num_tokens), "policy/lr": self.lr()}
+        values |= self.correction
+        # What the filters keep is in the loss; `computed` leaves out tokens whose gradient is known to be 0.
+        values["tokens/trained"] = float(count_kept_tokens(groups, self.config.algorithm.filters))
+        values["tokens/computed"] = float(num_tokens)
+        if self.pipeline.staleness:
+            values["rollout/staleness"] = compute_staleness(groups, self.state.step - 1)
+        else:
+            values["sync/probe_difference"] = self.probe_difference
         per_s = values["tokens/trained"] / self.timer.seconds["time/step_s"]
         seconds = {**self.timer.seconds, "time/tokens_per_s": per_s}
         self.write_row("grpo", {**values, **seconds})
-        for group in found.sampled[: self.config.logging.samples_per_step]:
+        for group in groups[: self.config.logging.samples_per_step]:
             completion, result = group.completions[0], group.results[0]
             row = {"prompt": group.prompt.text, "completion": completion.text, "answer": group.prompt.answer}
             append_jsonl(self.run_dir.samples, {"step": self.state.step, **row, "reward": result.value})
 
     def save_if_due(self) -> None:
-        done, config = self.grpo_steps_done, self.config.checkpoint
-        is_best = config.keep_best and self.state.best_step == self.state.step
-        if done % config.every == 0 or done == self.config.trainer.num_steps or is_best:
-            self.save()
+        if (
+            self.grpo_steps_done % self.config.checkpoint.every == 0
+            or self.grpo_steps_done == self.config.trainer.num_steps
+            or self.state.best_step == self.state.step
+        ):
+            self.save(wait_s=self.config.trainer.step_timeout_s)
 
-    def save(self) -> None:
-        self.saver.save(self.state)
+    def save(self, *, wait_s: float) -> None:
+        """A checkpoint of this step, with the batches under way that are there within `wait_s`."""
+        self.saver.save(self.state, self.pipeline.settle(wait_s))

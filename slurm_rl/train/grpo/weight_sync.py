@@ -7,11 +7,23 @@ used, such as a tied output layer that keeps its old weights.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.weights import HeldWeights, SentWeights
+
+
+@dataclass(frozen=True)
+class _Push:
+    version: int
+    said: list[tuple[Actor, Any]]
+    """What each policy worker sent; rank 0 alone has it."""
+    loads: list[tuple[Actor, Any]]
+    """What each engine holds now."""
 
 
 class WeightSync:
@@ -29,28 +41,35 @@ class WeightSync:
     ) -> None:
         self.cluster, self.policy, self.engines = cluster, policy, engines
         self.probe, self.tolerance, self.timeout_s = list(probe), tolerance, timeout_s
+        self._under_way: deque[_Push] = deque()
 
-    def push(self, version: int) -> float:
-        """Send the weights as `version`; returns the largest difference of the probe's logprobs.
-
-        Raises:
-            WeightSyncError: an engine does not hold what was sent.
-        """
+    def push(self, version: int) -> None:
+        """Send the weights as `version`; returns at once, and an engine takes them after what it was asked before."""
         # Gathering sharded weights is collective: every rank must take part, rank 0 alone has them.
         packed = [
             (worker, worker.handle.pack_state.options(num_returns=2).remote(self.probe)) for worker in self.policy
         ]
         records = packed[0][1][0]
         loads = [(engine, engine.handle.load_weights.remote(version, records, self.probe)) for engine in self.engines]
-        said = [(worker, references[1]) for worker, references in packed]
-        results = self.cluster.gather(
-            [*said, *loads], timeout_s=self.timeout_s, what="sending the weights", stoppable=False
-        )
-        sent: SentWeights = results[0]
-        held: list[HeldWeights] = results[len(said) :]
-        return max(
-            self._compare(engine.name, version, sent, one) for engine, one in zip(self.engines, held, strict=True)
-        )
+        self._under_way.append(_Push(version, [(worker, references[1]) for worker, references in packed], loads))
+
+    def verify(self, *, leave: int = 0) -> float:
+        """Wait until all but the newest `leave` pushes have arrived; the largest difference of their probes.
+
+        Raises:
+            WeightSyncError: an engine does not hold what was sent.
+        """
+        difference = 0.0
+        while len(self._under_way) > leave:
+            push = self._under_way.popleft()
+            results = self.cluster.gather(
+                [*push.said, *push.loads], timeout_s=self.timeout_s, what="sending the weights", stoppable=False
+            )
+            sent: SentWeights = results[0]
+            held: list[HeldWeights] = results[len(push.said) :]
+            pairs = zip(self.engines, held, strict=True)
+            difference = max(difference, *(self._compare(one.name, push.version, sent, has) for one, has in pairs))
+        return difference
 
     def _compare(self, name: str, version: int, sent: SentWeights, held: HeldWeights) -> float:
         if held.version != version or any(value != sent.checksum for value in held.checksums):

@@ -1,41 +1,43 @@
-"""Weights for tokens whose sampler and policy, for the same weights, give different probabilities.
+"""Importance correction: how much a token counts whose sampler was not quite the policy.
 
-With `r_t = policy(t) / sampler(t)` each rule maps `log r` [L] of one completion to weights [L] >= 0. They multiply
-the advantages: every loss of `POLICY_LOSSES` is linear in a factor >= 0 of its advantage, and a KL term is left
-alone. To add one, write a function and a row in `CORRECTIONS`.
+The sampler differs from the policy because its weights are older, or because vLLM and torch compute the same
+weights differently. With the ratio `w_t = proximal(t) / sampler(t)`, where proximal is the policy at the start of
+the step, a token's loss is multiplied by `f(w_t)`; the policy's own ratio is then taken to proximal (decoupled PPO,
+AReaL, https://arxiv.org/abs/2505.24298). To add one, write a function and a row in `CORRECTIONS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
-from slurm_rl.config.algorithm import CorrectionConfig, CorrectionName
+from slurm_rl.config.algorithm import CorrectionName
 from slurm_rl.train.types import FloatArray
 
-# exp(20) is beyond every bound; exp(89) would be infinite in float32.
+# As in losses.py: far beyond any sane ratio.
 _MAX_LOG_RATIO = 20.0
 
 
 def token_tis(log_ratio: FloatArray, low: float, high: float) -> FloatArray:
-    """Truncated importance sampling (https://fengyao.notion.site/off-policy-rl): `min(r_t, high)`; no lower bound."""
-    return np.minimum(_ratio(log_ratio), np.float32(high))
+    """Truncated importance sampling of each token: `min(w_t, high)`; `low` has no part in it.
+
+    https://fengyao.notion.site/off-policy-rl, after Ionides 2008 (https://doi.org/10.1198/106186008X320456).
+    """
+    return np.minimum(_exp_bounded(log_ratio), np.float32(high))
 
 
 def sequence_mask(log_ratio: FloatArray, low: float, high: float) -> FloatArray:
-    """1 for all tokens when `exp(mean log r)`, the geometric mean, is in low..high, else 0 for all.
-
-    Masks whole completions, as https://arxiv.org/abs/2512.02556 (keep off-policy masks) does for large divergence.
-    """
-    mean = np.exp(np.clip(log_ratio.mean(), -_MAX_LOG_RATIO, _MAX_LOG_RATIO)) if len(log_ratio) else 1.0
-    return np.full_like(log_ratio, 1.0 if low <= mean <= high else 0.0)
+    """1 for all tokens of a completion whose geometric mean of `w_t` lies in [low, high], else 0 for all."""
+    mean = _exp_bounded(log_ratio.mean(keepdims=True)) if len(log_ratio) else np.ones(1, dtype=np.float32)
+    is_inside = bool(low <= float(mean[0]) <= high)
+    return np.full_like(log_ratio, float(is_inside))
 
 
 def icepop(log_ratio: FloatArray, low: float, high: float) -> FloatArray:
-    """IcePop (Ring-1T, https://arxiv.org/abs/2510.18855): `r_t` inside low..high, 0 outside."""
-    ratio = _ratio(log_ratio)
-    return np.where((ratio >= low) & (ratio <= high), ratio, np.float32(0.0))
+    """IcePop (Ring-1T, https://arxiv.org/abs/2510.18855): `w_t` within [low, high], 0 outside."""
+    ratio = _exp_bounded(log_ratio)
+    return np.where((ratio >= low) & (ratio <= high), ratio, np.float32(0.0)).astype(np.float32)
 
 
 CORRECTIONS: dict[CorrectionName, Callable[[FloatArray, float, float], FloatArray]] = {
@@ -43,26 +45,8 @@ CORRECTIONS: dict[CorrectionName, Callable[[FloatArray, float, float], FloatArra
     "sequence_mask": sequence_mask,
     "icepop": icepop,
 }
+"""Each maps log w_t [n] of one completion, and the bounds, to the weights [n], float32 and never negative."""
 
 
-def correction_weights(policy: FloatArray, sampler: FloatArray, config: CorrectionConfig) -> FloatArray:
-    """Weights [L] of one completion from its two logprobs [L]; all 1 without a rule."""
-    if config.kind == "none":
-        return np.ones_like(policy)
-    return CORRECTIONS[config.kind](policy - sampler, config.low, config.high)
-
-
-def mismatch_metrics(policy: Sequence[FloatArray], sampler: Sequence[FloatArray]) -> dict[str, float]:
-    """Over the tokens of all completions, with `d = log policy - log sampler`: k3 of the sampler to the policy,
-    and the mean and the largest of |d|."""
-    difference = np.concatenate([*policy, np.zeros(0)]).astype(np.float64) - np.concatenate([*sampler, np.zeros(0)])
-    count = max(len(difference), 1)
-    return {
-        "mismatch/kl": float((np.expm1(difference) - difference).sum() / count),
-        "mismatch/mean": float(np.abs(difference).sum() / count),
-        "mismatch/max": float(np.abs(difference).max(initial=0.0)),
-    }
-
-
-def _ratio(log_ratio: FloatArray) -> FloatArray:
-    return np.exp(np.clip(log_ratio, -_MAX_LOG_RATIO, _MAX_LOG_RATIO))
+def _exp_bounded(log_ratio: FloatArray) -> FloatArray:
+    return np.exp(np.clip(log_ratio, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)).astype(np.float32)

@@ -8,6 +8,7 @@ check_failures(results, config.reward.max_failure_rate)       # RewardError when
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
@@ -23,7 +24,7 @@ _CHUNK_SIZE = 64
 
 
 class RewardPool:
-    """Processes that run the verifiers of `config`; a context manager, used from one thread.
+    """Processes that run the verifiers of `config`; a context manager. Threads that score take turns.
 
     Args:
         config: verifiers with their weights, number of workers, deadline of one item.
@@ -35,6 +36,7 @@ class RewardPool:
         self._config = config
         self._weights: dict[str, float] = dict(config.verifiers.items())
         self._processes = VerifierProcesses(config.num_workers, chosen)
+        self._turn = threading.Lock()
 
     def __enter__(self) -> RewardPool:
         """Start and warm the workers; RewardError when they are not up in time."""
@@ -58,4 +60,5 @@ class RewardPool:
         """
         # A short batch is spread over all workers rather than given to one.
         chunk_size = min(_CHUNK_SIZE, math.ceil(len(items) / self._config.num_workers)) or 1
-        return Scoring(self._processes, items, self._weights, self._config.timeout_s).run(chunk_size)
+        with self._turn:
+            return Scoring(self._processes, items, self._weights, self._config.timeout_s).run(chunk_size)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.load import load_config
-from slurm_rl.plan.job import SubmitFacts, build_plan
-from slurm_rl.run_dir import RunDir, read_jsonl
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir import RunDir, read_json, read_jsonl
 from slurm_rl.slurm.submit import create_run, submit_run
 from tests.slurm.cluster import Cluster, wait_until
 
@@ -39,6 +39,15 @@ class LightRun:
         with slurm_environment(cluster):
             create_run(self.run_dir, config, self.plan)
         self.submit()
+
+    @classmethod
+    def open(cls, cluster: Cluster, folder: Path) -> LightRun:
+        """A run that another process submitted."""
+        run = cls.__new__(cls)
+        run.cluster, run.run_dir = cluster, RunDir(folder)
+        run.plan = JobPlan.from_json(read_json(run.run_dir.plan))
+        run.job = str(read_json(run.run_dir.job)["job_id"])
+        return run
 
     def submit(self) -> None:
         """Submit; the second time it is what `resume` does."""

@@ -121,13 +121,6 @@ def test_prune_keeps_the_newest(store: CheckpointStore) -> None:
     assert sorted(p.name for p in store.root.iterdir()) == ["step-3", "step-4"]
 
 
-def test_prune_spares_the_named_step(store: CheckpointStore) -> None:
-    for step in range(5):
-        save(store, step)
-    assert store.prune(keep=2, spare=1) == [2, 0]
-    assert sorted(p.name for p in store.root.iterdir()) == ["step-1", "step-3", "step-4"]
-
-
 def test_prune_removes_nothing_when_the_newest_is_damaged(store: CheckpointStore) -> None:
     for step in range(3):
         save(store, step)
@@ -250,3 +243,10 @@ def test_needs_the_standard_library_alone() -> None:
     code = "import slurm_rl.train.engine.checkpoint"
     # -S: nothing that was installed can be imported.
     subprocess.run([sys.executable, "-S", "-c", code], check=True, cwd=Path(__file__).parents[4])
+
+
+def test_prune_spares_the_best(store: CheckpointStore) -> None:
+    for step in range(5):
+        save(store, step)
+    assert store.prune(keep=1, spare={1}) == [3, 2, 0]
+    assert sorted(p.name for p in store.root.iterdir()) == ["step-1", "step-4"]

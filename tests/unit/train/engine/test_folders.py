@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,13 @@ def test_an_error_leaves_the_older_one(tmp_path: Path) -> None:
         raise KeyError
     assert [p.name for p in folder.iterdir()] == ["old"]
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_others_may_read_what_the_umask_lets_them(tmp_path: Path) -> None:
+    folder, before = tmp_path / "model", os.umask(0o027)
+    try:
+        with written_beside(folder) as beside:
+            (beside / "weights").touch(mode=0o600)
+    finally:
+        os.umask(before)
+    assert (folder / "weights").stat().st_mode & 0o777 == 0o640

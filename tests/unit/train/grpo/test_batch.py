@@ -10,8 +10,12 @@ from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.batch import (
     build_answer_sequences,
     build_train_sequences,
+    correction_metrics,
+    count_kept_tokens,
     drop_without_gradient,
     group_rewards,
+    overlong_penalty,
+    shape_overlong,
     split_minibatches,
 )
 from slurm_rl.train.grpo.types import Completion, Group
@@ -37,7 +41,7 @@ def group(values: list[float | None], tokens: list[list[int]]) -> Group:
 
 def test_a_sequence_holds_prompt_completion_and_its_advantage() -> None:
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo")
-    right, wrong = build_train_sequences([group([1.0, 0.0], [[9, 1], [8, 8, 1]])], config, None, max_tokens=5)
+    right, wrong = build_train_sequences([group([1.0, 0.0], [[9, 1], [8, 8, 1]])], config, None)
     assert right.token_ids.tolist() == [5, 12, 6, 13, 9, 1]
     assert right.trained_from == 4
     # Mean reward 0.5: the right one is 0.5 above it, the wrong one 0.5 below.
@@ -61,7 +65,7 @@ def test_kl_in_the_reward_is_taken_before_the_advantage() -> None:
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo", kl=kl)
     # k1 = old - ref = -0.5 - (-1.5) = 1 a token: 2 tokens cost 0.2, 1 token costs 0.1.
     ref = [np.array([-1.5, -1.5], np.float32), np.array([-1.5], np.float32)]
-    first, second = build_train_sequences([group([1.0, 1.0], [[9, 1], [1]])], config, ref, max_tokens=5)
+    first, second = build_train_sequences([group([1.0, 1.0], [[9, 1], [1]])], config, ref)
     assert first.advantages is not None
     assert second.advantages is not None
     assert first.advantages[0] == pytest.approx(-0.05)
@@ -79,7 +83,7 @@ def test_minibatches_keep_every_sequence_and_the_mean() -> None:
 def test_groups_of_equal_rewards_are_not_computed_unless_there_is_a_kl_term() -> None:
     config = AlgorithmConfig(group_size=2)
     groups = [group([1.0, 1.0], [[9, 1], [9, 1]]), group([1.0, 0.0], [[9, 1], [8, 1]])]
-    sequences = build_train_sequences(groups, config, None, max_tokens=5)
+    sequences = build_train_sequences(groups, config, None)
     kept = drop_without_gradient(sequences, config)
     assert [s.token_ids.tolist()[-2] for s in kept] == [9, 8]
     # The dropped ones still count in the mean: 8 tokens, not 4.
@@ -88,34 +92,51 @@ def test_groups_of_equal_rewards_are_not_computed_unless_there_is_a_kl_term() ->
     assert len(drop_without_gradient(sequences, with_kl)) == 4
 
 
+@pytest.mark.parametrize(("length", "penalty"), [(1, 0.0), (80, 0.0), (85, -0.25), (90, -0.5), (100, -1.0)])
+def test_the_last_fifth_of_the_length_costs_reward(length: int, penalty: float) -> None:
+    """DAPO's equation 13 with L_max = 100 and L_cache = 20."""
+    assert overlong_penalty(length, 100, OverlongConfig(buffer_share=0.2)) == pytest.approx(penalty)
+    assert overlong_penalty(length, 100, OverlongConfig(buffer_share=0.2, penalty=0.5)) == pytest.approx(penalty / 2)
+    assert overlong_penalty(length, 100, OverlongConfig()) == 0.0
+
+
+def test_shaping_lowers_scores_and_leaves_failures_alone() -> None:
+    groups = [group([1.0, None], [[9] * 10, [9] * 10])]
+    [shaped] = shape_overlong(groups, OverlongConfig(buffer_share=0.5, penalty=0.25), 10)
+    assert [one.value for one in shaped.results] == [0.75, None]
+    assert shaped.results[0].parts["overlong"] == -0.25
+    assert shape_overlong(groups, OverlongConfig(), 10) == groups
+
+
+def test_a_correction_scales_advantages_and_moves_the_ratio_to_the_proximal_policy() -> None:
+    config = AlgorithmConfig(group_size=2, advantage="dr_grpo", correction=CorrectionConfig(kind="token_tis", high=4.0))
+    groups = [group([1.0, 0.0], [[9, 1], [8, 8]])]
+    # The sampler said -0.5 for every token; the policy says twice and eight times as likely.
+    proximal = [np.float32([-0.5, -0.5]), np.float32([-0.5, -0.5]) + np.log(np.float32([2.0, 8.0]))]
+    same, moved = build_train_sequences(groups, config, None, proximal)
+    assert same.advantages is not None and same.advantages.tolist() == [0.5, 0.5]
+    assert moved.advantages is not None and moved.advantages == pytest.approx([-1.0, -2.0])
+    assert moved.old_logprobs is proximal[1]
+    found = correction_metrics(groups, proximal, config.correction)
+    assert found["mismatch/max"] == pytest.approx(np.log(8))
+    assert found["mismatch/mean"] == pytest.approx((np.log(2) + np.log(8)) / 4)
+    assert found["correction/weight_mean"] == pytest.approx((1 + 1 + 2 + 4) / 4)
+    assert found["correction/dropped"] == 0.0
+
+
+def test_bounds_of_a_correction_hold_1() -> None:
+    with pytest.raises(ValueError, match="below 1"):
+        CorrectionConfig(kind="icepop", low=1.5)
+
+
 def test_filtered_completions_leave_the_mean_but_not_the_baseline() -> None:
     filters = FilterConfig(zero_variance=True, min_tokens=2, max_tokens=3)
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo", filters=filters)
     groups = [group([1.0, 1.0], [[9, 1], [9, 1]]), group([1.0, 0.0], [[9, 1], [8]])]
-    sequences = build_train_sequences(groups, config, None, max_tokens=5)
+    sequences = build_train_sequences(groups, config, None)
     # Left: the first completion of the second group, 2 tokens; its baseline is still 0.5.
     assert [s.weight for s in sequences] == [0.0, 0.0, 0.5, 0.0]
-    assert [float(s.advantages[0]) for s in drop_without_gradient(sequences, config) if s.advantages is not None] == [
-        0.5
-    ]
-
-
-def test_overlong_completions_lose_reward() -> None:
-    overlong = OverlongConfig(share=0.5, penalty=1.0)
-    config = AlgorithmConfig(group_size=2, advantage="dr_grpo", overlong=overlong)
-    # Limit 4, buffer 2: 3 tokens lose 0.5, so rewards are 1 and 0.5.
-    sequences = build_train_sequences([group([1.0, 1.0], [[9, 1], [9, 9, 1]])], config, None, max_tokens=4)
-    assert [float(s.advantages[0]) for s in sequences if s.advantages is not None] == [0.25, -0.25]
-
-
-def test_the_policys_logprobs_are_the_denominator_and_correct_the_advantage() -> None:
-    correction = CorrectionConfig(kind="token_tis", high=2.0)
-    config = AlgorithmConfig(group_size=2, advantage="dr_grpo", old_logprobs="policy", correction=correction)
-    # The sampler said -0.5 for every token: ratios exp(0) = 1, exp(-1) and exp(2), which is cut to 2.
-    policy = [np.array([-0.5, -1.5], np.float32), np.array([1.5], np.float32)]
-    groups = [group([1.0, 0.0], [[9, 1], [8]])]
-    right, wrong = build_train_sequences(groups, config, None, max_tokens=5, policy_logprobs=policy)
-    assert right.advantages is not None and wrong.advantages is not None
-    assert right.advantages.tolist() == pytest.approx([0.5, 0.5 * np.exp(-1)])
-    assert wrong.advantages.tolist() == pytest.approx([-1.0])
-    assert right.old_logprobs is policy[0]
+    [kept] = drop_without_gradient(sequences, config)
+    assert kept.advantages is not None
+    assert kept.advantages.tolist() == [0.5, 0.5]
+    assert count_kept_tokens(groups, filters) == 2

@@ -11,7 +11,6 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.dump import dump_groups, replay_groups
-from slurm_rl.train.grpo.step_metrics import pass_rates
 from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.rewards.types import RewardItem, RewardResult
 
@@ -30,27 +29,22 @@ def group(*scores: float | None) -> Group:
 
 def test_what_was_dumped_is_replayed_to_the_bit(tmp_path: Path) -> None:
     groups = [group(1.0, None), group(0.1, 0.0)]
-    dump_groups(tmp_path / "rollouts", 12, 0, [group(0.0)])
-    dump_groups(tmp_path / "rollouts", 12, 0, groups)  # the step was taken again
-    assert replay_groups(tmp_path / "rollouts", 12, 0) == groups
+    dump_groups(tmp_path / "rollouts", 12, [group(0.0)])
+    dump_groups(tmp_path / "rollouts", 12, groups)  # the step was taken again
+    assert replay_groups(tmp_path / "rollouts", 12) == groups
 
 
-def test_a_missing_round_and_a_foreign_line_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"step-12-round-1\.jsonl.*Next: replay with"):
-        replay_groups(tmp_path, 12, 1)
-    (tmp_path / "step-12-round-1.jsonl").write_text('{"prompt": {}}\n')
-    with pytest.raises(DataError, match=r"step-12-round-1\.jsonl.*Next: dump again"):
-        replay_groups(tmp_path, 12, 1)
+def test_a_missing_step_and_a_foreign_line_are_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"step-12\.jsonl.*Next: replay with"):
+        replay_groups(tmp_path, 12)
+    (tmp_path / "step-12.jsonl").write_text('{"prompt": {}}\n')
+    with pytest.raises(DataError, match=r"step-12\.jsonl.*Next: dump again"):
+        replay_groups(tmp_path, 12)
 
 
 def test_a_folder_without_rollouts_is_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.replay must name a folder.*Next: name <run>/rollouts"):
         load_config([f"rollout.replay={tmp_path}"])
-    dump_groups(tmp_path, 0, 0, [group(1.0)])
-    with pytest.raises(ConfigError, match=r"rollout\.dump must be false"):
+    dump_groups(tmp_path, 0, [group(1.0)])
+    with pytest.raises(ConfigError, match=r"rollout\.replay goes without rollout\.dump"):
         load_config([f"rollout.replay={tmp_path}", "rollout.dump=true"])
-
-
-def test_pass_rates_count_full_scores_and_no_failures() -> None:
-    # Right: 1 of 2, 0 of 2, 0 of 2 (half a score is not right).
-    assert pass_rates([group(1.0, 0.0), group(None, 0.0), group(0.5, 0.0)]) == {"pass@2": pytest.approx(1 / 3)}

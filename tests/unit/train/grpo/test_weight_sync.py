@@ -56,13 +56,26 @@ def sync(engine: FakeEngine) -> WeightSync:
 
 
 def test_an_engine_that_agrees_passes() -> None:
-    assert sync(FakeEngine()).push(7) == 0.0
+    weights = sync(FakeEngine())
+    weights.push(7)
+    assert weights.verify() == 0.0
+
+
+def test_who_samples_ahead_verifies_older_pushes_alone() -> None:
+    weights = sync(FakeEngine(stale=True))
+    weights.push(7)
+    assert weights.verify(leave=1) == 0.0, "nothing was looked at yet"
+    weights.push(8)
+    with pytest.raises(WeightSyncError):
+        weights.verify(leave=1)
 
 
 @pytest.mark.parametrize("lie", [{"bytes_ok": False}, {"stale": True}, {"old_version": True}])
 def test_an_engine_that_does_not_hold_the_weights_is_named(lie: dict[str, bool]) -> None:
     with pytest.raises(WeightSyncError, match="rollout-0"):
-        sync(FakeEngine(**lie)).push(7)
+        weights = sync(FakeEngine(**lie))
+        weights.push(7)
+        weights.verify()
 
 
 def test_records_carry_every_bit_and_order_does_not_matter() -> None:

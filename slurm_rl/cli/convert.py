@@ -1,0 +1,69 @@
+"""`convert`: a checkpoint of a run as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import yaml
+
+from slurm_rl.cli.common import find_run
+from slurm_rl.config.load import parse_config
+from slurm_rl.errors import CheckpointError, ConfigError
+from slurm_rl.run_dir import RunDir
+from slurm_rl.train.engine.checkpoint import Checkpoint, CheckpointStore
+
+
+def run(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m slurm_rl convert")
+    parser.add_argument("run", nargs="*", help="run directory; the newest under ./runs by default")
+    parser.add_argument("--step", type=int, help="which checkpoint; the newest by default")
+    parser.add_argument("--out", type=Path, help="new folder; <run>/export-step-<k> by default")
+    parser.add_argument("--max-shard-gb", type=float, default=5.0, help="size of one safetensors file")
+    args = parser.parse_args(words)
+    if args.max_shard_gb <= 0:
+        raise ConfigError("--max-shard-gb must be above 0", seen=args.max_shard_gb)
+    directory = find_run(args.run)
+    checkpoint = find_checkpoint(directory, args.step)
+    out = args.out or directory.path / f"export-step-{checkpoint.step}"
+    if out.exists():
+        raise ConfigError("--out must name a new folder", seen=str(out), action="choose another, or remove it")
+    convert = _import_convert()
+    config = parse_config(yaml.safe_load(directory.config.read_text(encoding="utf-8")))
+    model_path = config.model.path or str(directory.model)
+    max_bytes = int(args.max_shard_gb * 1e9)
+    count = convert(checkpoint.path / "policy", model_path, config.model, out, max_bytes)
+    print(f"step {checkpoint.step}: {count:,} parameters in {out}")
+    return 0
+
+
+def find_checkpoint(directory: RunDir, step: int | None) -> Checkpoint:
+    """The checkpoint of this step, or the newest, once every byte of it is as written.
+
+    Raises:
+        CheckpointError: there is none; names those that are there, and what is wrong with damaged ones.
+    """
+    store = CheckpointStore(directory.checkpoints)
+    found = store.latest() if step is None else store.at(step)
+    if found is None:
+        there = ", ".join(sorted(path.name for path in directory.checkpoints.glob("step-*"))) or "none"
+        wanted = "a whole checkpoint" if step is None else f"a whole checkpoint step-{step}"
+        raise CheckpointError(
+            f"the run must have {wanted}",
+            seen="; ".join([f"there: {there}", *store.skipped]),
+            action="choose another --step",
+        )
+    return found
+
+
+def _import_convert() -> Callable[..., int]:
+    try:
+        from slurm_rl.train.engine.convert import convert_checkpoint
+    except ImportError as error:
+        raise ConfigError(
+            "convert needs torch and transformers",
+            seen=str(error),
+            action="pip install slurm_rl[cpu], or run it in the image",
+        ) from None
+    return convert_checkpoint

@@ -1,0 +1,42 @@
+"""The model's shape, from a config.json that this machine can see without torch or a network."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.memory import ModelShape, parse_shape
+
+
+def find_shape(model: ModelConfig) -> ModelShape | None:
+    """The shape; None for a model built here, one not downloaded yet, or a family that is not known.
+
+    Raises:
+        ConfigError: config.json is no JSON object.
+    """
+    path = None if model.path is None else _find_config(model.path)
+    if path is None:
+        return None
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "the model's config.json must be JSON", seen=f"{path}: {error}", action="fetch it again"
+        ) from None
+    if not isinstance(tree, dict):
+        raise ConfigError("the model's config.json must be a JSON object", seen=f"{path}: {type(tree).__name__}")
+    return parse_shape(tree)
+
+
+def _find_config(name: str) -> Path | None:
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder / "config.json" if (folder / "config.json").is_file() else None
+    # As huggingface_hub lays out its cache: models--<org>--<name>/snapshots/<commit>/.
+    home = Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface")
+    cache = Path(os.environ.get("HF_HUB_CACHE") or home / "hub") / f"models--{name.replace('/', '--')}"
+    found = sorted(cache.glob("snapshots/*/config.json"), key=lambda path: path.stat().st_mtime)
+    return found[-1] if found else None

@@ -1,0 +1,175 @@
+"""What the user left open, filled in from the GPUs and the model's shape; what cannot fit, refused. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.memory import (
+    EngineMemory,
+    ModelShape,
+    PolicyLoad,
+    PolicyMemory,
+    asleep_gb,
+    estimate_engine,
+    estimate_policy,
+)
+from slurm_rl.plan.topology import ActorPlan
+
+if TYPE_CHECKING:  # the node agent imports this without pydantic
+    from slurm_rl.config.run import RunConfig
+
+DEFAULT_MICRO_BATCH_TOKENS = 8192
+
+
+@dataclass(frozen=True)
+class LayoutPlan:
+    """Sizes that follow from the machines; the estimates are None where shape or GPU memory is not known."""
+
+    tensor_parallel_size: int
+    micro_batch_tokens: int
+    gpu_mem_gb: float | None = None
+    engine_budget_gb: float | None = None
+    """What of it vLLM may take."""
+    policy: PolicyMemory | None = None
+    engine: EngineMemory | None = None
+
+    @staticmethod
+    def from_json(tree: dict[str, Any]) -> LayoutPlan:
+        policy, engine = tree["policy"], tree["engine"]
+        memory = {"policy": policy and PolicyMemory(**policy), "engine": engine and EngineMemory(**engine)}
+        return LayoutPlan(**{**tree, **memory})
+
+
+def choose_tensor_parallel_size(config: RunConfig, shape: ModelShape | None) -> int:
+    """As configured, or the fewest GPUs that hold an engine.
+
+    Raises:
+        ConfigError: it does not divide the heads, or no number of a node's GPUs holds an engine.
+    """
+    wanted, gpus = config.rollout.tensor_parallel_size, config.cluster.gpus_per_node
+    if wanted is not None and shape is not None and shape.num_heads % wanted:
+        raise ConfigError(
+            "rollout.tensor_parallel_size must divide the model's attention heads",
+            seen=f"{shape.num_heads} heads over {wanted} GPUs",
+            action=f"choose one of {', '.join(str(size) for size in _sizes(shape, max(gpus, wanted)))}",
+        )
+    budget = _engine_budget_gb(config)
+    if shape is None or budget is None:
+        return wanted or 1
+    sizes = [wanted] if wanted else _sizes(shape, gpus)
+    needs = {size: _engine(config, shape, size).least_gb for size in sizes}
+    for size, need in needs.items():
+        if need <= budget:
+            return size
+    size, need = min(needs.items(), key=lambda item: item[1])
+    raise ConfigError(
+        "a GPU of a rollout engine must hold its share of the weights and one longest sequence within "
+        "cluster.gpu_mem_gb * rollout.gpu_memory_utilization",
+        seen=f"{need:.1f} GB > {budget:.1f} GB with rollout.tensor_parallel_size={size}",
+        action="raise rollout.tensor_parallel_size or gpu_memory_utilization, or shorten rollout.max_tokens",
+    )
+
+
+def _sizes(shape: ModelShape, gpus: int) -> list[int]:
+    return [size for size in range(1, gpus + 1) if gpus % size == 0 and shape.num_heads % size == 0]
+
+
+def check_context(config: RunConfig, shape: ModelShape | None) -> None:
+    """Raise ConfigError when the longest sequence is longer than the model's context."""
+    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+    if shape is not None and shape.context_length is not None and longest > shape.context_length:
+        raise ConfigError(
+            "data.max_prompt_tokens + rollout.max_tokens must be <= the model's max_position_embeddings",
+            seen=f"{config.data.max_prompt_tokens} + {config.rollout.max_tokens} > {shape.context_length}",
+            action="shorten either, or take a model with a longer context",
+        )
+
+
+def build_layout(
+    config: RunConfig, shape: ModelShape | None, actors: Sequence[ActorPlan], tensor_parallel_size: int
+) -> LayoutPlan:
+    """The sizes of this placement.
+
+    Raises:
+        ConfigError: a policy worker cannot fit its GPU; the message holds both numbers.
+    """
+    wanted, capacity = config.policy.micro_batch_tokens, config.cluster.gpu_mem_gb
+    if shape is None or capacity is None:
+        return LayoutPlan(tensor_parallel_size, wanted or DEFAULT_MICRO_BATCH_TOKENS)
+    num_workers = sum(actor.role == "policy" for actor in actors)
+    room = capacity - (asleep_gb() if config.rollout.colocate else 0)
+    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+    for tokens in [wanted] if wanted else _micro_batches(longest):
+        memory = estimate_policy(shape, _load(config, num_workers, tokens))
+        if memory.total_gb <= room:
+            engine = _engine(config, shape, tensor_parallel_size)
+            return LayoutPlan(tensor_parallel_size, tokens, capacity, _engine_budget_gb(config), memory, engine)
+    raise ConfigError(
+        "a policy worker must fit its GPU (cluster.gpu_mem_gb"
+        + (", less what a sleeping engine keeps)" if config.rollout.colocate else ")"),
+        seen=f"{memory.total_gb:.1f} GB > {room:.1f} GB: {describe_policy(memory)}, "
+        f"{num_workers} workers, micro-batches of {tokens} tokens",
+        action="take more nodes, "
+        + ("" if config.model.gradient_checkpointing else "model.gradient_checkpointing=true, ")
+        + ("" if config.policy.zero_stage == 3 or config.policy.backend == "fsdp2" else "policy.zero_stage=3, ")
+        + "a smaller policy.micro_batch_tokens or shorter sequences",
+    )
+
+
+def _micro_batches(longest: int) -> list[int]:
+    """Budgets to try, the largest first; the smallest still holds one longest sequence."""
+    return [size for size in (32768, 16384, 8192, 4096, 2048, 1024) if size > longest] + [longest]
+
+
+def _load(config: RunConfig, num_workers: int, tokens: int) -> PolicyLoad:
+    return PolicyLoad(
+        backend=config.policy.backend,
+        zero_stage=config.policy.zero_stage,
+        num_workers=num_workers,
+        bytes_per_value=_bytes(config),
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        micro_batch_tokens=tokens,
+    )
+
+
+def _engine(config: RunConfig, shape: ModelShape, size: int) -> EngineMemory:
+    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+    return estimate_engine(shape, tensor_parallel_size=size, bytes_per_value=_bytes(config), longest_tokens=longest)
+
+
+def _engine_budget_gb(config: RunConfig) -> float | None:
+    memory = config.cluster.gpu_mem_gb
+    return None if memory is None else memory * config.rollout.gpu_memory_utilization
+
+
+def _bytes(config: RunConfig) -> int:
+    return 2 if config.model.dtype == "bfloat16" else 4
+
+
+def describe_policy(memory: PolicyMemory) -> str:
+    """`weights 2.1, gradients 1.0, optimizer 4.1, activations 6.3, logits 9.9`."""
+    parts = {
+        "weights": memory.weights_gb,
+        "gradients": memory.gradients_gb,
+        "optimizer": memory.optimizer_gb,
+        "activations": memory.activations_gb,
+        "logits": memory.logits_gb,
+    }
+    return ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
+
+
+def render_layout(layout: LayoutPlan) -> list[str]:
+    """Lines for people."""
+    sizes = f"tensor parallel {layout.tensor_parallel_size}, micro-batches of {layout.micro_batch_tokens} tokens"
+    if layout.policy is None or layout.engine is None or layout.engine_budget_gb is None:
+        return [sizes, "memory not estimated: cluster.gpu_mem_gb or the model's config.json is not known here"]
+    budget = layout.engine_budget_gb
+    return [
+        sizes,
+        f"policy GPU  about {layout.policy.total_gb:.0f} of {layout.gpu_mem_gb:g} GB: {describe_policy(layout.policy)}",
+        f"engine GPU  weights {layout.engine.weights_gb:.1f} of {budget:.0f} GB, "
+        f"room for {layout.engine.num_sequences(budget)} longest sequences at once",
+    ]

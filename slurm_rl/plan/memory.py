@@ -1,0 +1,164 @@
+"""Does it fit? GPU memory of a policy worker and of a rollout engine, estimated from the model's shape. Pure.
+
+Estimates, meant to refuse the impossible and to choose batch sizes, not to predict the last gigabyte:
+fragmentation, NCCL's buffers and the CUDA context are one flat reserve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+GB = 1e9
+_RESERVE_GB = 3.0
+# What vLLM needs beside weights and cache: activations of one batch, CUDA graphs, sampling buffers.
+_ENGINE_RESERVE_GB = 2.0
+# What an engine asleep keeps on its GPU: the CUDA context and NCCL's buffers.
+_ASLEEP_GB = 2.0
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder as far as memory goes (Llama, Qwen, Mistral and their mixtures of experts)."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    """Width of the gated MLP; of one expert in a mixture."""
+    vocab_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    is_tied: bool
+    """The output layer is the embedding."""
+    num_experts: int = 1
+    context_length: int | None = None
+
+    @property
+    def layer_parameters(self) -> int:
+        attention = 2 * self.hidden_size * self.head_dim * (self.num_heads + self.num_kv_heads)
+        mlp = 3 * self.hidden_size * self.intermediate_size * self.num_experts
+        return attention + mlp + 2 * self.hidden_size
+
+    @property
+    def embedding_parameters(self) -> int:
+        return self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
+
+    @property
+    def num_parameters(self) -> int:
+        return self.num_layers * self.layer_parameters + self.embedding_parameters + self.hidden_size
+
+
+def parse_shape(config: Mapping[str, Any]) -> ModelShape | None:
+    """Read a Hugging Face config.json, of a vision-language model its language part; None for other families.
+
+    >>> parse_shape({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 10,
+    ...              "intermediate_size": 128}).num_parameters
+    83456
+    """
+    text = config.get("text_config") or config
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads")
+    if not all(isinstance(text.get(name), int) for name in names):
+        return None
+    heads, experts = text["num_attention_heads"], text.get("num_experts") or text.get("num_local_experts") or 1
+    return ModelShape(
+        num_layers=text["num_hidden_layers"],
+        hidden_size=text["hidden_size"],
+        intermediate_size=text.get("moe_intermediate_size") or text["intermediate_size"],
+        vocab_size=text["vocab_size"],
+        num_heads=heads,
+        num_kv_heads=text.get("num_key_value_heads") or heads,
+        head_dim=text.get("head_dim") or text["hidden_size"] // heads,
+        is_tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
+        num_experts=experts,
+        context_length=text.get("max_position_embeddings"),
+    )
+
+
+@dataclass(frozen=True)
+class PolicyLoad:
+    """What decides how much a policy worker holds."""
+
+    backend: str
+    """`fsdp2` or `deepspeed`."""
+    zero_stage: int
+    num_workers: int
+    bytes_per_value: int
+    """2 for bfloat16, 4 for float32."""
+    gradient_checkpointing: bool
+    micro_batch_tokens: int
+
+
+@dataclass(frozen=True)
+class PolicyMemory:
+    """Of one worker's GPU, in GB."""
+
+    weights_gb: float
+    gradients_gb: float
+    optimizer_gb: float
+    activations_gb: float
+    logits_gb: float
+
+    @property
+    def total_gb(self) -> float:
+        parts = (self.weights_gb, self.gradients_gb, self.optimizer_gb, self.activations_gb, self.logits_gb)
+        return sum(parts) + _RESERVE_GB
+
+
+def estimate_policy(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:
+    """Memory of one policy worker.
+
+    States: ZeRO (Rajbhandari et al. 2020), mixed precision with float32 master weights and moments.
+    Activations: Korthikanti et al. 2022 without attention scores, which neither SDPA nor flash-attention keeps.
+    """
+    count, size, sharded = shape.num_parameters, load.bytes_per_value, 1 / load.num_workers
+    if load.backend == "fsdp2":
+        # Float32 shards, and two blocks (or the embedding) gathered in the model's own format.
+        gathered = max(2 * shape.layer_parameters, shape.embedding_parameters) * size
+        weights, gradients, optimizer = count * 4 * sharded + gathered, count * 4 * sharded, count * 8 * sharded
+    else:
+        master = 4 if size == 2 else 0
+        weights = count * size * (sharded if load.zero_stage >= 3 else 1)
+        gradients = count * size * (sharded if load.zero_stage >= 2 else 1)
+        optimizer = count * (8 + master) * (sharded if load.zero_stage >= 1 else 1)
+    tokens = load.micro_batch_tokens
+    block = tokens * (12 * shape.hidden_size + 4 * shape.intermediate_size) * size
+    kept = shape.num_layers * tokens * shape.hidden_size * size
+    activations = kept + block if load.gradient_checkpointing else shape.num_layers * block
+    # Logits and their gradient in float32.
+    logits = 2 * tokens * shape.vocab_size * 4
+    return PolicyMemory(*(value / GB for value in (weights, gradients, optimizer, activations, logits)))
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """Of one GPU of a rollout engine, in GB."""
+
+    weights_gb: float
+    kv_sequence_gb: float
+    """Cache of one longest sequence."""
+
+    @property
+    def least_gb(self) -> float:
+        """Below this the engine cannot hold a single longest sequence."""
+        return self.weights_gb + self.kv_sequence_gb + _ENGINE_RESERVE_GB
+
+    def num_sequences(self, budget_gb: float) -> int:
+        """Longest sequences that are decoded at once with this much memory."""
+        return max(0, int((budget_gb - self.weights_gb - _ENGINE_RESERVE_GB) / self.kv_sequence_gb))
+
+
+def estimate_engine(
+    shape: ModelShape, *, tensor_parallel_size: int, bytes_per_value: int, longest_tokens: int
+) -> EngineMemory:
+    """Memory of one GPU of an engine; key-value heads fewer than GPUs are replicated, as vLLM does."""
+    heads = max(1, shape.num_kv_heads // tensor_parallel_size)
+    per_token = 2 * shape.num_layers * heads * shape.head_dim * bytes_per_value
+    weights = shape.num_parameters * bytes_per_value / tensor_parallel_size
+    return EngineMemory(weights / GB, per_token * longest_tokens / GB)
+
+
+def asleep_gb() -> float:
+    """What a colocated engine keeps while the policy trains."""
+    return _ASLEEP_GB

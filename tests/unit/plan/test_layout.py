@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.layout import render_layout
+from slurm_rl.plan.memory import ModelShape, PolicyLoad, estimate_engine, estimate_policy, parse_shape
+
+# Shapes as their config.json files on the hub have them.
+QWEN25_7B = {
+    "hidden_size": 3584, "num_hidden_layers": 28, "intermediate_size": 18944, "vocab_size": 152064,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32768, "tie_word_embeddings": False,
+}  # fmt: skip
+LLAMA3_70B = {
+    "hidden_size": 8192, "num_hidden_layers": 80, "intermediate_size": 28672, "vocab_size": 128256,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+QWEN3_30B_A3B = {
+    "hidden_size": 2048, "num_hidden_layers": 48, "intermediate_size": 6144, "moe_intermediate_size": 768,
+    "num_experts": 128, "vocab_size": 151936, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+}  # fmt: skip
+H100 = ["+cluster=nvidia_h100", "model=hf", "model.path=/m", "data.max_prompt_tokens=1024", "rollout.max_tokens=3072"]
+
+
+def shape_of(tree: dict[str, object]) -> ModelShape:
+    shape = parse_shape(tree)
+    assert shape is not None
+    return shape
+
+
+def plan_of(tree: dict[str, object], *words: str) -> JobPlan:
+    facts = SubmitFacts("/usr/bin/python3", 8, "test", shape_of(tree))
+    return build_plan(load_config([*H100, *words]), "/runs/a", facts)
+
+
+@pytest.mark.parametrize(
+    ("tree", "billions"), [(QWEN25_7B, 7.62), (LLAMA3_70B, 70.55), (QWEN3_30B_A3B, 30.5)], ids=["7b", "70b", "moe"]
+)
+def test_parameters_are_those_of_the_model_card(tree: dict[str, object], billions: float) -> None:
+    assert shape_of(tree).num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_a_vision_language_model_is_read_by_its_language_part() -> None:
+    assert parse_shape({"text_config": QWEN25_7B, "tie_word_embeddings": True}) == shape_of(
+        {**QWEN25_7B, "tie_word_embeddings": True}
+    )
+    assert parse_shape({"model_type": "mamba"}) is None
+
+
+def test_zero_stages_hold_what_the_paper_says() -> None:
+    """Rajbhandari et al. 2020, figure 1: 16, 4 + 12/N, 2 + 14/N, 16/N bytes a parameter in mixed precision."""
+    shape, count = shape_of(QWEN25_7B), shape_of(QWEN25_7B).num_parameters / 1e9
+    for stage, per_parameter in ((0, 16), (1, 4 + 12 / 64), (2, 2 + 14 / 64), (3, 16 / 64)):
+        memory = estimate_policy(shape, PolicyLoad("deepspeed", stage, 64, 2, True, 1))
+        states = memory.weights_gb + memory.gradients_gb + memory.optimizer_gb
+        assert states == pytest.approx(count * per_parameter)
+
+
+def test_the_cache_of_a_sequence_by_hand() -> None:
+    # Keys and values of 28 layers x 4 heads x 128 in 2 bytes: 57,344 bytes a token.
+    memory = estimate_engine(shape_of(QWEN25_7B), tensor_parallel_size=1, bytes_per_value=2, longest_tokens=1000)
+    assert memory.kv_sequence_gb == pytest.approx(0.057344)
+    # Eight GPUs share four heads: each keeps one.
+    split = estimate_engine(shape_of(LLAMA3_70B), tensor_parallel_size=16, bytes_per_value=2, longest_tokens=1000)
+    assert split.kv_sequence_gb == pytest.approx(2 * 80 * 1 * 128 * 2 * 1000 / 1e9)
+
+
+def test_what_is_left_open_is_filled_in() -> None:
+    small = plan_of(QWEN25_7B, "cluster.num_nodes=2").layout
+    assert small.tensor_parallel_size == 1
+    assert small.micro_batch_tokens >= 4096
+    assert small.policy is not None and small.policy.total_gb <= 80
+    large = plan_of(LLAMA3_70B, "cluster.num_nodes=16", "model.gradient_checkpointing=true").layout
+    assert large.tensor_parallel_size == 4, "140 GB over 4 x 68 GB; not over 2"
+
+
+def test_more_room_takes_larger_micro_batches() -> None:
+    sizes = [
+        plan_of(QWEN25_7B, f"model.gradient_checkpointing={word}").layout.micro_batch_tokens
+        for word in ("false", "true")
+    ]
+    assert sizes[0] < sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("tree", "words", "numbers"),
+    [
+        (LLAMA3_70B, ["cluster.num_nodes=1"], ["GB >", "cluster.gpu_mem_gb", "80.0 GB", "4 workers"]),
+        (LLAMA3_70B, ["rollout.tensor_parallel_size=1"], ["GB > 68.0 GB", "tensor_parallel_size=1"]),
+        (QWEN25_7B, ["rollout.tensor_parallel_size=8"], ["28 heads over 8 GPUs", "1, 2, 4"]),
+        (QWEN25_7B, ["policy.micro_batch_tokens=400000"], ["GB >", "400000"]),
+        (LLAMA3_70B, ["rollout.max_tokens=8192"], ["1024 + 8192 > 8192"]),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_both_numbers(
+    tree: dict[str, object], words: list[str], numbers: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(tree, *words)
+    assert all(number in str(caught.value) for number in numbers), str(caught.value)
+
+
+def test_nothing_is_estimated_of_an_unknown_model() -> None:
+    facts = SubmitFacts("/usr/bin/python3", 8, "test", None)
+    plan = build_plan(load_config(H100), "/runs/a", facts)
+    assert (plan.layout.tensor_parallel_size, plan.layout.micro_batch_tokens) == (1, 8192)
+    assert "not estimated" in "\n".join(render_layout(plan.layout))
+
+
+def test_a_plan_survives_json() -> None:
+    plan = plan_of(QWEN25_7B, "cluster.num_nodes=2")
+    assert JobPlan.from_json(plan.to_json()) == plan
+
+
+def test_a_thousand_nodes_are_planned_within_a_second() -> None:
+    config = load_config([*H100, "cluster.num_nodes=1024"])
+    facts = SubmitFacts("/usr/bin/python3", 8, "test", shape_of(LLAMA3_70B))
+    start = time.process_time()
+    plan = build_plan(config, "/runs/a", facts)
+    assert time.process_time() - start < 1.0
+    assert len({(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus}) == 8192

@@ -1,0 +1,52 @@
+"""Recipes and extras are one list; and nothing in a recipe pins a second time."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RECIPES = sorted((ROOT / "containers").glob("*/Containerfile"))
+
+
+def requirements_of(extra: str) -> list[str]:
+    script = ROOT / "containers" / "requirements.py"
+    # As in an image: no site packages.
+    done = subprocess.run([sys.executable, "-S", str(script), extra], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def name_of(requirement: str) -> str:
+    return re.split(r"[\[<>=~! ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
+def test_an_image_gets_all_that_its_extra_names(recipe: Path) -> None:
+    tree = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extra = recipe.parent.name
+    wanted = {*tree["dependencies"], *tree["optional-dependencies"][extra], *tree["optional-dependencies"]["train"]}
+    assert set(requirements_of(extra)) == wanted - {"slurm_rl[train]"}
+    assert f"requirements.py {extra} >" in recipe.read_text()
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
+def test_a_recipe_pins_nothing_that_the_extras_pin(recipe: Path) -> None:
+    lines = [line for line in recipe.read_text().splitlines() if not line.startswith("#")]
+    pinned = {match.lower() for match in re.findall(r"\b([A-Za-z][\w-]*)==\d", "\n".join(lines))}
+    assert not pinned & {name_of(requirement) for requirement in requirements_of(recipe.parent.name)}
+
+
+def test_there_is_a_recipe_for_each_accelerator() -> None:
+    assert [recipe.parent.name for recipe in RECIPES] == ["cpu", "cuda", "rocm"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
+def test_an_image_runs_as_a_user_and_holds_no_code(recipe: Path) -> None:
+    text = recipe.read_text()
+    assert re.search(r"^USER (?!root)", text, re.MULTILINE)
+    assert not re.search(r"^(COPY|ADD) .*slurm_rl", text, re.MULTILINE)

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from slurm_rl.train.grpo.step_metrics import training_metrics
+from slurm_rl.train.totals import add_totals
+
+
+def test_sums_add_up_and_maxima_do_not() -> None:
+    totals: dict[str, float] = {}
+    for more in ({"loss": 1.0, "mismatch/max": 0.5}, {"loss": 2.0, "mismatch/max": 0.25, "kl": 1.0}):
+        add_totals(totals, more)
+    assert totals == {"loss": 3.0, "mismatch/max": 0.5, "kl": 1.0}
+
+
+def test_means_are_over_tokens_and_maxima_over_minibatches() -> None:
+    minibatches = [
+        {"loss": 1.0, "grad_norm": 2.0, "mismatch/mean": 3.0, "mismatch/max": 0.5},
+        {"loss": 3.0, "grad_norm": 4.0, "mismatch/mean": 5.0, "mismatch/max": 0.75},
+    ]
+    found = training_metrics(minibatches, num_tokens=4)
+    assert found == {"policy/loss": 2.0, "policy/grad_norm": 3.0, "mismatch/mean": 2.0, "mismatch/max": 0.75}
