@@ -98,6 +98,9 @@ class AlgorithmConfig(Section):
     """Reward lost near the length limit."""
     filters: FilterConfig = FilterConfig()
     """What the loss leaves out."""
+    dynamic_sampling_rounds: PositiveInt = 1
+    """Sample other prompts until the batch is full of groups with unequal rewards, at most so often (DAPO); at the
+    bound, groups of equal rewards fill it. 1: take what comes."""
     entropy_bonus: NonNegativeFloat = 0.0
     """Weight of the policy's entropy, which the loss then raises."""
     kl: KLConfig = KLConfig()
@@ -115,10 +118,13 @@ class AlgorithmConfig(Section):
 
     @model_validator(mode="after")
     def _equal_rewards_need_two(self) -> AlgorithmConfig:
-        if self.filters.zero_variance and self.group_size < 2:
-            raise ValueError(
-                "algorithm.filters.zero_variance compares the rewards of a group, so algorithm.group_size must be "
-                f">= 2; got {self.group_size}. Next: set algorithm.group_size=8, or algorithm.filters.zero_variance="
-                "false"
-            )
+        for name, wanted in (
+            ("dynamic_sampling_rounds", self.dynamic_sampling_rounds > 1),
+            ("filters.zero_variance", self.filters.zero_variance),
+        ):
+            if wanted and self.group_size < 2:
+                raise ValueError(
+                    f"algorithm.{name} compares the rewards of a group, so algorithm.group_size must be >= 2; got "
+                    f"{self.group_size}. Next: set algorithm.group_size=8, or leave algorithm.{name} out"
+                )
         return self

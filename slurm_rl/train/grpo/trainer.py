@@ -28,6 +28,7 @@ from slurm_rl.train.grpo.batch import (
     shape_overlong,
     split_minibatches,
 )
+from slurm_rl.train.grpo.collect import Collected, collect_groups
 from slurm_rl.train.grpo.dump import dump_groups, replay_groups
 from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_staleness
 from slurm_rl.train.grpo.policy_group import PolicyGroup
@@ -87,8 +88,10 @@ class GRPOTrainer:
         self.state = RunState()
         self.timer = Timer()
         self.probe_difference = 0.0
+        self.collected = Collected([], [], 0)
         self.correction: dict[str, float] = {}
         self.order = PromptOrder(len(prompts.train), config.seed)
+        self.refill_order = PromptOrder(len(prompts.train), derive_seed(config.seed, "refill"))
         self.num_warmup = config.warmup.num_steps
         self.pipeline = RolloutPipeline(
             self.start_batch,
@@ -144,19 +147,35 @@ class GRPOTrainer:
         rollout = self.config.rollout
         with self.timer.phase("rollout"):
             if rollout.replay is not None:
-                return replay_groups(Path(rollout.replay), self.state.step)
+                groups = replay_groups(Path(rollout.replay), self.state.step)
+                self.collected = Collected(groups, groups, 1)
+                return groups
             batch = self.pipeline.take(self.grpo_steps_done)
-        if rollout.dump:
-            dump_groups(self.run_dir.rollouts, self.state.step, batch.groups)
         if self.pipeline.staleness == 0:
             self.timer.seconds["time/reward_s"] = batch.seconds.get("reward", 0.0)
             self.timer.seconds["time/rollout_s"] -= batch.seconds.get("reward", 0.0)
         else:
             waited = self.timer.seconds["time/rollout_s"]
             self.timer.seconds["time/hidden_s"] = max(sum(batch.seconds.values()) - waited, 0.0)
-        results = [result for group in batch.groups for result in group.results]
+        self.collected = collect_groups(
+            lambda round_number: self.refill(round_number) if round_number else batch.groups,
+            self.config.trainer.prompts_per_step,
+            self.config.algorithm.dynamic_sampling_rounds,
+        )
+        results = [result for group in self.collected.sampled for result in group.results]
         check_failures(results, self.config.reward.max_failure_rate)
-        return batch.groups
+        if rollout.dump:
+            dump_groups(self.run_dir.rollouts, self.state.step, self.collected.groups)
+        return self.collected.groups
+
+    def refill(self, round_number: int) -> list[Group]:
+        """Other prompts for dynamic sampling. They follow from step and round, so a resumed step draws them again."""
+        count, rounds = self.config.trainer.prompts_per_step, self.config.algorithm.dynamic_sampling_rounds
+        rows = self.refill_order.take((self.grpo_steps_done * rounds + round_number) * count, count)
+        spec = self.sampling_spec(f"refill-{round_number}", self.state.step, self.config.algorithm.group_size)
+        with self.timer.phase("refill"):
+            pending = self.sampler.start([self.prompts.train[row] for row in rows], spec)
+            return self.finish_batch(pending, None).groups
 
     @property
     def grpo_steps_done(self) -> int:
@@ -291,8 +310,14 @@ class GRPOTrainer:
         self.state.num_metric_rows += 1
 
     def log(self, groups: Sequence[Group], totals: Sequence[dict[str, float]], num_tokens: int) -> None:
-        values = {**sampling_metrics(groups), **training_metrics(totals, num_tokens), "policy/lr": self.lr()}
+        values = {
+            **sampling_metrics(self.collected.sampled),
+            **training_metrics(totals, num_tokens),
+            "policy/lr": self.lr(),
+        }
         values |= self.correction
+        if self.config.algorithm.dynamic_sampling_rounds > 1:
+            values["rollout/rounds"] = float(self.collected.num_rounds)
         # What the filters keep is in the loss; `computed` leaves out tokens whose gradient is known to be 0.
         values["tokens/trained"] = float(count_kept_tokens(groups, self.config.algorithm.filters))
         values["tokens/computed"] = float(num_tokens)

@@ -14,6 +14,10 @@ from slurm_rl.errors import ConfigError
         (["algorithm.correction.kind=tis"], ["algorithm.correction.kind", "token_tis"]),
         (["algorithm.filters.min_tokens=4", "algorithm.filters.max_tokens=3"], ["filters.max_tokens", "3 < 4"]),
         (["algorithm.entropy_bonus=-1"], ["algorithm.entropy_bonus", "-1"]),
+        (
+            ["+algorithm=dapo", "rollout.max_staleness=1"],
+            ["algorithm.dynamic_sampling_rounds", "rollout.max_staleness=0"],
+        ),
         (["trainer.num_epochs=0"], ["trainer.num_epochs", "0"]),
         (["policy.logprob_chunk_tokens=0"], ["policy.logprob_chunk_tokens", "0"]),
         (
