@@ -101,6 +101,10 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def rollouts(self) -> Path:
+        return self.path / "rollouts"
+
+    @property
     def tensorboard(self) -> Path:
         return self.path / "tensorboard"
 

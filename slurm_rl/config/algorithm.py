@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from slurm_rl.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 AdvantageName = Literal["group_norm", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"]
 LossName = Literal["grpo", "gspo", "gspo_token", "cispo"]
@@ -44,6 +44,28 @@ class CorrectionConfig(Section):
         return self
 
 
+class FilterConfig(Section):
+    """Completions left out of the loss and of its mean; they still count in their group's baseline."""
+
+    zero_variance: bool = False
+    """Leave out groups whose rewards are all equal."""
+    truncated: bool = False
+    """Leave out completions that the length limit cut."""
+    min_tokens: NonNegativeInt = 0
+    """Leave out shorter completions."""
+    max_tokens: PositiveInt | None = None
+    """Leave out longer completions; null: none."""
+
+    @model_validator(mode="after")
+    def _bounds_are_in_order(self) -> FilterConfig:
+        if self.max_tokens is not None and self.max_tokens < self.min_tokens:
+            raise ValueError(
+                "algorithm.filters.max_tokens must be >= algorithm.filters.min_tokens, or nothing is left; "
+                f"got {self.max_tokens} < {self.min_tokens}. Next: raise max_tokens, or lower min_tokens"
+            )
+        return self
+
+
 class OverlongConfig(Section):
     """DAPO's soft punishment of completions that come near the length limit."""
 
@@ -74,6 +96,13 @@ class AlgorithmConfig(Section):
     """For completions whose sampler was not the policy: older weights, another program."""
     overlong: OverlongConfig = OverlongConfig()
     """Reward lost near the length limit."""
+    filters: FilterConfig = FilterConfig()
+    """What the loss leaves out."""
+    dynamic_sampling_rounds: PositiveInt = 1
+    """Sample other prompts until the batch is full of groups with unequal rewards, at most so often (DAPO); at the
+    bound, groups of equal rewards fill it. 1: take what comes."""
+    entropy_bonus: NonNegativeFloat = 0.0
+    """Weight of the policy's entropy, which the loss then raises."""
     kl: KLConfig = KLConfig()
     """Distance to the reference."""
 
@@ -85,4 +114,17 @@ class AlgorithmConfig(Section):
                 f"completions of one prompt; got {self.group_size}. Next: set algorithm.group_size=8, "
                 "or algorithm.advantage=reinforce_pp"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _equal_rewards_need_two(self) -> AlgorithmConfig:
+        for name, wanted in (
+            ("dynamic_sampling_rounds", self.dynamic_sampling_rounds > 1),
+            ("filters.zero_variance", self.filters.zero_variance),
+        ):
+            if wanted and self.group_size < 2:
+                raise ValueError(
+                    f"algorithm.{name} compares the rewards of a group, so algorithm.group_size must be >= 2; got "
+                    f"{self.group_size}. Next: set algorithm.group_size=8, or leave algorithm.{name} out"
+                )
         return self

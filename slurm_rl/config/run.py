@@ -82,6 +82,17 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _dynamic_sampling_is_synchronous(self) -> RunConfig:
+        rounds, staleness = self.algorithm.dynamic_sampling_rounds, self.rollout.max_staleness
+        if rounds > 1 and staleness > 0:
+            raise ValueError(
+                "algorithm.dynamic_sampling_rounds must be 1 when rollout.max_staleness is above 0, since which "
+                f"prompts are needed is known only in the step; got {rounds} and {staleness}. "
+                "Next: rollout.max_staleness=0, or algorithm.dynamic_sampling_rounds=1"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _top_p_cuts_the_distribution(self) -> RunConfig:
         if self.rollout.top_p < 1 and self.algorithm.kl.coefficient > 0:
             raise ValueError(

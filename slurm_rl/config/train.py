@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -20,6 +21,9 @@ class PolicyConfig(Section):
     """DeepSpeed ZeRO stage; fsdp2 always shards everything."""
     micro_batch_tokens: PositiveInt | None = None
     """Token budget of one packed micro-batch on one worker; null: the most that fits the GPU, 8192 where unknown."""
+    logprob_chunk_tokens: PositiveInt | None = None
+    """Tokens whose logits exist at once, computed again in the backward pass; null: those of the whole
+    micro-batch, which for large vocabularies is most of its memory."""
     num_threads: PositiveInt | None = None
     """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
 
@@ -53,6 +57,25 @@ class RolloutConfig(Section):
     """Largest difference between the engine's and the policy's logprobs of the probe after a sync."""
     start_timeout_s: PositiveFloat = 600.0
     """Deadline for an engine to be ready."""
+    dump: bool = False
+    """Write every prompt, completion, logprob and reward of training to <run>/rollouts."""
+    replay: str | None = None
+    """Train on the rollouts that another run dumped, in place of sampling; for debugging."""
+
+    @model_validator(mode="after")
+    def _replay_is_a_dump(self) -> RolloutConfig:
+        if self.replay is not None and not any(Path(self.replay).glob("step-*.jsonl")):
+            raise ValueError(
+                f"rollout.replay must name a folder with step-*.jsonl, as rollout.dump=true writes; got {self.replay!r}"
+                ". Next: name <run>/rollouts of a run with rollout.dump=true, or rollout.replay=null"
+            )
+        if self.replay is not None and (self.dump or self.max_staleness > 0):
+            raise ValueError(
+                "rollout.replay goes without rollout.dump, whose folder would hold the same, and without sampling "
+                f"ahead; got dump={self.dump}, max_staleness={self.max_staleness} and replay={self.replay!r}. "
+                "Next: rollout.dump=false rollout.max_staleness=0"
+            )
+        return self
 
 
 class OptimConfig(Section):
@@ -94,6 +117,8 @@ class TrainerConfig(Section):
     """Prompts of one step; times algorithm.group_size completions."""
     num_minibatches: PositiveInt = 1
     """Optimizer steps made of one step's completions; prompts_per_step must be a multiple."""
+    num_epochs: PositiveInt = 1
+    """Passes over one step's completions; the ratio's denominator stays that of the first."""
     step_timeout_s: PositiveFloat = 3600.0
     """Deadline of one phase (sampling, training, ...); then the run ends and names the silent actor."""
 

@@ -36,6 +36,9 @@ LAYOUTS = {"fsdp2": PolicyConfig(backend="fsdp2", num_workers=2, num_threads=1)}
     f"zero-{stage}": PolicyConfig(backend="deepspeed", zero_stage=stage, num_workers=2, num_threads=1)
     for stage in range(4)
 }
+LAYOUTS |= {
+    f"{name}-chunked": LAYOUTS[name].model_copy(update={"logprob_chunk_tokens": 5}) for name in ("fsdp2", "zero-3")
+}
 
 
 def build_sequences(step: int) -> list[TrainSequence]:

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.errors import CheckpointError, TrainingError
+from slurm_rl.errors import CheckpointError, ConfigError, TrainingError
+from slurm_rl.train.engine.chunked_head import require_plain_head
 from slurm_rl.train.engine.forward import compute_sequence_logprobs, forward_packed
 from slurm_rl.train.engine.model import load_model
 from slurm_rl.train.engine.policy import PolicyEngine
@@ -124,6 +125,53 @@ def test_no_gradient_crosses_sequences(folder: Path) -> None:
     assert reached[begin : end - 1].all()
     assert not reached[:begin].any()
     assert not reached[end:].any()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("entropy_gradient", [True, False])
+@pytest.mark.parametrize("chunk_tokens", [1, 7, 1000])
+def test_a_chunked_head_equals_the_whole_one(chunk_tokens: int, entropy_gradient: bool, tied: bool) -> None:
+    """Logprobs, entropies and every gradient, to 1e-5."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Qwen3Config(**{**SHAPE, "tie_word_embeddings": tied}, head_dim=16))
+    batch = build_packed_batch(build_sequences(9))
+    found = []
+    for chunk in (None, chunk_tokens):
+        model.zero_grad()
+        logprobs, entropy = forward_packed(
+            model.float(), batch, 0.7, chunk_tokens=chunk, entropy_gradient=entropy_gradient
+        )
+        assert entropy.requires_grad == entropy_gradient
+        ((logprobs * torch.arange(len(logprobs))).sum() + 3 * entropy.sum()).backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        found.append((logprobs.detach(), entropy.detach(), gradients))
+    (whole, whole_entropy, whole_gradients), (chunked, chunked_entropy, chunked_gradients) = found
+    torch.testing.assert_close(chunked, whole, rtol=0, atol=1e-5)
+    torch.testing.assert_close(chunked_entropy, whole_entropy, rtol=0, atol=1e-5)
+    assert chunked_gradients.keys() == whole_gradients.keys() == dict(model.named_parameters()).keys()
+    for name, gradient in whole_gradients.items():
+        torch.testing.assert_close(chunked_gradients[name], gradient, rtol=1e-5, atol=1e-5 * float(gradient.max()))
+    assert "forward" not in model.get_output_embeddings().__dict__
+
+
+@pytest.mark.parametrize("chunk_tokens", [3, 64])
+def test_an_engine_with_a_chunked_head_takes_the_same_steps(folder: Path, chunk_tokens: int) -> None:
+    model = ModelConfig(path=str(folder), gradient_checkpointing=True)
+    policy = PolicyConfig(num_threads=1, logprob_chunk_tokens=chunk_tokens)
+    chunked = PolicyEngine(folder, model, policy, OPTIM, temperature=1.0)
+    plain = build_engine(folder)
+    for ours, expected in zip(train(chunked, range(3)), train(plain, range(3)), strict=True):
+        assert ours == pytest.approx(expected, rel=1e-5, abs=1e-5)
+    for one, other in zip(state_of(chunked).values(), state_of(plain).values(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-5)
+    assert [len(v) for v in chunked.compute_logprobs([build_sequences(3)])[0]] == [
+        s.num_trained for s in build_sequences(3)
+    ]
+
+
+def test_a_model_that_bends_its_logits_is_refused_a_chunked_head() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.logprob_chunk_tokens.*final_logit_softcapping.*=null"):
+        require_plain_head(Gemma2Config(final_logit_softcapping=30.0))
 
 
 @pytest.mark.parametrize("split", [[12], [1] * 12, [5, 0, 7], [0, 12, 0]])

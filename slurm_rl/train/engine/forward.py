@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slurm_rl.train.engine.chunked_head import chunked_head
 from slurm_rl.train.engine.rows import build_row_layout
 from slurm_rl.train.math.logprobs import compute_token_logprobs
 from slurm_rl.train.math.packing import build_packed_batch, split_by_sequence
@@ -20,20 +21,41 @@ from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 DUMMY = TrainSequence(token_ids=np.zeros(2, dtype=np.int64), trained_from=1)
 
 
-def forward_packed(model: Callable[..., Any], batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    """Logprobs [N] with gradient, and entropy [N] without, of the trained tokens.
+def forward_packed(
+    model: Callable[..., Any],
+    batch: PackedBatch,
+    temperature: float,
+    *,
+    chunk_tokens: int | None = None,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Logprobs [N] with gradient, and entropy [N], of the trained tokens.
 
     Sequences stay apart because positions restart, there is no cache and no attention mask: with either,
     sdpa lets them see each other.
+
+    Args:
+        chunk_tokens: rows of logits that exist at once; None: all N.
+        entropy_gradient: the entropy is differentiable, too.
     """
     module: Any = getattr(model, "module", model)
     walks_sequences = module.config._attn_implementation.startswith("flash")
-    logits = (_forward_one_row if walks_sequences else _forward_rows)(model, module, batch)
-    return compute_token_logprobs(logits, batch.token_ids[batch.trained_positions], temperature)
+    forward = _forward_one_row if walks_sequences else _forward_rows
+    targets = batch.token_ids[batch.trained_positions]
+    if chunk_tokens is not None:
+        head = module.get_output_embeddings()
+        with chunked_head(head, targets, temperature, chunk_tokens, entropy_gradient=entropy_gradient):
+            logprobs, entropy = forward(model, module, batch).unbind(-1)
+        return logprobs, entropy if entropy_gradient else entropy.detach()
+    logits = forward(model, module, batch)
+    return compute_token_logprobs(logits, targets, temperature, entropy_gradient=entropy_gradient)
 
 
 def _forward_one_row(model: Callable[..., Any], module: Any, batch: PackedBatch) -> Tensor:
-    """Logits [N, V] from one row of all tokens; the varlen arguments tell flash attention where sequences end."""
+    """What the head makes, [N, V], from one row of all tokens.
+
+    The varlen arguments tell flash attention where sequences end.
+    """
     longest = int(batch.cu_seqlens.diff().max())
     with _head_on(module, batch.trained_positions - 1):
         output = model(
@@ -49,7 +71,7 @@ def _forward_one_row(model: Callable[..., Any], module: Any, batch: PackedBatch)
 
 
 def _forward_rows(model: Callable[..., Any], module: Any, batch: PackedBatch) -> Tensor:
-    """Logits [N, V] from several short rows."""
+    """What the head makes, [N, V], from several short rows."""
     layout = build_row_layout(batch.cu_seqlens.diff().tolist())
     device = batch.token_ids.device
     places = layout.places.to(device)
@@ -85,11 +107,16 @@ def _head_on(module: Any, places: Tensor) -> Iterator[None]:
 
 @torch.no_grad()
 def compute_sequence_logprobs(
-    model: Callable[..., Any], sequences: Sequence[TrainSequence], temperature: float, device: torch.device
+    model: Callable[..., Any],
+    sequences: Sequence[TrainSequence],
+    temperature: float,
+    device: torch.device,
+    *,
+    chunk_tokens: int | None = None,
 ) -> list[FloatArray]:
     """Logprobs of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
     batch = move_batch(build_packed_batch(sequences or [DUMMY]), device)
-    logprobs, _ = forward_packed(model, batch, temperature)
+    logprobs, _ = forward_packed(model, batch, temperature, chunk_tokens=chunk_tokens)
     return split_by_sequence(logprobs, batch.sequence_ids, len(sequences)) if sequences else []
 
 

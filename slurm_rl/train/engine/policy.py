@@ -23,6 +23,7 @@ from slurm_rl.errors import CheckpointError, RunDirError, TrainingError
 from slurm_rl.run_dir import read_json, write_json
 from slurm_rl.train.engine import distributed
 from slurm_rl.train.engine.backend import build_backend
+from slurm_rl.train.engine.chunked_head import require_plain_head
 from slurm_rl.train.engine.export import export_model
 from slurm_rl.train.engine.forward import DUMMY, compute_sequence_logprobs, forward_packed, move_batch
 from slurm_rl.train.engine.model import load_model, load_tokenizer
@@ -58,9 +59,11 @@ class PolicyEngine:
             torch.use_deterministic_algorithms(True)
             # Or every fresh buffer is filled with NaN; of ZeRO's buckets that is 2 GB and seconds a step.
             torch.utils.deterministic.fill_uninitialized_memory = False
-        self.temperature = temperature
+        self.temperature, self.chunk_tokens = temperature, policy.logprob_chunk_tokens
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
         self.backend = build_backend(load_model(model_folder, model), policy, optim)
+        if self.chunk_tokens is not None:
+            require_plain_head(self.module.config)
         self.layout = {
             "backend": policy.backend,
             "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
@@ -79,12 +82,19 @@ class PolicyEngine:
         distributed.require_equal_counts(len(micro_batches))
         self.module.eval()
         return [
-            compute_sequence_logprobs(self.backend.model, sequences, self.temperature, self.device)
+            compute_sequence_logprobs(
+                self.backend.model, sequences, self.temperature, self.device, chunk_tokens=self.chunk_tokens
+            )
             for sequences in micro_batches
         ]
 
-    def train(self, micro_batches: MicroBatches, loss_fn: LossFn, lr: float) -> dict[str, float]:
+    def train(
+        self, micro_batches: MicroBatches, loss_fn: LossFn, lr: float, *, entropy_gradient: bool = False
+    ) -> dict[str, float]:
         """One optimizer step over the micro-batches of all ranks.
+
+        Args:
+            entropy_gradient: `loss_fn` differentiates the entropy; costs the memory of a softmax.
 
         Returns:
             `loss` and the sums of `loss_fn`, over all ranks, and `grad_norm` before clipping.
@@ -97,17 +107,25 @@ class PolicyEngine:
         self.module.train()
         sums = {"loss": 0.0}
         for sequences in micro_batches:
-            loss, metrics = self._compute_loss(sequences, loss_fn)
+            loss, metrics = self._compute_loss(sequences, loss_fn, entropy_gradient)
             self.backend.backward(loss)
             add_totals(sums, {"loss": float(loss.detach()), **metrics})
         totals = distributed.sum_over_ranks(sums)
         _require_finite_loss(totals["loss"])
         return {**totals, "grad_norm": self.backend.step(lr)}
 
-    def _compute_loss(self, sequences: Sequence[TrainSequence], loss_fn: LossFn) -> tuple[Tensor, dict[str, float]]:
+    def _compute_loss(
+        self, sequences: Sequence[TrainSequence], loss_fn: LossFn, entropy_gradient: bool
+    ) -> tuple[Tensor, dict[str, float]]:
         trains = any(s.num_trained for s in sequences)
         batch = move_batch(build_packed_batch(sequences if trains else [DUMMY]), self.device)
-        logprobs, entropy = forward_packed(self.backend.model, batch, self.temperature)
+        logprobs, entropy = forward_packed(
+            self.backend.model,
+            batch,
+            self.temperature,
+            chunk_tokens=self.chunk_tokens,
+            entropy_gradient=entropy_gradient,
+        )
         # A worker without work still goes backward, for the sake of its collectives.
         return loss_fn(batch, logprobs, entropy) if trains else (logprobs.sum() * 0.0, {})
 

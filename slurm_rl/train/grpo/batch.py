@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, OverlongConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, FilterConfig, OverlongConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.math.advantages import ADVANTAGES
@@ -60,13 +60,36 @@ def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: 
     ]
 
 
+def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
+    """For each completion, in order of groups, whether the loss has it."""
+    return [
+        (has_signal(group) or not config.zero_variance)
+        and not (item.truncated and config.truncated)
+        and len(item.token_ids) >= config.min_tokens
+        and (config.max_tokens is None or len(item.token_ids) <= config.max_tokens)
+        for group in groups
+        for item in group.completions
+    ]
+
+
+def count_kept_tokens(groups: Sequence[Group], config: FilterConfig) -> int:
+    """Tokens of the completions that the loss has."""
+    completions = [item for group in groups for item in group.completions]
+    return sum(len(item.token_ids) for item, keep in zip(completions, keep_mask(groups, config), strict=True) if keep)
+
+
+def has_signal(group: Group) -> bool:
+    """The rewards of the group differ; failed ones have none."""
+    return len({result.value for result in group.results if result.value is not None}) > 1
+
+
 def build_train_sequences(
     groups: Sequence[Group],
     config: AlgorithmConfig,
     ref_logprobs: Sequence[FloatArray] | None,
     proximal_logprobs: Sequence[FloatArray] | None = None,
 ) -> list[TrainSequence]:
-    """One sequence a completion, in order of groups, then completions.
+    """One sequence a completion, in order of groups, then completions. What the filters leave out has no weight.
 
     Args:
         ref_logprobs: one array a completion, or None without a KL term.
@@ -84,7 +107,11 @@ def build_train_sequences(
         rewards = rewards - config.kl.coefficient * torch.tensor(penalty).view_as(rewards)
     advantages = ADVANTAGES[config.advantage](rewards).flatten().tolist()
     lengths = [len(completion.token_ids) for completion in completions]
-    weights = aggregation_weights(config.aggregation, lengths, config.aggregation_length)
+    kept = keep_mask(groups, config.filters)
+    weights = np.zeros(len(lengths))
+    weights[kept] = aggregation_weights(
+        config.aggregation, [n for n, keep in zip(lengths, kept, strict=True) if keep], config.aggregation_length
+    )
     prompts = [group.prompt for group in groups for _ in group.completions]
     corrections = correct(old, proximal_logprobs, config.correction)
     return [
@@ -132,10 +159,11 @@ def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmC
     """The sequences that move the policy: where every advantage is 0 (a group of equal rewards) nothing does.
 
     Weights were made from the whole batch before, so the gradient is the same in every digit but rounding.
-    With a KL term in the loss each sequence has a gradient.
+    With a KL term in the loss, or an entropy bonus, each sequence of weight has a gradient.
     """
-    if config.kl.coefficient > 0 and config.kl.where == "loss":
-        return list(sequences)
+    sequences = [s for s in sequences if s.weight > 0]
+    if (config.kl.coefficient > 0 and config.kl.where == "loss") or config.entropy_bonus > 0:
+        return sequences
     return [s for s in sequences if s.advantages is not None and s.advantages.any()]
 
 

@@ -33,10 +33,12 @@ def build_policy_loss(config: AlgorithmConfig) -> BatchLoss:
         )
         token = policy_loss(inputs, clip)
         loss = (token.loss * batch.weights).sum()
+        if config.entropy_bonus > 0:
+            loss = loss - config.entropy_bonus * (entropy * batch.weights).sum()
         mismatch = logprobs.detach() - batch.old_logprobs
         sums = {
             "policy/clip_fraction": float(token.clipped.sum()),
-            "entropy/mean": float(entropy.sum()),
+            "entropy/mean": float(entropy.detach().sum()),
             # k3 of the sampler to the policy: what the two programs disagree on for the same weights.
             "mismatch/kl": float((torch.expm1(mismatch) - mismatch).sum()),
             "mismatch/mean": float(mismatch.abs().sum()),

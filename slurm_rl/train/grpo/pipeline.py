@@ -130,10 +130,11 @@ def load_rollouts(folder: Path) -> dict[int, list[Group]]:
     if not path.is_file():
         return {}
     rows = json.loads(path.read_text(encoding="utf-8"))
-    return {int(step): [_parse_group(group) for group in groups] for step, groups in rows.items()}
+    return {int(step): [parse_group(group) for group in groups] for step, groups in rows.items()}
 
 
-def _parse_group(tree: dict[str, Any]) -> Group:
+def parse_group(tree: dict[str, Any]) -> Group:
+    """Back from `asdict`."""
     results = [RewardResult(**{**result, "item": RewardItem(**result["item"])}) for result in tree["results"]]
     completions = [Completion(**completion) for completion in tree["completions"]]
     return Group(EncodedPrompt(**tree["prompt"]), completions, results)

@@ -66,7 +66,9 @@ class PolicyWorker:
 
     def train_policy(self, micro_batches: MicroBatches, algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
         """One optimizer step of the policy loss."""
-        return self.engine.train(micro_batches, build_policy_loss(algorithm), lr)
+        return self.engine.train(
+            micro_batches, build_policy_loss(algorithm), lr, entropy_gradient=algorithm.entropy_bonus > 0
+        )
 
     def train_answers(self, micro_batches: MicroBatches, lr: float) -> dict[str, float]:
         """One supervised optimizer step."""
@@ -84,7 +86,11 @@ class PolicyWorker:
 
         assert self.reference is not None
         temperature, device = self.config.rollout.temperature, self.engine.device
-        return [compute_sequence_logprobs(self.reference, batch, temperature, device) for batch in micro_batches]
+        chunk = self.config.policy.logprob_chunk_tokens
+        return [
+            compute_sequence_logprobs(self.reference, batch, temperature, device, chunk_tokens=chunk)
+            for batch in micro_batches
+        ]
 
     def policy_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """Logprobs of the trained tokens under the policy as it is."""

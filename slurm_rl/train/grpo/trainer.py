@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import StopRequested
@@ -22,10 +23,13 @@ from slurm_rl.train.grpo.batch import (
     build_answer_sequences,
     build_train_sequences,
     correction_metrics,
+    count_kept_tokens,
     drop_without_gradient,
     shape_overlong,
     split_minibatches,
 )
+from slurm_rl.train.grpo.collect import Collected, collect_groups
+from slurm_rl.train.grpo.dump import dump_groups, replay_groups
 from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_staleness
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, score_groups
@@ -84,8 +88,10 @@ class GRPOTrainer:
         self.state = RunState()
         self.timer = Timer()
         self.probe_difference = 0.0
+        self.collected = Collected([], [], 0)
         self.correction: dict[str, float] = {}
         self.order = PromptOrder(len(prompts.train), config.seed)
+        self.refill_order = PromptOrder(len(prompts.train), derive_seed(config.seed, "refill"))
         self.num_warmup = config.warmup.num_steps
         self.pipeline = RolloutPipeline(
             self.start_batch,
@@ -138,7 +144,12 @@ class GRPOTrainer:
 
     def take_batch(self) -> list[Group]:
         """This step's groups, sampled and scored; too many failed rewards end the run."""
+        rollout = self.config.rollout
         with self.timer.phase("rollout"):
+            if rollout.replay is not None:
+                groups = replay_groups(Path(rollout.replay), self.state.step)
+                self.collected = Collected(groups, groups, 1)
+                return groups
             batch = self.pipeline.take(self.grpo_steps_done)
         if self.pipeline.staleness == 0:
             self.timer.seconds["time/reward_s"] = batch.seconds.get("reward", 0.0)
@@ -146,9 +157,25 @@ class GRPOTrainer:
         else:
             waited = self.timer.seconds["time/rollout_s"]
             self.timer.seconds["time/hidden_s"] = max(sum(batch.seconds.values()) - waited, 0.0)
-        results = [result for group in batch.groups for result in group.results]
+        self.collected = collect_groups(
+            lambda round_number: self.refill(round_number) if round_number else batch.groups,
+            self.config.trainer.prompts_per_step,
+            self.config.algorithm.dynamic_sampling_rounds,
+        )
+        results = [result for group in self.collected.sampled for result in group.results]
         check_failures(results, self.config.reward.max_failure_rate)
-        return batch.groups
+        if rollout.dump:
+            dump_groups(self.run_dir.rollouts, self.state.step, self.collected.groups)
+        return self.collected.groups
+
+    def refill(self, round_number: int) -> list[Group]:
+        """Other prompts for dynamic sampling. They follow from step and round, so a resumed step draws them again."""
+        count, rounds = self.config.trainer.prompts_per_step, self.config.algorithm.dynamic_sampling_rounds
+        rows = self.refill_order.take((self.grpo_steps_done * rounds + round_number) * count, count)
+        spec = self.sampling_spec(f"refill-{round_number}", self.state.step, self.config.algorithm.group_size)
+        with self.timer.phase("refill"):
+            pending = self.sampler.start([self.prompts.train[row] for row in rows], spec)
+            return self.finish_batch(pending, None).groups
 
     @property
     def grpo_steps_done(self) -> int:
@@ -179,12 +206,13 @@ class GRPOTrainer:
         return SamplingSpec(num_completions, rollout.max_tokens, rollout.temperature, rollout.top_p, seed)
 
     def train(self, groups: Sequence[Group]) -> tuple[list[dict[str, float]], int]:
-        """Advantages and one optimizer step a minibatch; totals of each, and the tokens computed on."""
+        """Advantages and one optimizer step a minibatch and epoch; totals of each, and the tokens computed on."""
         algorithm, num_minibatches = self.config.algorithm, self.config.trainer.num_minibatches
         with self.timer.phase("train"):
             proximal = self.proximal_logprobs(groups)
             sequences = build_train_sequences(groups, algorithm, self.reference_logprobs(groups), proximal)
             batches = [drop_without_gradient(part, algorithm) for part in split_minibatches(sequences, num_minibatches)]
+            batches = batches * self.config.trainer.num_epochs
             totals = [self.policy.train_policy(batch, algorithm, self.lr()) for batch in batches]
         self.correction = {} if proximal is None else correction_metrics(groups, proximal, algorithm.correction)
         return totals, sum(sequence.num_trained for batch in batches for sequence in batch)
@@ -282,10 +310,16 @@ class GRPOTrainer:
         self.state.num_metric_rows += 1
 
     def log(self, groups: Sequence[Group], totals: Sequence[dict[str, float]], num_tokens: int) -> None:
-        values = {**sampling_metrics(groups), **training_metrics(totals, num_tokens), "policy/lr": self.lr()}
+        values = {
+            **sampling_metrics(self.collected.sampled),
+            **training_metrics(totals, num_tokens),
+            "policy/lr": self.lr(),
+        }
         values |= self.correction
-        # Every sampled token is in the loss; `computed` leaves out those whose gradient is known to be 0.
-        values["tokens/trained"] = values["tokens/sampled"]
+        if self.config.algorithm.dynamic_sampling_rounds > 1:
+            values["rollout/rounds"] = float(self.collected.num_rounds)
+        # What the filters keep is in the loss; `computed` leaves out tokens whose gradient is known to be 0.
+        values["tokens/trained"] = float(count_kept_tokens(groups, self.config.algorithm.filters))
         values["tokens/computed"] = float(num_tokens)
         if self.pipeline.staleness:
             values["rollout/staleness"] = compute_staleness(groups, self.state.step - 1)

@@ -9,7 +9,9 @@ from torch import Tensor
 _ENTROPY_ROWS = 512
 
 
-def compute_token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def compute_token_logprobs(
+    logits: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
     """`log softmax(logits / temperature)[target]` and the entropy `-sum p log p` of each row, in nats.
 
     Float32 whatever the logits are: in bfloat16 a ratio of two logprobs is mostly rounding. The temperature is
@@ -19,13 +21,21 @@ def compute_token_logprobs(logits: Tensor, targets: Tensor, temperature: float) 
         logits: [N, V] any float type, each row the one that predicts its target.
         targets: [N] int64.
         temperature: > 0.
+        entropy_gradient: the entropy is differentiable, too.
 
     Returns:
-        logprobs [N] float32, differentiable, and entropy [N] float32, without gradient.
+        logprobs [N] float32, differentiable, and entropy [N] float32.
     """
     scaled = logits.float() / temperature
     chosen = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return chosen - torch.logsumexp(scaled, dim=-1), _compute_entropy(scaled)
+    entropy = _differentiate_entropy(scaled) if entropy_gradient else _compute_entropy(scaled)
+    return chosen - torch.logsumexp(scaled, dim=-1), entropy
+
+
+def _differentiate_entropy(scaled: Tensor) -> Tensor:
+    """[N, V] -> [N]; where p is 0, neither log p nor its gradient is taken."""
+    log_p = scaled.log_softmax(-1)
+    return -(log_p.exp() * log_p.masked_fill(log_p.isneginf(), 0.0)).sum(-1)
 
 
 @torch.no_grad()

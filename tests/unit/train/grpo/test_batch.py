@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, KLConfig, OverlongConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, FilterConfig, KLConfig, OverlongConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.batch import (
     build_answer_sequences,
     build_train_sequences,
     correction_metrics,
+    count_kept_tokens,
     drop_without_gradient,
     group_rewards,
     overlong_penalty,
@@ -126,3 +127,16 @@ def test_a_correction_scales_advantages_and_moves_the_ratio_to_the_proximal_poli
 def test_bounds_of_a_correction_hold_1() -> None:
     with pytest.raises(ValueError, match="below 1"):
         CorrectionConfig(kind="icepop", low=1.5)
+
+
+def test_filtered_completions_leave_the_mean_but_not_the_baseline() -> None:
+    filters = FilterConfig(zero_variance=True, min_tokens=2, max_tokens=3)
+    config = AlgorithmConfig(group_size=2, advantage="dr_grpo", filters=filters)
+    groups = [group([1.0, 1.0], [[9, 1], [9, 1]]), group([1.0, 0.0], [[9, 1], [8]])]
+    sequences = build_train_sequences(groups, config, None)
+    # Left: the first completion of the second group, 2 tokens; its baseline is still 0.5.
+    assert [s.weight for s in sequences] == [0.0, 0.0, 0.5, 0.0]
+    [kept] = drop_without_gradient(sequences, config)
+    assert kept.advantages is not None
+    assert kept.advantages.tolist() == [0.5, 0.5]
+    assert count_kept_tokens(groups, filters) == 2

@@ -57,3 +57,14 @@ def test_entropy_of_more_rows_than_one_block(num_rows: int) -> None:
     _, entropy = compute_token_logprobs(logits, torch.zeros(num_rows).long(), 1.0)
     log_p = logits.log_softmax(-1)
     torch.testing.assert_close(entropy, -(log_p.exp() * log_p).sum(-1))
+
+
+def test_a_differentiable_entropy_has_the_same_value_and_the_textbook_gradient() -> None:
+    logits = torch.tensor([[0.5, 0.25, 0.25, 0.0]]).log().requires_grad_()
+    _, entropy = compute_token_logprobs(logits, torch.tensor([0]), 1.0, entropy_gradient=True)
+    assert entropy.item() == pytest.approx(1.5 * math.log(2), abs=1e-6)
+    entropy.sum().backward()
+    assert logits.grad is not None
+    # -p (log p + H): p = 1/2 gives -1/2 (-log 2 + 1.5 log 2); a padded row of the vocabulary gets 0.
+    expected = [-0.25 * math.log(2), 0.125 * math.log(2), 0.125 * math.log(2), 0.0]
+    assert logits.grad[0].tolist() == pytest.approx(expected, abs=1e-6)
