@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_rl.errors import SlurmRLError, StopRequested
+from slurm_rl.node.driver import EXIT_CHECKPOINTED
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_json
-
-EXIT_CHECKPOINTED = 75
 
 
 def run_to_outcome(
