@@ -39,7 +39,13 @@ def _check_pad_token(folder: Path) -> None:
 
 
 def _check_data(config: RunConfig) -> None:
-    # Reading rows needs no torch; the same function loads them in the trainer.
+    # Reading rows needs no torch; the same functions load them in the trainer.
+    from slurm_rl.train.data.answers import load_answers, load_pairs, require_one_batch
     from slurm_rl.train.data.load import load_data
 
-    load_data(config.data, config.seed)
+    if config.task == "grpo":
+        load_data(config.data, config.seed)
+        return
+    load = load_answers if config.task == "sft" else load_pairs
+    rows, _ = load(config.data, config.seed)
+    require_one_batch(len(rows), config.supervised.batch_size)

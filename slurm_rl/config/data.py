@@ -18,6 +18,15 @@ class DataConfig(Section):
     """Column with the prompt: a string, or a list of chat messages."""
     answer_key: str = "answer"
     """Column with the reference answer, a string."""
+    messages_key: str = "messages"
+    """Column with a whole conversation, for task=sft; a row without it has a prompt and an answer."""
+    chosen_key: str = "chosen"
+    """Column with the better answer, for task=rm and dpo: a string, or messages; without a prompt column the
+    messages that chosen and rejected begin with are the prompt."""
+    rejected_key: str = "rejected"
+    """Column with the worse answer."""
+    margin_key: str | None = None
+    """Column with by how much the scores should differ, for task=rm; null: any difference will do."""
     chat_template: bool = False
     """Render the prompt with the tokenizer's chat template."""
     max_prompt_tokens: PositiveInt = 1024

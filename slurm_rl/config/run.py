@@ -16,6 +16,7 @@ from slurm_rl.config.logging import LoggingConfig
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.ray import RayConfig
 from slurm_rl.config.reward import RewardConfig
+from slurm_rl.config.supervised import DPOConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.train import (
     CheckpointConfig,
     EvalConfig,
@@ -60,6 +61,12 @@ class RunConfig(Section):
     """Scoring."""
     optim: OptimConfig = OptimConfig()
     """Optimizer."""
+    supervised: SupervisedConfig = SupervisedConfig()
+    """What sft, rm and dpo share."""
+    sft: SFTConfig = SFTConfig()
+    """Supervised fine-tuning."""
+    dpo: DPOConfig = DPOConfig()
+    """Preferences."""
     warmup: WarmupConfig = WarmupConfig()
     """Supervised start."""
     trainer: TrainerConfig = TrainerConfig()
@@ -74,6 +81,13 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _sequences_fit_the_context(self) -> RunConfig:
         tiny = self.model.tiny
+        if self.task != "grpo":
+            if tiny is not None and self.supervised.max_tokens > tiny.context_length:
+                raise ValueError(
+                    "supervised.max_tokens must be <= model.tiny.context_length; got "
+                    f"{self.supervised.max_tokens} > {tiny.context_length}. Next: lower it, or raise the context"
+                )
+            return self
         longest = self.data.max_prompt_tokens + self.rollout.max_tokens
         if tiny is not None and longest > tiny.context_length:
             raise ValueError(

@@ -25,8 +25,16 @@ from slurm_rl.train.engine import distributed
 from slurm_rl.train.engine.backend import build_backend
 from slurm_rl.train.engine.chunked_head import require_plain_head
 from slurm_rl.train.engine.export import export_model
-from slurm_rl.train.engine.forward import DUMMY, compute_sequence_logprobs, forward_packed, move_batch
+from slurm_rl.train.engine.forward import (
+    DUMMY,
+    Measure,
+    compute_sequence_logprobs,
+    forward_packed,
+    forward_scores,
+    move_batch,
+)
 from slurm_rl.train.engine.model import load_model, load_tokenizer
+from slurm_rl.train.math.logprobs import compute_token_hits, compute_token_logprobs
 from slurm_rl.train.math.packing import build_packed_batch
 from slurm_rl.train.totals import add_totals
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
@@ -42,6 +50,9 @@ class PolicyEngine:
     Args:
         model_folder: a Hugging Face folder; its tokenizer goes into the export.
         temperature: that of the sampling, by which all logits are divided.
+        score_seed: train a reward model, whose new head is drawn from this seed; losses then get scores [N] in
+            place of logprobs, and zeros in place of entropies.
+        noise_alpha: NEFTune's, in training alone.
     """
 
     def __init__(
@@ -52,6 +63,8 @@ class PolicyEngine:
         optim: OptimConfig,
         *,
         temperature: float,
+        score_seed: int | None = None,
+        noise_alpha: float = 0.0,
     ) -> None:
         distributed.set_num_threads(policy)
         self.device = distributed.get_device()
@@ -61,8 +74,12 @@ class PolicyEngine:
             torch.utils.deterministic.fill_uninitialized_memory = False
         self.temperature, self.chunk_tokens = temperature, policy.logprob_chunk_tokens
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
-        self.backend = build_backend(load_model(model_folder, model), policy, optim)
-        if self.chunk_tokens is not None:
+        self.scores, self.noise_alpha = score_seed is not None, noise_alpha
+        module = load_model(model_folder, model, score_seed=score_seed)
+        if self.scores and module.config.pad_token_id is None:
+            module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
+        self.backend = build_backend(module, policy, optim)
+        if self.chunk_tokens is not None and not self.scores:
             require_plain_head(self.module.config)
         self.layout = {
             "backend": policy.backend,
@@ -114,18 +131,42 @@ class PolicyEngine:
         _require_finite_loss(totals["loss"])
         return {**totals, "grad_norm": self.backend.step(lr)}
 
+    @torch.no_grad()
+    def evaluate(self, micro_batches: MicroBatches, loss_fn: LossFn) -> dict[str, float]:
+        """`loss` and the sums of `loss_fn` over all ranks; nothing is trained.
+
+        In place of the entropy `loss_fn` gets 1.0 for each token that is the likeliest one, 0.0 for others.
+        """
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.eval()
+        sums = {"loss": 0.0}
+        for sequences in micro_batches:
+            loss, metrics = self._compute_loss(sequences, loss_fn, False, measure=compute_token_hits)
+            add_totals(sums, {"loss": float(loss), **metrics})
+        return distributed.sum_over_ranks(sums)
+
     def _compute_loss(
-        self, sequences: Sequence[TrainSequence], loss_fn: LossFn, entropy_gradient: bool
+        self,
+        sequences: Sequence[TrainSequence],
+        loss_fn: LossFn,
+        entropy_gradient: bool,
+        measure: Measure = compute_token_logprobs,
     ) -> tuple[Tensor, dict[str, float]]:
         trains = any(s.num_trained for s in sequences)
         batch = move_batch(build_packed_batch(sequences if trains else [DUMMY]), self.device)
-        logprobs, entropy = forward_packed(
-            self.backend.model,
-            batch,
-            self.temperature,
-            chunk_tokens=self.chunk_tokens,
-            entropy_gradient=entropy_gradient,
-        )
+        if self.scores:
+            logprobs = forward_scores(self.backend.model, batch)
+            entropy = torch.zeros_like(logprobs)
+        else:
+            logprobs, entropy = forward_packed(
+                self.backend.model,
+                batch,
+                self.temperature,
+                chunk_tokens=self.chunk_tokens,
+                entropy_gradient=entropy_gradient,
+                measure=measure,
+                noise_alpha=self.noise_alpha if self.module.training else 0.0,
+            )
         # A worker without work still goes backward, for the sake of its collectives.
         return loss_fn(batch, logprobs, entropy) if trains else (logprobs.sum() * 0.0, {})
 
