@@ -10,6 +10,7 @@ from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.base import NonNegativeInt, Section
 from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
+from slurm_rl.config.critic import CriticConfig
 from slurm_rl.config.data import DataConfig
 from slurm_rl.config.job import JobConfig
 from slurm_rl.config.logging import LoggingConfig
@@ -61,6 +62,8 @@ class RunConfig(Section):
     """Scoring."""
     optim: OptimConfig = OptimConfig()
     """Optimizer."""
+    critic: CriticConfig = CriticConfig()
+    """The critic of PPO."""
     supervised: SupervisedConfig = SupervisedConfig()
     """What sft, rm and dpo share."""
     sft: SFTConfig = SFTConfig()
@@ -94,6 +97,15 @@ class RunConfig(Section):
                 "data.max_prompt_tokens + rollout.max_tokens must be <= model.tiny.context_length; got "
                 f"{self.data.max_prompt_tokens} + {self.rollout.max_tokens} > {tiny.context_length}. "
                 "Next: shorten either, or raise the context"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_critic_learns_while_the_policy_still_can(self) -> RunConfig:
+        if self.algorithm.needs_values and self.critic.warmup_steps >= self.trainer.num_steps:
+            raise ValueError(
+                "critic.warmup_steps must be < trainer.num_steps, or the policy never learns; got "
+                f"{self.critic.warmup_steps} and {self.trainer.num_steps}. Next: lower critic.warmup_steps"
             )
         return self
 

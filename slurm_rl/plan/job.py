@@ -216,4 +216,5 @@ def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> D
         num_engines=config.rollout.num_engines,
         tensor_parallel_size=tensor_parallel_size,
         colocate=config.rollout.colocate,
+        has_critic=config.algorithm.needs_values,
     )

@@ -42,6 +42,10 @@ class TrainSequence:
     """[num_trained] logprobs under the policy that sampled them."""
     ref_logprobs: FloatArray | None = None
     """[num_trained] logprobs under the reference; None when there is no KL term."""
+    old_values: FloatArray | None = None
+    """[num_trained] the critic's values when the step began; None without a critic."""
+    returns: FloatArray | None = None
+    """[num_trained] what those values should have been."""
     margin: float = 0.0
     """By how much a chosen answer should score above its rejected one; read by reward models alone."""
     noise_seed: int | None = None
@@ -73,6 +77,10 @@ class PackedBatch:
     old_logprobs: torch.Tensor | None
     """[N] float32."""
     ref_logprobs: torch.Tensor | None
+    """[N] float32."""
+    old_values: torch.Tensor | None = None
+    """[N] float32."""
+    returns: torch.Tensor | None = None
     """[N] float32."""
     margins: torch.Tensor | None = None
     """[S] float32."""

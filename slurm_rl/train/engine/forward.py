@@ -151,6 +151,16 @@ def compute_sequence_logprobs(
     return split_by_sequence(logprobs, batch.sequence_ids, len(sequences)) if sequences else []
 
 
+@torch.no_grad()
+def compute_sequence_scores(
+    model: Callable[..., Any], sequences: Sequence[TrainSequence], device: torch.device
+) -> list[FloatArray]:
+    """Scores of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
+    batch = move_batch(build_packed_batch(sequences or [DUMMY]), device)
+    scores = forward_scores(model, batch)
+    return split_by_sequence(scores, batch.sequence_ids, len(sequences)) if sequences else []
+
+
 def move_batch(batch: PackedBatch, device: torch.device) -> PackedBatch:
     values = {f.name: getattr(batch, f.name) for f in fields(batch)}
     return replace(batch, **{name: v.to(device) for name, v in values.items() if v is not None})

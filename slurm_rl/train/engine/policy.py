@@ -29,6 +29,7 @@ from slurm_rl.train.engine.forward import (
     DUMMY,
     Measure,
     compute_sequence_logprobs,
+    compute_sequence_scores,
     forward_packed,
     forward_scores,
     move_batch,
@@ -104,6 +105,12 @@ class PolicyEngine:
             )
             for sequences in micro_batches
         ]
+
+    def compute_scores(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """The same of a reward model or a critic: scores after each trained token."""
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.eval()
+        return [compute_sequence_scores(self.backend.model, sequences, self.device) for sequences in micro_batches]
 
     def train(
         self, micro_batches: MicroBatches, loss_fn: LossFn, lr: float, *, entropy_gradient: bool = False

@@ -11,12 +11,14 @@ import yaml
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
 from slurm_rl.train.data.load import load_data
 from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.train.grpo.cluster import Actor, Cluster
+from slurm_rl.train.grpo.critic import CriticGroup, CriticWorker
 from slurm_rl.train.grpo.policy import PolicyWorker, WorkerPlace
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.rollout import RolloutEngine
@@ -75,7 +77,10 @@ def _train(
         cluster.plan.layout.micro_batch_tokens,
         timeout_s,
     )
+    critic = start_critic(cluster, config) if config.algorithm.needs_values else None
     _wait_until_ready(cluster, policy.workers, config.rollout.start_timeout_s, "starting the policy")
+    if critic is not None:
+        _wait_until_ready(cluster, critic.workers, config.rollout.start_timeout_s, "starting the critic")
     append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
     trainer = GRPOTrainer(
         config,
@@ -93,8 +98,9 @@ def _train(
             timeout_s=timeout_s,
         ),
         rewards,
-        RunSaver(run, config, policy),
+        RunSaver(run, config, policy, critic),
         metrics,
+        critic,
     )
 
     def wait_for_engines() -> None:
@@ -151,15 +157,27 @@ def start_engines(cluster: Cluster, config: RunConfig, model_path: str) -> list[
 
 
 def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> list[Actor]:
-    """Start the policy workers; rank 0 stands on the head node, whose rendezvous port was proven free."""
-    address = os.environ["RAY_ADDRESS"].rpartition(":")[0]
-    port = int(os.environ["SLURM_RL_MASTER_PORT"])
-    actors = [actor for actor in cluster.plan.actors if actor.role == "policy"]
-    places = [WorkerPlace(actor.index, len(actors), address, port, actor.num_threads) for actor in actors]
+    """Start the policy workers."""
     return [
         cluster.place(actor, PolicyWorker, config, model_path, place)
-        for actor, place in zip(actors, places, strict=True)
+        for actor, place in choose_places(cluster, "policy", "SLURM_RL_MASTER_PORT")
     ]
+
+
+def start_critic(cluster: Cluster, config: RunConfig) -> CriticGroup:
+    """Start the critic's workers; what they load is known after the warm-up."""
+    workers = [
+        cluster.place(actor, CriticWorker, config, place)
+        for actor, place in choose_places(cluster, "critic", "SLURM_RL_CRITIC_PORT")
+    ]
+    return CriticGroup(cluster, workers, cluster.plan.layout.micro_batch_tokens, config.trainer.step_timeout_s)
+
+
+def choose_places(cluster: Cluster, role: str, port_variable: str) -> list[tuple[ActorPlan, WorkerPlace]]:
+    """The ranks of a role; rank 0 stands on the head node, whose ports were proven free."""
+    address, port = os.environ["RAY_ADDRESS"].rpartition(":")[0], int(os.environ[port_variable])
+    actors = [actor for actor in cluster.plan.actors if actor.role == role]
+    return [(actor, WorkerPlace(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
 
 
 def _wait_until_ready(cluster: Cluster, actors: Sequence[Actor], timeout_s: float, what: str) -> None:

@@ -83,6 +83,8 @@ def build_packed_batch(sequences: Sequence[TrainSequence]) -> PackedBatch:
         advantages=torch.zeros(int(num_trained.sum())) if advantages is None else advantages,
         old_logprobs=_concatenate(num_trained, [s.old_logprobs for s in sequences]),
         ref_logprobs=_concatenate(num_trained, [s.ref_logprobs for s in sequences]),
+        old_values=_concatenate(num_trained, [s.old_values for s in sequences]),
+        returns=_concatenate(num_trained, [s.returns for s in sequences]),
         margins=torch.tensor([s.margin for s in sequences], dtype=torch.float32),
         noise_seeds=torch.tensor(seeds, dtype=torch.int64) if len(seeds) == len(sequences) else None,
     )
