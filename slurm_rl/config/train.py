@@ -39,6 +39,10 @@ class RolloutConfig(Section):
     """Engines share the policy workers' GPUs; lower gpu_memory_utilization to leave room for training."""
     max_staleness: NonNegativeInt = 0
     """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
+    continuous: bool = False
+    """Engines begin the next batch before the last completion of this one has ended, and completions under way go on
+    with new weights as soon as these come. Faster where lengths differ; not repeatable, since time decides
+    which weights sample a token. Needs max_staleness >= 1; see algorithm.correction."""
     max_tokens: PositiveInt = 1024
     """Longest completion."""
     temperature: PositiveFloat = 1.0
@@ -61,6 +65,15 @@ class RolloutConfig(Section):
     """Write every prompt, completion, logprob and reward of training to <run>/rollouts."""
     replay: str | None = None
     """Train on the rollouts that another run dumped, in place of sampling; for debugging."""
+
+    @model_validator(mode="after")
+    def _continuous_runs_ahead(self) -> RolloutConfig:
+        if self.continuous and self.max_staleness == 0:
+            raise ValueError(
+                "rollout.continuous needs rollout.max_staleness >= 1, since engines of a synchronous loop have nothing "
+                "to go on with; got 0. Next: rollout.max_staleness=1, or rollout.continuous=false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _replay_is_a_dump(self) -> RolloutConfig:

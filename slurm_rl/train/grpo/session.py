@@ -161,8 +161,15 @@ def choose_probe(prompts: Prompts, longest: int) -> list[int]:
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str) -> list[Actor]:
     """Start the rollout engines without waiting: they load while the policy does."""
     max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
+    # Batches and weights under way at once, where engines take them so.
+    num_calls = 2 * (config.rollout.max_staleness + 1) if config.rollout.continuous else 1
     return [
-        cluster.place(actor, RolloutEngine, model_path, config.model, config.rollout, max_model_len, len(actor.gpus))
+        cluster.place(
+            actor,
+            RolloutEngine,
+            *(model_path, config.model, config.rollout, max_model_len, len(actor.gpus)),
+            max_concurrency=num_calls,
+        )
         for actor in cluster.plan.actors
         if actor.role == "rollout"
     ]
