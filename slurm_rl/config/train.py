@@ -26,6 +26,17 @@ class PolicyConfig(Section):
     micro-batch, which for large vocabularies is most of its memory."""
     num_threads: PositiveInt | None = None
     """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
+    node_feature: str | None = None
+    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
+
+
+class ReferenceConfig(Section):
+    """The frozen model that algorithm.kl measures against."""
+
+    num_workers: PositiveInt | None = None
+    """Processes of one GPU each that hold it, apart from the policy; null: every policy worker holds it as well."""
+    node_feature: str | None = None
+    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
 
 
 class RolloutConfig(Section):
@@ -37,6 +48,8 @@ class RolloutConfig(Section):
     """GPUs of one engine; null: the fewest that hold the model, 1 where its size or the GPU's is unknown."""
     colocate: bool = False
     """Engines share the policy workers' GPUs; lower gpu_memory_utilization to leave room for training."""
+    node_feature: str | None = None
+    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
     max_staleness: NonNegativeInt = 0
     """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
     continuous: bool = False

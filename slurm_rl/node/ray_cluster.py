@@ -29,6 +29,11 @@ def node_resource(rank: int) -> str:
     return f"slurm_rl_node_{rank}"
 
 
+def _resources(plan: JobPlan, rank: int) -> dict[str, int]:
+    """The node's rank and, for tasks of the user's own, its Slurm feature."""
+    return {node_resource(rank): 1} | ({plan.node_features[rank]: 1} if plan.node_features else {})
+
+
 def ray_tmp_dir(plan: JobPlan, attempt: int) -> Path:
     """Node-local folder of this attempt; the same path on every node, because Ray wants it so."""
     # Attempts count on over all jobs of a run, so run and number name it.
@@ -110,7 +115,7 @@ def build_ray_start_argv(
         f"--num-cpus={num_cpus}",
         f"--num-gpus={plan.gpus_per_node}",
         f"--object-store-memory={plan.ray.object_store_bytes}",
-        f"--resources={json.dumps({node_resource(rank): 1})}",
+        f"--resources={json.dumps(_resources(plan, rank))}",
         f"--dashboard-agent-listen-port={ports.dashboard_agent_listen}",
         f"--dashboard-agent-grpc-port={ports.dashboard_agent_grpc}",
         f"--node-manager-port={ports.node_manager}",
