@@ -54,6 +54,7 @@ class PolicyWorker:
             config.policy.model_copy(update={"num_workers": place.world_size, "num_threads": place.num_threads}),
             config.warmup.optim if config.warmup.num_steps else config.optim,
             temperature=config.rollout.temperature,
+            seed=config.seed,
         )
         self.reference: PreTrainedModel | None = None
 
@@ -78,13 +79,17 @@ class PolicyWorker:
         """Load the frozen model that the KL term is measured against."""
         from slurm_rl.train.engine.model import load_model
 
-        self.reference = load_model(model_path, self.config.model).to(self.engine.device).eval()
+        made = {"init_from": None} if self.config.warmup.num_steps else {}  # the warm-up made it, of other weights
+        model = self.config.model.model_copy(update=made)
+        self.reference = load_model(model_path, model).to(self.engine.device).eval()
 
     def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """Logprobs of the trained tokens under the reference."""
         from slurm_rl.train.engine.forward import compute_sequence_logprobs
 
-        assert self.reference is not None
+        if self.reference is None:
+            # No copy was loaded: the base under the adapters is the reference.
+            return self.engine.compute_logprobs(micro_batches, adapters=False)
         temperature, device = self.config.rollout.temperature, self.engine.device
         chunk = self.config.policy.logprob_chunk_tokens
         return [
@@ -97,8 +102,12 @@ class PolicyWorker:
         return self.engine.compute_logprobs(micro_batches)
 
     def pack_state(self, probe: Sequence[int]) -> tuple[list[WeightRecord], SentWeights]:
-        """All weights, and what an engine that holds them must say; every rank calls it, rank 0 alone has records."""
-        records = pack_weights(self.engine.full_state())
+        """What changes of the weights, and what an engine that holds it must say.
+
+        That is all of them, or the adapters alone. Every rank calls it; rank 0 alone has records.
+        """
+        adapted = self.config.model.lora is not None
+        records = pack_weights(self.engine.adapter_state() if adapted else self.engine.full_state())
         return records, SentWeights(checksum(records), self._probe(probe))
 
     def _probe(self, token_ids: Sequence[int]) -> list[float]:
@@ -118,3 +127,6 @@ class PolicyWorker:
 
     def export(self, folder: Path) -> None:
         self.engine.export(folder)
+
+    def export_adapter(self, folder: Path) -> None:
+        self.engine.export_adapter(folder)

@@ -70,6 +70,9 @@ class PolicyGroup:
     def export(self, folder: Path) -> None:
         self._call("exporting the model", lambda _, it: it.export.remote(folder))
 
+    def export_adapter(self, folder: Path) -> None:
+        self._call("exporting the adapters", lambda _, it: it.export_adapter.remote(folder))
+
     def _call(self, what: str, start: Callable[[int, Any], Any]) -> list[Any]:
         calls = [(worker, start(rank, worker.handle)) for rank, worker in enumerate(self.workers)]
         # Weights may be half changed while these run; a stop signal waits for their end.

@@ -20,6 +20,7 @@ class RolloutEngine:
         from vllm import LLM
 
         self.version = -1
+        self.model_path, self.model = model_path, model
         self.llm = LLM(
             model=model_path,
             dtype=model.dtype,
@@ -65,8 +66,13 @@ class RolloutEngine:
         return Completion(token_ids, logprobs, text, item.finish_reason == "length", self.version)
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: Sequence[int]) -> HeldWeights:
-        """Take new weights, then say what is held: version, checksums, logprobs of the probe."""
-        checksums: list[str] = self.llm.collective_rpc("load_named_weights", args=(records,))
+        """Take new weights, or adapters over the base; then say what is held: version, checksums, the probe."""
+        if self.model.lora is None:
+            checksums: list[str] = self.llm.collective_rpc("load_named_weights", args=(records,))
+        else:
+            base = self.model.init_from or self.model_path
+            merging = (records, base, self.model.dtype, self.model.lora.scaling)
+            checksums = self.llm.collective_rpc("load_adapters", args=merging)
         # Cached keys and values belong to the old weights.
         self.llm.reset_prefix_cache()
         self.version = version
