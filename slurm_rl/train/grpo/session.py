@@ -16,6 +16,7 @@ from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
 from slurm_rl.train.data.load import load_data
 from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.train.engine.lora import check_targets
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.policy import PolicyWorker, WorkerPlace
 from slurm_rl.train.grpo.policy_group import PolicyGroup
@@ -43,6 +44,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     plan = JobPlan.from_json(read_json(run.plan))
     model_path = prepare_model(run, config)
+    check_targets(model_path, config.model)
     prompts = prepare_prompts(config, model_path)
     stop.check()
     cluster = Cluster(plan, stop)
@@ -104,7 +106,8 @@ def _train(
         append_event(run, "engine/ready", num_engines=len(engines))
 
     state = trainer.run(wait_for_engines)
-    policy.export(run.export)
+    adapted = config.model.lora
+    (policy.export_adapter if adapted and adapted.export == "adapter" else policy.export)(run.export)
     return state
 
 

@@ -263,8 +263,12 @@ class GRPOTrainer:
         self.prepare_reference()
 
     def prepare_reference(self) -> None:
-        """The reference is the policy as GRPO found it: the model given, or the one the warm-up made."""
-        if self.config.algorithm.kl.coefficient == 0:
+        """The reference is the policy as GRPO found it: the model given, or the one the warm-up made.
+
+        Under adapters the model given needs no copy: it is the policy without them.
+        """
+        is_base = self.config.model.lora is not None and not self.num_warmup and self.policy.holds_reference
+        if self.config.algorithm.kl.coefficient == 0 or is_base:
             return
         reference = self.policy.model_path
         if self.num_warmup:
