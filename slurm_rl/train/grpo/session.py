@@ -24,10 +24,11 @@ from slurm_rl.train.grpo.reference import ReferenceWorker
 from slurm_rl.train.grpo.rollout import RolloutEngine
 from slurm_rl.train.grpo.sampling import Sampler
 from slurm_rl.train.grpo.saving import RunSaver, RunState
-from slurm_rl.train.grpo.stop import StopFlag
 from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
+from slurm_rl.train.model_folder import load_context_length, prepare_model
 from slurm_rl.train.rewards.pool import RewardPool
+from slurm_rl.train.stop import StopFlag
 
 _PROBE_TOKENS = 64
 
@@ -111,17 +112,6 @@ def _train(
     return state
 
 
-def prepare_model(run: RunDir, config: RunConfig) -> str:
-    """The folder both policy and engines load; builds the tiny model when the config asks for one."""
-    if config.model.path is not None:
-        return config.model.path
-    from slurm_rl.train.engine.tiny import build_tiny_model
-
-    if not run.model.is_dir():
-        build_tiny_model(config.model.require_tiny(), config.seed, run.model)
-    return str(run.model)
-
-
 def prepare_prompts(config: RunConfig, model_path: str) -> Prompts:
     """Load, check and tokenize all rows; every bad row is named before anything is trained."""
     from slurm_rl.train.engine.model import load_tokenizer
@@ -148,14 +138,6 @@ def encode_answers(answers: Sequence[str], tokenizer: Any) -> list[list[int]]:
     """Token ids of each answer with the end-of-text token, for the warm-up."""
     encoded = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
     return [[*ids, tokenizer.eos_token_id] for ids in encoded]
-
-
-def load_context_length(model_path: str, trust_remote_code: bool) -> int:
-    """Longest sequence the model was made for, in tokens."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-    return int(config.get_text_config().max_position_embeddings)
 
 
 def choose_probe(prompts: Prompts, longest: int) -> list[int]:
