@@ -75,6 +75,10 @@ class RunDirError(ConfigError):
     """The named run directory is missing, incomplete, or belongs to another run."""
 
 
+class PrepareError(SlurmRLError):
+    """A download or an extraction did not get to its end; running `prepare` again goes on with it."""
+
+
 class BringUpError(SlurmRLError):
     """The nodes, Ray or the rollout engines did not come up; names who is missing."""
 

@@ -3,31 +3,21 @@
     {"prompt": "3+4=", "answer": "7"}
     {"prompt": [{"role": "user", "content": "What is 3+4?"}], "answer": "7"}
 
-What is wrong is named with its line; no row is repaired or left out in silence. UTF-8 with or
-without a byte order mark and both line ends are read; any other encoding is an error.
+What is wrong is named with its line; no row is repaired or left out in silence.
 """
 
 from __future__ import annotations
 
-import codecs
 import difflib
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from slurm_rl.errors import DataError
+from slurm_rl.train.data.lines import parse_object, read_lines, shorten
 
 Message: TypeAlias = dict[str, Any]
 """A chat message: `role` and `content`, and whatever else the chat template reads."""
-
-_WIDE = {
-    codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark it begins with
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +38,8 @@ def load_rows(path: str | Path, prompt_key: str, answer_key: str) -> list[Prompt
     """
     path = Path(path)
     rows: list[PromptRow] = []
-    for number, line in _lines(path):
-        row = _parse_object(line, f"{path}:{number}")
+    for number, line in read_lines(path):
+        row = parse_object(line, f"{path}:{number}")
         rows.append(_build_row(row, len(rows), prompt_key, answer_key, f"{path}:{number}"))
     if not rows:
         raise DataError(
@@ -58,73 +48,19 @@ def load_rows(path: str | Path, prompt_key: str, answer_key: str) -> list[Prompt
     return rows
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, text) of the lines that are not blank."""
-    try:
-        # Bytes end at \n alone; as text, a line would also end at characters JSON strings may hold.
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                text = _decode(raw, path, number)
-                if text.strip():
-                    yield number, text
-    except OSError as error:
-        raise DataError(
-            "a data file must be readable",
-            seen=f"{path} ({error.strerror})",
-            action="set data.train or data.eval to a .jsonl file that exists on every node",
-        ) from None
-
-
-def _decode(raw: bytes, path: Path, number: int) -> str:
-    if number == 1:
-        wide = next((name for mark, name in _WIDE.items() if raw.startswith(mark)), None)
-        if wide or b"\0" in raw:
-            name = wide or "UTF-16"
-            raise DataError(
-                f"{path}: a data file must be UTF-8",
-                seen=f"{name} (by its {'byte order mark' if wide else 'zero bytes'})",
-                action=f"iconv -f {name} -t UTF-8 {path} > utf8.jsonl",
-            )
-        raw = raw.removeprefix(codecs.BOM_UTF8)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}:{number}: a data file must be UTF-8",
-            seen=f"byte 0x{raw[error.start]:02x} at column {error.start + 1}",
-            action="convert the file with iconv -f <its encoding> -t UTF-8",
-        ) from None
-
-
-def _parse_object(line: str, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(
-            f"{where}: a line must be JSON ({error})", seen=_shorten(line.strip()), action="correct the line"
-        ) from None
-    if not isinstance(value, dict):
-        raise DataError(
-            f"{where}: a line must be one JSON object",
-            seen=f"{type(value).__name__} {_shorten(line.strip())}",
-            action="write one object a line (jq -c '.[]' turns an array into that)",
-        )
-    return value
-
-
 def _build_row(row: dict[str, Any], index: int, prompt_key: str, answer_key: str, where: str) -> PromptRow:
     prompt = _require(row, prompt_key, "data.prompt_key", where)
     answer = _require(row, answer_key, "data.answer_key", where)
     if not isinstance(answer, str):
         raise DataError(
             f"{where}: {answer_key!r} must be a string",
-            seen=f"{type(answer).__name__} {_shorten(repr(answer))}",
+            seen=f"{type(answer).__name__} {shorten(repr(answer))}",
             action="write it in quotes, or set data.answer_key to the column with the answer",
         )
     if not _is_prompt(prompt):
         raise DataError(
             f"{where}: {prompt_key!r} must be text or a list of messages, each with role and content, and not empty",
-            seen=f"{type(prompt).__name__} {_shorten(repr(prompt))}",
+            seen=f"{type(prompt).__name__} {shorten(repr(prompt))}",
             action="correct the row, or set data.prompt_key to the column with the prompt",
         )
     return PromptRow(index=index, prompt=prompt, answer=answer)
@@ -147,7 +83,3 @@ def _is_prompt(prompt: Any) -> bool:
     if not isinstance(prompt, list) or not prompt:
         return False
     return all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in prompt)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 80 else text[:80] + "..."
