@@ -25,13 +25,13 @@ _ATTEMPTS = 5
 def fetch(snapshot: Snapshot, file: RemoteFile, target: Path, revision: str) -> None:
     """Make `target` the file: from the library's cache when it is there, else from the hub.
 
-    A target that is there already with the right size is from an earlier call, and was checked then.
+    A target that is there already is kept when its checksum is right.
 
     Raises:
         PrepareError: the connection broke for good (what came stays), or the content has another checksum.
         ConfigError: access was refused.
     """
-    if target.is_file() and target.stat().st_size == file.size:
+    if target.is_file() and _is_file(file, target):
         return
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.{(file.sha256 or file.git_oid or snapshot.commit)[:16]}.part")
@@ -103,17 +103,22 @@ def _is_transient(error: Exception) -> bool:
     return not isinstance(error, OSError) or error.errno is None or isinstance(error, ConnectionError | TimeoutError)
 
 
+def _is_file(file: RemoteFile, path: Path) -> bool:
+    """Whether `path` holds what the hub lists."""
+    if path.stat().st_size != file.size:
+        return False
+    return (file.sha256 or file.git_oid) in (None, sha256_of(path) if file.sha256 else git_oid_of(path))
+
+
 def _check(snapshot: Snapshot, file: RemoteFile, part: Path) -> None:
     """Remove and report content that is not what the hub lists."""
-    size = part.stat().st_size
-    expected = file.sha256 or file.git_oid
-    seen = sha256_of(part) if file.sha256 else git_oid_of(part)
-    if size == file.size and expected in (seen, None):
+    if _is_file(file, part):
         return
+    size = part.stat().st_size
     part.unlink()
     raise PrepareError(
-        f"{file.name} of {snapshot.repo} must have {file.size} bytes and the checksum {expected}",
-        seen=f"{size} bytes, {seen}",
+        f"{file.name} of {snapshot.repo} must have {file.size} bytes and the checksum {file.sha256 or file.git_oid}",
+        seen=f"{size} bytes with another",
         action="run it again: the damaged file was removed",
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
@@ -41,20 +41,35 @@ class Snapshot:
     commit: str
     files: tuple[RemoteFile, ...]
 
-    def select(self, names: Sequence[str]) -> list[RemoteFile]:
-        """The files of these names, or that match these patterns, in the repository's order.
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Which files of a repository are needed, as patterns of their names (`*` also stands for slashes)."""
+
+    patterns: tuple[str, ...]
+    required: tuple[str, ...]
+    """Each of these patterns must match a file."""
+    without: tuple[str, ...] = ()
+    """Not these, though a pattern matches."""
+
+    def select(self, names: Sequence[str], where: str) -> list[str]:
+        """The names that are wanted, in their order.
+
+        Args:
+            where: what the names are of, for the message.
 
         Raises:
-            ConfigError: no file is named so.
+            ConfigError: a required pattern matches none.
         """
-        for name in names:
-            if not any(fnmatch(file.name, name) for file in self.files):
+        chosen = [name for name in names if _matches(name, self.patterns) and not _matches(name, self.without)]
+        for pattern in self.required:
+            if not any(fnmatchcase(name, pattern) for name in chosen):
                 raise ConfigError(
-                    f"the {self.kind} {self.repo} must hold {name}",
-                    seen=", ".join(file.name for file in self.files[:20]) or "no file",
-                    action="choose another --revision",
+                    f"{where} must hold {pattern}",
+                    seen=", ".join(names[:20]) or "no file",
+                    action="check the name of the repository and --revision",
                 )
-        return [file for file in self.files if any(fnmatch(file.name, name) for name in names)]
+        return chosen
 
 
 def is_offline() -> bool:
@@ -84,7 +99,7 @@ def list_snapshot(repo: str, kind: Kind, revision: str) -> Snapshot:
     return Snapshot(repo=repo, kind=kind, commit=str(info.sha), files=tuple(files))
 
 
-def list_cached(repo: str, kind: Kind, revision: str, wanted: Sequence[str]) -> tuple[str, dict[str, Path]]:
+def list_cached(repo: str, kind: Kind, revision: str, wanted: Wanted) -> tuple[str, dict[str, Path]]:
     """Commit and files (name -> path) of a repository in the library's own cache, without the network.
 
     Raises:
@@ -98,20 +113,23 @@ def list_cached(repo: str, kind: Kind, revision: str, wanted: Sequence[str]) -> 
     try:
         folder = Path(
             snapshot_download(
-                repo, repo_type=kind, revision=revision, local_files_only=True, allow_patterns=list(wanted)
+                repo,
+                repo_type=kind,
+                revision=revision,
+                local_files_only=True,
+                allow_patterns=list(wanted.patterns),
+                ignore_patterns=list(wanted.without),
             )
         )
-    except LocalEntryNotFoundError:
-        folder = None
-    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()) if folder else []
-    missing = [name for name in wanted if not any(fnmatch(found, name) for found in names)]
-    if folder is None or missing:
+    except LocalEntryNotFoundError as error:
         raise ConfigError(
-            f"offline (HF_HUB_OFFLINE), {repo} must be in the cache already",
-            seen=f"no {', '.join(missing or wanted)} of revision {revision} under {HF_HUB_CACHE}",
+            f"offline (HF_HUB_OFFLINE), the {kind} {repo} must be in the cache already",
+            seen=f"{', '.join(wanted.required)} of revision {revision} not whole under {HF_HUB_CACHE}: "
+            f"{_first_line(error)}",
             action="unset HF_HUB_OFFLINE, or prepare it on a machine with a network",
-        )
-    return folder.name, {name: folder / name for name in names if any(fnmatch(name, wish) for wish in wanted)}
+        ) from None
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    return folder.name, {name: folder / name for name in wanted.select(names, f"offline, the cache {folder}")}
 
 
 def find_cached(snapshot: Snapshot, file: RemoteFile) -> Path | None:
@@ -152,6 +170,10 @@ def explain_hub_errors(repo: str, kind: Kind, revision: str) -> Iterator[None]:
             seen=_first_line(error),
             action="run it again: it goes on from there",
         ) from None
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _first_line(error: BaseException) -> str:

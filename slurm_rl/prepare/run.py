@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.prepare.checksum import sha256_of
 from slurm_rl.prepare.download import fetch
-from slurm_rl.prepare.hub import Kind, is_offline, list_cached, list_snapshot
+from slurm_rl.prepare.hub import Kind, Wanted, is_offline, list_cached, list_snapshot
 from slurm_rl.prepare.manifest import NAME, Manifest, Source, load_manifest
 from slurm_rl.prepare.recipe import Recipe, Workspace
 from slurm_rl.prepare.rows import BadRows
@@ -33,7 +33,8 @@ def prepare_dataset(recipe: Recipe, folder: Path, revision: str, leave_out_bad_r
         manifest = find_whole(folder, revision, say)
         if manifest is not None:
             return manifest
-        fetched = fetch_files(recipe.repo, "dataset", revision, recipe.files, folder / _SOURCES, say)
+        wanted = Wanted(patterns=recipe.files, required=recipe.files)
+        fetched = fetch_files(recipe.repo, "dataset", revision, wanted, folder / _SOURCES, say)
         bad_rows = BadRows(leave_out_bad_rows)
         outputs = recipe.build(Workspace(folder=folder, sources=fetched.paths, bad_rows=bad_rows, say=say))
         manifest = Manifest(
@@ -104,8 +105,8 @@ class Fetched:
     sources: list[Source]
 
 
-def fetch_files(repo: str, kind: Kind, revision: str, wanted: Sequence[str], folder: Path, say: Say) -> Fetched:
-    """Bring the files that match `wanted` below `folder`; offline, name them in the library's cache.
+def fetch_files(repo: str, kind: Kind, revision: str, wanted: Wanted, folder: Path, say: Say) -> Fetched:
+    """Bring the wanted files below `folder`; offline, name them in the library's cache.
 
     Raises:
         ConfigError, PrepareError: see `list_snapshot`, `list_cached`, `fetch`.
@@ -118,12 +119,11 @@ def fetch_files(repo: str, kind: Kind, revision: str, wanted: Sequence[str], fol
         ]
         return Fetched(commit=commit, paths=cached, sources=sources)
     snapshot = list_snapshot(repo, kind, revision)
-    files = snapshot.select(wanted)
+    names = set(wanted.select([file.name for file in snapshot.files], f"the {kind} {repo}"))
+    files = [file for file in snapshot.files if file.name in names]
     say(f"{repo} at {snapshot.commit[:12]}: {len(files)} files, {sum(file.size for file in files) / 1e9:.2f} GB")
-    paths = {}
+    paths = {file.name: folder / file.name for file in files}
     for file in files:
-        # By commit: a target of another commit is never taken for this one's.
-        paths[file.name] = folder / snapshot.commit[:12] / file.name
         fetch(snapshot, file, paths[file.name], revision)
     sources = [Source(repo=repo, file=f.name, size=f.size, sha256=f.sha256 or sha256_of(paths[f.name])) for f in files]
     return Fetched(commit=snapshot.commit, paths=paths, sources=sources)
