@@ -67,6 +67,10 @@ class DataError(ConfigError):
     """A data file is missing, malformed (with the line), or does not fit the model."""
 
 
+class MissingLibraryError(ConfigError):
+    """What the input needs is not installed on this machine; it may be on the nodes."""
+
+
 class SubmitError(ConfigError):
     """The scheduler refused the job; carries the scheduler's own words."""
 

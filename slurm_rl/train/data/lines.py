@@ -53,7 +53,7 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
         DataError: it is not JSON, not an object, or has a key twice, of which JSON readers keep the last.
     """
     try:
-        value = json.loads(line, object_pairs_hook=lambda pairs: _build_object(pairs, where))
+        value = json.loads(line, object_pairs_hook=lambda pairs: build_object(pairs, where))
     except (json.JSONDecodeError, RecursionError) as error:
         raise DataError(
             f"{where}: a line must be JSON ({error})", seen=shorten(line.strip()), action="correct the line"
@@ -67,11 +67,12 @@ def parse_object(line: str, where: str) -> dict[str, Any]:
     return value
 
 
-def shorten(text: str) -> str:
-    return text if len(text) <= 80 else text[:80] + "..."
+def shorten(text: str, longest: int = 80) -> str:
+    return text if len(text) <= longest else text[:longest] + "..."
 
 
-def _build_object(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+def build_object(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
+    """A JSON object; raises DataError when a key stands in it twice."""
     built = dict(pairs)
     if len(built) != len(pairs):
         names = [name for name, _ in pairs]

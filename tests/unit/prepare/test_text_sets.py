@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.prepare.recipes.math import find_boxed
-from slurm_rl.train.data.prompts import load_rows
+from slurm_rl.train.data.prompts import Columns, load_rows
 from tests.unit.prepare.conftest import Prepare
 from tests.unit.prepare.hub_server import Hub
 from tests.unit.prepare.small_sets import GSM8K, MATH, gsm8k, math, parquet
@@ -25,7 +25,7 @@ def test_gsm8k_answers_are_plain_numbers(hub: Hub, prepare: Prepare, tmp_path: P
         assert [row["answer"] for row in rows] == ["1000", "1001", "1002"]
         assert rows[1]["prompt"].startswith("What is 1+1?\n")
         assert "\\boxed{}" in rows[1]["prompt"]
-    assert len(load_rows(tmp_path / "data/gsm8k/train.jsonl", "prompt", "answer")) == 3
+    assert len(load_rows(tmp_path / "data/gsm8k/train.jsonl", Columns())) == 3
 
 
 @pytest.mark.parametrize(
