@@ -12,6 +12,7 @@ import sys
 from slurm_rl.errors import SlurmRLError
 
 VERBS = {
+    "prepare": "fetch and check a data set or a model, on the login node (mathv60k, gsm8k, math; model <repo>)",
     "submit": "start a run: here by default, on a cluster with +cluster=...",
     "here": "run in the Slurm allocation around it, from plain sbatch (--print-template: the script)",
     "plan": "print what submit would send, without sending it (--json)",
