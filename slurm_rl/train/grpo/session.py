@@ -13,6 +13,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.train.data.identity import check_same_prompts
 from slurm_rl.train.data.load import load_data
 from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
@@ -43,6 +44,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     plan = JobPlan.from_json(read_json(run.plan))
     model_path = prepare_model(run, config)
     prompts = prepare_prompts(config, model_path)
+    check_same_prompts(run.prompts, prompts.train, prompts.held_out)
     stop.check()
     cluster = Cluster(plan, stop)
     cluster.connect()
