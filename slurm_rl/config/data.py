@@ -8,6 +8,8 @@ from slurm_rl.config.base import NonNegativeInt, PositiveInt, Section
 class DataConfig(Section):
     """Where the prompts come from."""
 
+    root: str = "data"
+    """Folder that `prepare --root` wrote to; the presets +data=gsm8k, math and mathv60k begin there."""
     train: str = "addition"
     """`addition` (made here); a .jsonl, .json or .parquet file; a folder of the `datasets` library or of such
     files; or the name of a data set on the Hugging Face hub."""

@@ -45,8 +45,7 @@ def extract_archive(
                 num_files += 1
                 if num_files > max_files:
                     raise _refuse(archive, name, f"more than {max_files} files")
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("wb") as out:
+                with _create(archive, target, name) as out:
                     while chunk := stream.read(_CHUNK):
                         num_bytes += len(chunk)
                         if num_bytes > max_bytes:
@@ -64,9 +63,10 @@ def extract_archive(
 
 
 def _members(archive: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
-    if zipfile.is_zipfile(archive):
-        return _zip_members(archive)
-    return _tar_members(archive)
+    with archive.open("rb") as file:
+        # zipfile.is_zipfile looks at the end, where a tar may hold a zip.
+        is_zip = file.read(4) in (b"PK\3\4", b"PK\5\6")
+    return _zip_members(archive) if is_zip else _tar_members(archive)
 
 
 def _tar_members(archive: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
@@ -100,6 +100,14 @@ def _target(archive: Path, folder: Path, name: str) -> Path:
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or "\\" in name:
         raise _refuse(archive, name, "a path that leaves the folder")
     return folder / path
+
+
+def _create(archive: Path, target: Path, name: str) -> IO[bytes]:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return target.open("wb")
+    except (FileExistsError, IsADirectoryError, NotADirectoryError):
+        raise _refuse(archive, name, "a name that is a file and a folder at once") from None
 
 
 def _refuse(archive: Path, name: str, why: str) -> DataError:

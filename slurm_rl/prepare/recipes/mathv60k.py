@@ -34,6 +34,7 @@ def build(work: Workspace) -> list[Output]:
     for left in (beside, images):
         shutil.rmtree(left, ignore_errors=True)
     beside.mkdir()
+    work.say(f"unpacking {IMAGES}")
     num_files, num_bytes = extract_archive(work.sources[IMAGES], beside)
     work.say(f"unpacked {num_files} files, {num_bytes / 1e9:.2f} GB")
     reader = RowReader(beside, images)

@@ -13,6 +13,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.train.data.identity import check_same_prompts
 from slurm_rl.train.data.load import load_data
 from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
@@ -47,6 +48,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     model_path = prepare_model(run, config)
     check_targets(model_path, config.model)
     prompts = prepare_prompts(config, model_path)
+    check_same_prompts(run.prompts, prompts.train, prompts.held_out)
     stop.check()
     cluster = Cluster(plan, stop)
     cluster.connect()

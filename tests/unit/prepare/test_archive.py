@@ -118,3 +118,22 @@ def test_an_archive_that_was_cut_off_is_named(share: float, folder: Path, tmp_pa
     archive.write_bytes(whole[: int(len(whole) * share)])
     with pytest.raises(PrepareError, match=r"images\.tar\.gz must be a whole"):
         extract_archive(archive, folder)
+
+
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a")])
+def test_a_name_that_is_a_file_and_a_folder_is_refused(names: tuple[str, str], folder: Path, tmp_path: Path) -> None:
+    archive = make_tar(tmp_path / "a.tar", *[(entry(name), b"x") for name in names])
+    with pytest.raises(DataError, match="a file and a folder at once"):
+        extract_archive(archive, folder)
+
+
+def test_a_tar_that_ends_with_a_zip_is_a_tar(folder: Path, tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as bundle:
+        bundle.writestr("x", b"x")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        info = entry("inner.zip")
+        info.size = len(inner.getvalue())
+        tar.addfile(info, io.BytesIO(inner.getvalue()))
+    assert extract_archive(tmp_path / "a.tar", folder)[0] == 1
+    assert files_below(folder) == {"inner.zip": inner.getvalue()}
