@@ -12,11 +12,15 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.image.make import How, Target, build_image, import_image
 from slurm_rl.image.recipe import RECIPES, Recipe
 
-ACTIONS = ("build", "import")
+ACTIONS = ("build", "import", "check")
 
 
 def run(words: list[str]) -> int:
     args, rest = _parser().parse_known_args(words)
+    if args.action == "check":
+        from slurm_rl.cli.image_check import run_check
+
+        return run_check(rest, timeout_s=args.timeout)
     overrides, config_dir = parse_overrides(rest)
     config = load_config(overrides, config_dir=config_dir)
     target = Target(config.container.runtime, config.container.image or "")
@@ -48,7 +52,7 @@ def _split(pair: str) -> tuple[str, str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m slurm_rl image",
-        usage="%(prog)s build|import [flags] [+cluster=<preset>] [overrides]",
+        usage="%(prog)s build|import|check [flags] [+cluster=<preset>] [overrides]",
         description="The preset, or overrides, say which: container.runtime, container.image, cluster.accelerator.",
         allow_abbrev=False,
     )
@@ -59,4 +63,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--engine-arg", action="append", default=[], help="build: as it is to `<engine> build`")
     parser.add_argument("--from", dest="source", help="import: a reference, or the .tar of a root file system")
     parser.add_argument("--force", action="store_true", help="make it although it is up to date")
+    parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="check: for a node and an answer")
     return parser

@@ -196,7 +196,7 @@ def _report(source: Source) -> dict[str, Any] | None:
     except SlurmRLError as error:
         say(f"versions unknown: {error}")
         return None
-    return image_report.parse_report(output)
+    return (image_report.parse_report(output) or {}).get("versions")
 
 
 def _write_manifest(path: Path, source_hash: str, facts: Sequence[Any] | dict[str, Any], versions: Any) -> None:

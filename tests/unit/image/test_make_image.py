@@ -15,7 +15,7 @@ from slurm_rl.image.recipe import Recipe, hash_recipe, write_context
 from tests.unit.image.programs import Programs
 from tests.unit.image.test_image_files import sif, sqsh
 
-REPORT = {"python": "3.11.9", "packages": {}}
+VERSIONS = {"python": "3.11.9", "torch": None}
 # An engine with a store: what was built or pulled is there, with the label it was built with.
 ENGINE = """
 import base64, json
@@ -34,7 +34,7 @@ elif words[0] == "inspect":
     print(json.dumps({"OCIv1": {"config": config}} if "buildah" in sys.argv[0] else [{"Config": config}]))
 elif words[0] in ("create", "from"): print("container-1")
 elif words[0] == "export": sys.stdout.buffer.write(base64.b64decode("TAR"))
-elif words[0] == "run": print('slurm_rl image report: {"python": "3.11.9", "packages": {}}')
+elif words[0] == "run": print('slurm_rl image report: {"host": "x", "versions": {"python": "3.11.9", "torch": null}}')
 elif words[0] == "save": out("output").write_text("archive")
 """
 
@@ -94,7 +94,7 @@ def test_build_for_pyxis_by_mksquashfs_and_twice_is_once(
     assert [call for call in calls if call.startswith("mksquashfs") and "-all-root" in call and "-comp zstd" in call]
     assert sorted(path.name for path in shared.iterdir()) == ["rl.sqsh", "rl.sqsh.json"]
     manifest = json.loads((shared / "rl.sqsh.json").read_text())
-    assert manifest["source_hash"] == digest and manifest["size"] == 500 and manifest["versions"] == REPORT
+    assert manifest["source_hash"] == digest and manifest["size"] == 500 and manifest["versions"] == VERSIONS
     assert manifest["recipe"] == "cpu" and manifest["made_by"] == name
     assert not build_image(target, Recipe("cpu"), How())
     assert programs.calls() == calls
