@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +35,7 @@ from slurm_rl.node.ray_cluster import (
     keep_ray_logs,
     ray_tmp_dir,
     remove_older_tmp_dirs,
+    remove_tmp_dir,
 )
 from slurm_rl.node.rendezvous import (
     HeadRecord,
@@ -211,7 +211,7 @@ class NodeAgent:
         end_marked(self.mark, grace_s, own_children=[p.pid for p in (self.driver, self.ray) if p])
         if keep_logs:
             keep_ray_logs(self.tmp_dir, self.attempt.logs / f"ray-{self.role.rank}")
-        shutil.rmtree(self.tmp_dir, ignore_errors=True)
+        remove_tmp_dir(self.tmp_dir)
 
     def _write_record(self, **fields: Any) -> None:
         self.record |= fields

@@ -20,7 +20,7 @@ from slurm_rl.plan.topology import ActorPlan, Demand, build_placement
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 SECRET_NAMES = ("WANDB_API_KEY", "HF_TOKEN")
 """Variables that pass through by name; their values stand in no file, argv or plan."""
 
@@ -94,6 +94,8 @@ class JobPlan:
     """Options of sbatch by long name; empty for the local launcher."""
     num_spare_nodes: int = 0
     """Nodes of the allocation beyond num_nodes."""
+    node_features: tuple[str, ...] = ()
+    """Slurm feature of each node, by rank; empty where all are alike."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -114,6 +116,7 @@ class JobPlan:
                 "setup": tuple(tree["setup"]),
                 "secret_names": tuple(tree["secret_names"]),
                 "driver_argv": tuple(tree["driver_argv"]),
+                "node_features": tuple(tree["node_features"]),
                 "actors": actors,
                 "layout": LayoutPlan.from_json(tree["layout"]),
                 "ray": RayPlan(**tree["ray"]),
@@ -172,6 +175,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         container=config.container.model_dump(mode="json"),
         sbatch={},
         num_spare_nodes=0 if local else config.job.num_spare_nodes,
+        node_features=_node_features(config),
     )
     if local:
         return plan
@@ -203,4 +207,19 @@ def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> D
         num_engines=config.rollout.num_engines,
         tensor_parallel_size=tensor_parallel_size,
         colocate=config.rollout.colocate,
+        num_references=config.reference.num_workers or 0,
+        features=_node_features(config),
+        feature_of={
+            "policy": config.policy.node_feature,
+            "rollout": config.rollout.node_feature,
+            "reference": config.reference.node_feature,
+        },
     )
+
+
+def _node_features(config: RunConfig) -> tuple[str, ...]:
+    """By rank. The head, where the driver is, is a node of the policy's kind."""
+    features = config.cluster.node_features
+    first = config.policy.node_feature
+    ordered = sorted(features, key=lambda name: name != first)
+    return tuple(name for name in ordered for _ in range(features[name]))

@@ -19,6 +19,7 @@ from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.policy import PolicyWorker, WorkerPlace
 from slurm_rl.train.grpo.policy_group import PolicyGroup
+from slurm_rl.train.grpo.reference import ReferenceWorker
 from slurm_rl.train.grpo.rollout import RolloutEngine
 from slurm_rl.train.grpo.sampling import Sampler
 from slurm_rl.train.grpo.saving import RunSaver, RunState
@@ -73,8 +74,10 @@ def _train(
         model_path,
         cluster.plan.layout.micro_batch_tokens,
         timeout_s,
+        references=start_references(cluster, config),
     )
-    _wait_until_ready(cluster, policy.workers, config.rollout.start_timeout_s, "starting the policy")
+    started = {id(actor): actor for actor in (*policy.workers, *policy.references)}
+    _wait_until_ready(cluster, [*started.values()], config.rollout.start_timeout_s, "starting the policy")
     append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
     trainer = GRPOTrainer(
         config,
@@ -161,8 +164,15 @@ def choose_probe(prompts: Prompts, longest: int) -> list[int]:
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str) -> list[Actor]:
     """Start the rollout engines without waiting: they load while the policy does."""
     max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
+    # Batches and weights under way at once, where engines take them so.
+    num_calls = 2 * (config.rollout.max_staleness + 1) if config.rollout.continuous else 1
     return [
-        cluster.place(actor, RolloutEngine, model_path, config.model, config.rollout, max_model_len, len(actor.gpus))
+        cluster.place(
+            actor,
+            RolloutEngine,
+            *(model_path, config.model, config.rollout, max_model_len, len(actor.gpus)),
+            max_concurrency=num_calls,
+        )
         for actor in cluster.plan.actors
         if actor.role == "rollout"
     ]
@@ -177,6 +187,15 @@ def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> list[A
     return [
         cluster.place(actor, PolicyWorker, config, model_path, place)
         for actor, place in zip(actors, places, strict=True)
+    ]
+
+
+def start_references(cluster: Cluster, config: RunConfig) -> list[Actor]:
+    """Start the actors that hold the reference apart from the policy; none when its workers hold it."""
+    return [
+        cluster.place(actor, ReferenceWorker, config, actor.num_threads)
+        for actor in cluster.plan.actors
+        if actor.role == "reference"
     ]
 
 

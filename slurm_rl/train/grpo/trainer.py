@@ -30,7 +30,7 @@ from slurm_rl.train.grpo.batch import (
 )
 from slurm_rl.train.grpo.collect import Collected, collect_groups
 from slurm_rl.train.grpo.dump import dump_groups, replay_groups
-from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_staleness
+from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_mixed_share, compute_staleness
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, score_groups
 from slurm_rl.train.grpo.saving import RunSaver, RunState
@@ -294,6 +294,7 @@ class GRPOTrainer:
         found: dict[str, float] = {}
         passed: dict[str, float] = {}
         timer = Timer()
+        self.sync.verify()  # engines that take requests and weights in any order might measure older ones
         with timer.phase("eval"):
             for name in ("sampled", "greedy") if self.config.eval.greedy else ("sampled",):
                 count = self.config.eval.num_samples if name == "sampled" else 1
@@ -323,6 +324,8 @@ class GRPOTrainer:
         values["tokens/computed"] = float(num_tokens)
         if self.pipeline.staleness:
             values["rollout/staleness"] = compute_staleness(groups, self.state.step - 1)
+            if self.config.rollout.continuous:
+                values["rollout/mixed_weights"] = compute_mixed_share(groups)
         else:
             values["sync/probe_difference"] = self.probe_difference
         per_s = values["tokens/trained"] / self.timer.seconds["time/step_s"]
