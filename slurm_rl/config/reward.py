@@ -29,8 +29,9 @@ class RewardServiceConfig(Section):
     """Deadline of one try of one request."""
     deadline_s: PositiveFloat = 300.0
     """How long a request is tried again, with growing pauses, before the run ends."""
-    token_variable: str = "SLURM_RL_REWARD_TOKEN"
-    """Environment variable with the token of the services under reward.url; unset: none is sent."""
+    token_file: str | None = None
+    """File of mode 0600 with the token of the services under reward.url; null: the environment variable
+    SLURM_RL_REWARD_TOKEN, and without it no token is sent. The run's own services get one made for them."""
     max_body_mb: PositiveFloat = 64.0
     """Largest request the service of the run takes, in megabytes."""
 
@@ -39,7 +40,8 @@ class RewardConfig(Section):
     """Verifiers, and what happens when one fails."""
 
     verifiers: dict[VerifierName, float] = Field(default={"arithmetic": 1.0}, min_length=1)
-    """Verifier name to weight; the reward is the weighted sum. Not used beside `function` or `url`."""
+    """Verifier name to weight; the reward is the weighted sum, and a weight of null leaves a verifier out. Not used
+    beside `function` or `url`."""
     function: str | None = None
     """`file.py:name`, a function (queries, prompts, labels) that makes the whole reward; runs in the workers."""
     url: str | None = None
@@ -52,6 +54,14 @@ class RewardConfig(Section):
     """Largest share of failed rewards in one step; above it the run stops with the cause."""
     service: RewardServiceConfig = RewardServiceConfig()
     """Scoring over HTTP."""
+
+    @field_validator("verifiers", mode="before")
+    @classmethod
+    def _null_leaves_out(cls, value: object) -> object:
+        # A preset adds to the table of the defaults; how else could it take one away?
+        return (
+            {key: weight for key, weight in value.items() if weight is not None} if isinstance(value, dict) else value
+        )
 
     @field_validator("function")
     @classmethod

@@ -39,7 +39,7 @@ from slurm_rl.train.grpo.step_metrics import accuracy, pass_metrics, sampling_me
 from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.rewards.failures import check_failures
-from slurm_rl.train.rewards.pool import RewardPool
+from slurm_rl.train.rewards.scorer import Scorer
 from slurm_rl.train.types import FloatArray
 
 
@@ -78,7 +78,7 @@ class GRPOTrainer:
         policy: PolicyGroup,
         sampler: Sampler,
         sync: WeightSync,
-        rewards: RewardPool,
+        rewards: Scorer,
         saver: RunSaver,
         metrics: MetricsLogger,
     ) -> None:

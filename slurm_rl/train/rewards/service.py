@@ -74,6 +74,9 @@ def serve(
         stream.ended.add_done_callback(lambda _: setattr(server, "should_exit", True))
         host, port = listener.getsockname()[:2]
         print(f"reward service at http://{host}:{port}/get_reward, {config.num_workers} workers", flush=True)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            # uvicorn ends in order on either, and then raises it again, against whatever was there before.
+            signal.signal(signum, lambda *_: None)
         server.run(sockets=[listener])
         error = stream.ended.exception() if stream.ended.done() else None
     if error is not None:

@@ -16,11 +16,10 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, RewardError
@@ -262,7 +261,7 @@ def _tail(log: Path) -> str:
     return text[-_LOG_TAIL:] or "nothing"
 
 
-def choose_ports(environment: Any = os.environ) -> list[int]:
-    """The spare ports of this attempt's block, last first; none outside of a node agent."""
+def choose_ports(environment: Mapping[str, str]) -> list[int]:
+    """The spare ports of this attempt's block; none outside of a node agent."""
     first, _, last = environment.get("SLURM_RL_SPARE_PORTS", "").partition("-")
     return list(range(int(first), int(last) + 1)) if last else []
