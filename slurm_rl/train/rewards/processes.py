@@ -31,7 +31,7 @@ _WARM_PAUSE_S = 0.05
 class VerifierProcesses:
     """`num_workers` processes that score chunks of items with the verifiers of `table`.
 
-    Used from one thread. Call `start` first and `stop` last.
+    Used from one thread, but for `wake`. Call `start` first and `stop` last.
     """
 
     def __init__(self, num_workers: int, table: Mapping[str, str]) -> None:
@@ -97,6 +97,10 @@ class VerifierProcesses:
         future.add_done_callback(self._done.put)
         return future
 
+    def wake(self) -> None:
+        """Have `next_done` return at once, with a future that nobody submitted. From any thread."""
+        self._done.put(Future())
+
     def next_done(self, deadline_s: float) -> Future[Outcomes] | None:
         """Return a submitted future that is done; None when the pool broke and needs a `restart`.
 
@@ -111,7 +115,7 @@ class VerifierProcesses:
                 if self._pool.active:
                     continue
                 return None
-            broken = not future.cancelled() and isinstance(future.exception(), BrokenProcessPool)
+            broken = future.done() and not future.cancelled() and isinstance(future.exception(), BrokenProcessPool)
             return None if broken else future
         return None
 
