@@ -30,8 +30,15 @@ def is_file(spec: str) -> bool:
     return spec.rpartition(":")[0].endswith(".py")
 
 
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function of `file.py:function`. Raises what the file raises, or AttributeError when it has none such."""
+    path, _, name = spec.rpartition(":")
+    function: Callable[..., Any] = getattr(_load_file(path), name)
+    return function
+
+
 @cache
-def load_file(path: str) -> ModuleType:
+def _load_file(path: str) -> ModuleType:
     """Run a Python file as a module, once. Its folder goes behind sys.path, so that it may import neighbours."""
     file = Path(path).expanduser().resolve()
     name = f"slurm_rl_reward_{file.stem}"

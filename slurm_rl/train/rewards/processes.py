@@ -47,12 +47,11 @@ class VerifierProcesses:
             RewardError: a verifier cannot be imported, or START_DEADLINE_S is over.
         """
         self._done = SimpleQueue()
-        # spawn, not fork: the trainer has threads and perhaps a GPU context, and neither survives a fork.
         self._pool = ProcessPool(
             max_workers=self._num_workers,
             initializer=worker.start_worker,
             initargs=(self._table,),
-            context=multiprocessing.get_context("spawn"),
+            context=_fork_server(self._table),
         )
         try:
             self._warm_up(time.monotonic() + START_DEADLINE_S)
@@ -130,3 +129,16 @@ class VerifierProcesses:
             self._pool.stop()
             self._pool.join()
             self._pool = None
+
+
+def _fork_server(table: Mapping[str, str]) -> Any:
+    """How workers are started: forked off a process that has imported the verifiers, and nothing else.
+
+    Not forked off this one: the trainer has threads and perhaps a GPU context, and neither survives a fork. With
+    spawn, every worker that is ended for a hang would import sympy anew, a second of CPU for each.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # Of the modules only ours: what an import of others does is a worker's risk. The first pool's stay.
+    modules = {spec.partition(":")[0] for spec in table.values() if spec.startswith("slurm_rl.")}
+    context.set_forkserver_preload(["slurm_rl.train.rewards.worker", *sorted(modules)])
+    return context

@@ -21,7 +21,7 @@ from contextlib import suppress
 from functools import cache
 
 from slurm_rl.errors import DataError
-from slurm_rl.train.rewards.function import call_function, is_file, load_file
+from slurm_rl.train.rewards.function import call_function, is_file, load_function
 from slurm_rl.train.rewards.types import Failure, RewardItem, Verifier
 
 _SHOWN_CHARS = 500
@@ -60,8 +60,10 @@ def _die_with_parent() -> None:
 @cache
 def load_verifier(spec: str) -> Verifier:
     """Import `module:function` or `file.py:function`. Raises ImportError or AttributeError when there is none."""
-    module, _, function = spec.rpartition(":")
-    verifier: Verifier = getattr(load_file(module) if is_file(spec) else importlib.import_module(module), function)
+    if is_file(spec):
+        return load_function(spec)
+    module, function = spec.split(":")
+    verifier: Verifier = getattr(importlib.import_module(module), function)
     return verifier
 
 
