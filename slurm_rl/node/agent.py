@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -37,6 +36,7 @@ from slurm_rl.node.ray_cluster import (
     keep_ray_logs,
     ray_tmp_dir,
     remove_older_tmp_dirs,
+    remove_tmp_dir,
 )
 from slurm_rl.node.rendezvous import (
     HeadRecord,
@@ -122,7 +122,9 @@ class NodeAgent:
         publish_head(self.attempt, head)
         append_event(self.run_dir, "ray/head_ready", attempt=self.attempt.number, host=self.host)
         driver_env = {**env, "RAY_ADDRESS": head.address, "SLURM_RL_MASTER_PORT": str(ports.rendezvous)}
-        driver_env["SLURM_RL_CRITIC_PORT"] = str(ports.spare_min)
+        # The critic's is apart from those that are given to whoever asks.
+        driver_env["SLURM_RL_SPARE_PORTS"] = f"{ports.spare_min}-{ports.spare_max - 1}"
+        driver_env["SLURM_RL_CRITIC_PORT"] = str(ports.spare_max)
         self.driver = start_driver(self.plan, self.attempt, driver_env)
         self._write_record(state="running")
         while self.driver.poll() is None:
@@ -248,7 +250,7 @@ class NodeAgent:
         end_marked(self.mark, grace_s, own_children=[p.pid for p in (self.driver, self.ray) if p])
         if keep_logs:
             keep_ray_logs(self.tmp_dir, self.attempt.logs / f"ray-{self.role.rank}")
-        shutil.rmtree(self.tmp_dir, ignore_errors=True)
+        remove_tmp_dir(self.tmp_dir)
 
     def _write_record(self, **fields: Any) -> None:
         self.record |= fields

@@ -7,11 +7,12 @@ agent reads it with the standard library alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_rl.errors import RunDirError
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
+from slurm_rl.plan.expected import expected_versions
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.task import TORCHRUN_TASKS, TorchrunPlan, build_driver_argv, read_torchrun
@@ -20,7 +21,7 @@ from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, place_ran
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 SECRET_NAMES = ("WANDB_API_KEY", "HF_TOKEN")
 """Variables that pass through by name; their values stand in no file, argv or plan."""
 
@@ -94,8 +95,12 @@ class JobPlan:
     """Options of sbatch by long name; empty for the local launcher."""
     num_spare_nodes: int = 0
     """Nodes of the allocation beyond num_nodes."""
+    node_features: tuple[str, ...] = ()
+    """Slurm feature of each node, by rank; empty where all are alike."""
     torchrun: TorchrunPlan | None = None
     """Set for tasks whose ranks torchrun starts; None: a Ray cluster, and the driver on its head node."""
+    expected: dict[str, str] = field(default_factory=dict)
+    """What must be where the trainer runs; see plan/expected.py."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -116,6 +121,7 @@ class JobPlan:
                 "setup": tuple(tree["setup"]),
                 "secret_names": tuple(tree["secret_names"]),
                 "driver_argv": tuple(tree["driver_argv"]),
+                "node_features": tuple(tree["node_features"]),
                 "actors": actors,
                 "layout": LayoutPlan.from_json(tree["layout"]),
                 "ray": RayPlan(**tree["ray"]),
@@ -177,7 +183,9 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         container=config.container.model_dump(mode="json"),
         sbatch={},
         num_spare_nodes=0 if local else config.job.num_spare_nodes,
+        node_features=_node_features(config),
         torchrun=_torchrun(actors) if under_torchrun else None,
+        expected=expected_versions(cluster.accelerator, config.model.attention),
     )
     if local:
         return plan
@@ -217,4 +225,19 @@ def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> D
         tensor_parallel_size=tensor_parallel_size,
         colocate=config.rollout.colocate,
         has_critic=config.algorithm.needs_values,
+        num_references=config.reference.num_workers or 0,
+        features=_node_features(config),
+        feature_of={
+            "policy": config.policy.node_feature,
+            "rollout": config.rollout.node_feature,
+            "reference": config.reference.node_feature,
+        },
     )
+
+
+def _node_features(config: RunConfig) -> tuple[str, ...]:
+    """By rank. The head, where the driver is, is a node of the policy's kind."""
+    features = config.cluster.node_features
+    first = config.policy.node_feature
+    ordered = sorted(features, key=lambda name: name != first)
+    return tuple(name for name in ordered for _ in range(features[name]))

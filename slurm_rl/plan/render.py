@@ -81,4 +81,5 @@ def _place(plan: JobPlan, node: int) -> str:
         if actor.node == node
     ]
     head = ("head; " if plan.torchrun else "head, driver; ") if node == 0 else ""
-    return f"node {node}: {head}{', '.join(actors) or 'nothing'}"
+    feature = f" ({plan.node_features[node]})" if plan.node_features else ""
+    return f"node {node}{feature}: {head}{', '.join(actors) or 'nothing'}"

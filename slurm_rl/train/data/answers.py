@@ -20,7 +20,11 @@ from typing import Any, TypeVar
 from slurm_rl.config.data import DataConfig
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.addition import build_addition_rows
-from slurm_rl.train.data.prompts import Message, _is_prompt, _lines, _parse_object, _require, _shorten
+from slurm_rl.train.data.lines import parse_object as _parse_object
+from slurm_rl.train.data.lines import read_lines as _lines
+from slurm_rl.train.data.lines import shorten as _shorten
+from slurm_rl.train.data.prompts import Message
+from slurm_rl.train.data.prompts import _parse_prompt as _is_prompt
 
 Text = str | list[Message]
 """Plain text, or chat messages."""
@@ -83,10 +87,10 @@ def load_pairs(config: DataConfig, seed: int) -> tuple[list[PairRow], list[PairR
 
 def parse_answer(row: dict[str, Any], index: int, where: str, config: DataConfig) -> AnswerRow:
     """One row for sft."""
-    if config.messages_key not in row and config.prompt_key in row and config.answer_key in row:
-        prompt, answer = row[config.prompt_key], row[config.answer_key]
-        _require_text(prompt, config.prompt_key, where)
-        _require_answer(answer, config.answer_key, where)
+    if config.messages_key not in row and config.input_key in row and (config.label_key or "answer") in row:
+        prompt, answer = row[config.input_key], row[(config.label_key or "answer")]
+        _require_text(prompt, config.input_key, where)
+        _require_answer(answer, (config.label_key or "answer"), where)
         return AnswerRow(index=index, prompt=prompt, answer=answer)
     messages = _require(row, config.messages_key, "data.messages_key", where)
     if not isinstance(messages, list):
@@ -108,9 +112,9 @@ def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) 
             action="take the row out: an equal pair teaches nothing",
         )
     prompt: Text
-    if config.prompt_key in row:
-        prompt = row[config.prompt_key]
-        _require_text(prompt, config.prompt_key, where)
+    if config.input_key in row:
+        prompt = row[config.input_key]
+        _require_text(prompt, config.input_key, where)
     else:
         prompt, chosen, rejected = _split_shared(chosen, rejected, where, config)
     return PairRow(
@@ -122,7 +126,7 @@ def _split_shared(chosen: Text, rejected: Text, where: str, config: DataConfig) 
     """The messages that both begin with, and the rest of each."""
     if isinstance(chosen, str) or isinstance(rejected, str):
         raise DataError(
-            f"{where}: answers that are plain text need the key {config.prompt_key!r} (data.prompt_key)",
+            f"{where}: answers that are plain text need the key {config.input_key!r} (data.input_key)",
             seen=_shorten(repr(chosen)),
             action="add the prompt, or write both answers as messages",
         )
@@ -147,6 +151,14 @@ def _read_margin(row: dict[str, Any], where: str, config: DataConfig) -> float:
     if isinstance(margin, bool) or not isinstance(margin, (int, float)):
         raise _wrong(where, config.margin_key, "a number", margin)
     return float(margin)
+
+
+def _require(row: dict[str, Any], key: str, field: str, where: str) -> Any:
+    if key not in row:
+        raise DataError(
+            f"{where}: the key {key!r} must be there", seen=f"the keys {sorted(row)}", action=f"add it, or set {field}"
+        )
+    return row[key]
 
 
 def _require_text(value: Any, key: str, where: str) -> None:

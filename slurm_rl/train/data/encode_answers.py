@@ -19,7 +19,8 @@ import numpy.typing as npt
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.answers import Text
 from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
-from slurm_rl.train.data.prompts import Message, _shorten
+from slurm_rl.train.data.lines import shorten as _shorten
+from slurm_rl.train.data.prompts import Message
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ class CriticWorker:
         place = self.place
         self.engine = PolicyEngine(
             model_path,
-            self.config.model.model_copy(update={"init_from": init_from}),
+            # Whole, also beside a policy of adapters: its head is new.
+            self.config.model.model_copy(update={"init_from": init_from, "lora": None}),
             self.config.policy.model_copy(update={"num_workers": place.world_size, "num_threads": place.num_threads}),
             self.config.critic.optim,
             temperature=1.0,

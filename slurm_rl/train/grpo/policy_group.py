@@ -16,10 +16,25 @@ class PolicyGroup(WorkerGroup):
     """The data-parallel ranks of the policy."""
 
     def __init__(
-        self, cluster: Cluster, workers: Sequence[Actor], model_path: str, micro_batch_tokens: int, timeout_s: float
+        self,
+        cluster: Cluster,
+        workers: Sequence[Actor],
+        model_path: str,
+        micro_batch_tokens: int,
+        timeout_s: float,
+        *,
+        references: Sequence[Actor] = (),
     ) -> None:
+        """Args:
+        references: actors that hold the reference apart from the policy; empty: its workers hold it.
+        """
         super().__init__(cluster, workers, micro_batch_tokens, timeout_s, "policy")
-        self.model_path = model_path
+        self.references, self.model_path = references or workers, model_path
+
+    @property
+    def holds_reference(self) -> bool:
+        """The policy's own processes answer for the reference."""
+        return self.references is self.workers
 
     def train_policy(
         self, sequences: Sequence[TrainSequence], algorithm: AlgorithmConfig, lr: float
@@ -34,7 +49,9 @@ class PolicyGroup(WorkerGroup):
 
     def reference_logprobs(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         """One array a sequence, in the order of the sequences."""
-        return self.compute(sequences, "reference logprobs", lambda it, share: it.reference_logprobs.remote(share))
+        return self.compute(
+            sequences, "reference logprobs", lambda it, share: it.reference_logprobs.remote(share), self.references
+        )
 
     def policy_logprobs(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         """The same under the policy as it is."""
@@ -44,7 +61,10 @@ class PolicyGroup(WorkerGroup):
         self.call("a new optimizer", lambda _, it: it.use_optimizer.remote(optim))
 
     def load_reference(self, model_path: str) -> None:
-        self.call("loading the reference", lambda _, it: it.load_reference.remote(model_path))
+        self.call("loading the reference", lambda _, it: it.load_reference.remote(model_path), self.references)
 
     def export(self, folder: Path) -> None:
         self.call("exporting the model", lambda _, it: it.export.remote(folder))
+
+    def export_adapter(self, folder: Path) -> None:
+        self.call("exporting the adapters", lambda _, it: it.export_adapter.remote(folder))

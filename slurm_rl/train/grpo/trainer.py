@@ -33,7 +33,7 @@ from slurm_rl.train.grpo.batch import (
 from slurm_rl.train.grpo.collect import Collected, collect_groups
 from slurm_rl.train.grpo.critic import CriticGroup, value_metrics
 from slurm_rl.train.grpo.dump import dump_groups, replay_groups
-from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_staleness
+from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_mixed_share, compute_staleness
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, score_groups
 from slurm_rl.train.grpo.saving import RunSaver, RunState
@@ -42,7 +42,7 @@ from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.math.kl import adapt_coefficient
 from slurm_rl.train.rewards.failures import check_failures
-from slurm_rl.train.rewards.pool import RewardPool
+from slurm_rl.train.rewards.scorer import Scorer
 from slurm_rl.train.seeds import derive_seed
 from slurm_rl.train.timer import Timer
 from slurm_rl.train.types import FloatArray, TrainSequence
@@ -69,7 +69,7 @@ class GRPOTrainer:
         policy: PolicyGroup,
         sampler: Sampler,
         sync: WeightSync,
-        rewards: RewardPool,
+        rewards: Scorer,
         saver: RunSaver,
         metrics: MetricsLogger,
         critic: CriticGroup | None = None,
@@ -291,9 +291,11 @@ class GRPOTrainer:
     def prepare_reference(self) -> None:
         """Load the reference and build the critic, where there are any.
 
-        Both begin as the policy as GRPO found it: the model given, or the one the warm-up made.
+        Both begin as the policy as GRPO found it: the model given, or the one the warm-up made. Under adapters the
+        model given needs no copy as a reference: it is the policy without them.
         """
-        has_reference = self.config.algorithm.kl.coefficient > 0
+        is_base = self.config.model.lora is not None and not self.num_warmup and self.policy.holds_reference
+        has_reference = self.config.algorithm.kl.coefficient > 0 and not is_base
         if not has_reference and self.critic is None:
             return
         reference = self.policy.model_path
@@ -332,6 +334,7 @@ class GRPOTrainer:
         found: dict[str, float] = {}
         passed: dict[str, float] = {}
         timer = Timer()
+        self.sync.verify()  # engines that take requests and weights in any order might measure older ones
         with timer.phase("eval"):
             for name in ("sampled", "greedy") if self.config.eval.greedy else ("sampled",):
                 count = self.config.eval.num_samples if name == "sampled" else 1
@@ -361,6 +364,8 @@ class GRPOTrainer:
         values["tokens/computed"] = float(num_tokens)
         if self.pipeline.staleness:
             values["rollout/staleness"] = compute_staleness(groups, self.state.step - 1)
+            if self.config.rollout.continuous:
+                values["rollout/mixed_weights"] = compute_mixed_share(groups)
         else:
             values["sync/probe_difference"] = self.probe_difference
         per_s = values["tokens/trained"] / self.timer.seconds["time/step_s"]

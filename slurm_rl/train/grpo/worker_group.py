@@ -30,18 +30,23 @@ class WorkerGroup:
     def load(self, folder: Path) -> None:
         self.call(f"loading the {self.name}'s checkpoint", lambda _, it: it.load.remote(folder))
 
-    def call(self, what: str, start: Callable[[int, Any], Any]) -> list[Any]:
-        calls = [(worker, start(rank, worker.handle)) for rank, worker in enumerate(self.workers)]
+    def call(self, what: str, start: Callable[[int, Any], Any], actors: Sequence[Actor] | None = None) -> list[Any]:
+        """What each actor returns; all workers, unless others are named."""
+        calls = [(actor, start(rank, actor.handle)) for rank, actor in enumerate(actors or self.workers)]
         # Weights may be half changed while these run; a stop signal waits for their end.
         return self.cluster.gather(calls, timeout_s=self.timeout_s, what=what, stoppable=False)
 
     def compute(
-        self, sequences: Sequence[TrainSequence], what: str, start: Callable[[Any, Any], Any]
+        self,
+        sequences: Sequence[TrainSequence],
+        what: str,
+        start: Callable[[Any, Any], Any],
+        actors: Sequence[Actor] | None = None,
     ) -> list[FloatArray]:
         """One array a sequence, in the order of the sequences."""
-        places = self._places(sequences)
-        shares = self.spread(sequences)
-        results = self.call(what, lambda rank, it: start(it, shares[rank]))
+        places = self._places(sequences, len(actors or self.workers))
+        shares = self.spread(sequences, len(places))
+        results = self.call(what, lambda rank, it: start(it, shares[rank]), actors)
         found: list[Any] = [None] * len(sequences)
         for indices, arrays in zip(places, results, strict=True):
             for index, array in zip(
@@ -50,13 +55,16 @@ class WorkerGroup:
                 found[index] = array
         return found
 
-    def spread(self, sequences: Sequence[TrainSequence]) -> list[list[list[TrainSequence]]]:
+    def spread(
+        self, sequences: Sequence[TrainSequence], num_parts: int | None = None
+    ) -> list[list[list[TrainSequence]]]:
         """Micro-batches by rank."""
-        return [[[sequences[i] for i in batch] for batch in share] for share in self._places(sequences)]
+        places = self._places(sequences, num_parts or len(self.workers))
+        return [[[sequences[i] for i in batch] for batch in share] for share in places]
 
-    def _places(self, sequences: Sequence[TrainSequence]) -> list[list[list[int]]]:
+    def _places(self, sequences: Sequence[TrainSequence], num_parts: int) -> list[list[list[int]]]:
         if not sequences:
             # An optimizer step without a gradient; the workers need something to call it with.
-            return [[[]] for _ in self.workers]
+            return [[[]] for _ in range(num_parts)]
         lengths = [len(sequence.token_ids) for sequence in sequences]
-        return distribute(lengths, len(self.workers), self.micro_batch_tokens)
+        return distribute(lengths, num_parts, self.micro_batch_tokens)
