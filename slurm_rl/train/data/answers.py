@@ -78,11 +78,13 @@ def load_pairs(config: DataConfig, seed: int) -> tuple[list[PairRow], list[PairR
     def build(row: dict[str, Any], index: int, where: str) -> PairRow:
         return parse_pair(row, index, where, config)
 
-    additions = [
-        PairRow(index=r.index, prompt=r.prompt, chosen=r.answer, rejected=_spoil(r.answer, f"{seed} {r.index}"))
-        for r in _additions(config, seed)
+    additions = _additions(config, seed)
+    wrong = [_spoil(row.answer, config.largest_addend, f"{seed} {row.index}") for row in additions]
+    pairs = [
+        PairRow(index=row.index, prompt=row.prompt, chosen=row.answer, rejected=rejected)
+        for row, rejected in zip(additions, wrong, strict=True)
     ]
-    return _load(config, seed, additions, build)
+    return _load(config, seed, pairs, build)
 
 
 def parse_answer(row: dict[str, Any], index: int, where: str, config: DataConfig) -> AnswerRow:
@@ -197,12 +199,11 @@ def _additions(config: DataConfig, seed: int) -> list[Any]:
     return build_addition_rows(config.largest_addend, seed) if config.train == "addition" else []
 
 
-def _spoil(answer: str, place: str) -> str:
-    """The answer with one digit changed."""
+def _spoil(answer: str, largest_addend: int, place: str) -> str:
+    """Another sum of the same range."""
     chance = random.Random(f"rejected {place}")
-    at = chance.randrange(len(answer))
-    digit = chance.choice([d for d in "0123456789" if d != answer[at]])
-    return answer[:at] + digit + answer[at + 1 :]
+    wrong = chance.randrange(2 * largest_addend)
+    return str(wrong + (wrong >= int(answer)))
 
 
 def _load(

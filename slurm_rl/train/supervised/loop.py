@@ -62,6 +62,7 @@ class SupervisedLoop:
         if self.metrics:
             self.metrics.rewind(self.state.step if restored else -1, self.state.num_metric_rows)
         self.evaluate_if_due()
+        self.save_if_due()
         while self.state.step < self.num_steps and not self.is_stalled():
             self.leave_if_asked()
             self.train_step()

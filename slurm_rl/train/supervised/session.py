@@ -47,12 +47,13 @@ def run_training(run: RunDir, attempt: AttemptDir, place: Place) -> None:
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     place.join(timeout_s=config.trainer.step_timeout_s)
     try:
-        _train(run, config, place, stop)
+        train(run, config, place, stop)
     finally:
         distributed.leave_process_group()
 
 
-def _train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
+def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
+    """What follows once this rank stands in the process group."""
     model_path = distributed.call_on_rank_0(lambda: prepare_model(run, config))
     objective = build_objective(config, model_path)
     engine = build_engine(config, model_path, objective, place)
