@@ -18,6 +18,7 @@ PHRASES: dict[str, str] = {
     "ray/head_ready": "Ray head is up",
     "ray/cluster_ready": "Ray cluster is complete",
     "engine/ready": "rollout engine is ready",
+    "reward/sandbox": "code of completions is confined",
     "trainer/started": "trainer started",
     "trainer/resumed": "trainer resumed from its checkpoint",
     "checkpoint/saved": "checkpoint saved",

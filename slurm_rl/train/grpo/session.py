@@ -26,6 +26,7 @@ from slurm_rl.train.grpo.stop import StopFlag
 from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.rewards.pool import RewardPool
+from slurm_rl.train.rewards.sandbox.probe import probe_sandbox
 
 _PROBE_TOKENS = 64
 
@@ -47,6 +48,8 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     cluster = Cluster(plan, stop)
     cluster.connect()
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
+    if "code" in config.reward.verifiers:
+        append_event(run, "reward/sandbox", **probe_sandbox())
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
     try:
         with RewardPool(config.reward) as rewards:

@@ -16,7 +16,7 @@ from slurm_rl.config.reward import RewardConfig, VerifierName
 from slurm_rl.train.rewards.processes import VerifierProcesses
 from slurm_rl.train.rewards.scoring import Scoring
 from slurm_rl.train.rewards.types import RewardItem, RewardResult
-from slurm_rl.train.rewards.verifiers import VERIFIERS
+from slurm_rl.train.rewards.verifiers import VERIFIERS, specify_verifiers
 
 __all__ = ["RewardItem", "RewardPool", "RewardResult"]
 
@@ -32,7 +32,7 @@ class RewardPool:
     """
 
     def __init__(self, config: RewardConfig, table: Mapping[VerifierName, str] | None = None) -> None:
-        chosen: dict[str, str] = {name: (table or VERIFIERS)[name] for name in config.verifiers}
+        chosen = specify_verifiers(config, table or VERIFIERS)
         self._config = config
         self._weights: dict[str, float] = dict(config.verifiers.items())
         self._processes = VerifierProcesses(config.num_workers, chosen)

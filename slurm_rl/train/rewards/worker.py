@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import json
 import math
 import multiprocessing
 import numbers
@@ -18,7 +19,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 
 from slurm_rl.errors import DataError
 from slurm_rl.train.rewards.types import Failure, RewardItem, Verifier
@@ -58,10 +59,14 @@ def _die_with_parent() -> None:
 
 @cache
 def load_verifier(spec: str) -> Verifier:
-    """Import `module:function`. Raises ImportError or AttributeError when there is no such thing."""
-    module, function = spec.split(":")
+    """Import `module:function` or `module:function?{its settings}`.
+
+    Raises ImportError or AttributeError when there is no such thing.
+    """
+    path, _, settings = spec.partition("?")
+    module, function = path.split(":")
     verifier: Verifier = getattr(importlib.import_module(module), function)
-    return verifier
+    return partial(verifier, **json.loads(settings)) if settings else verifier
 
 
 def warm_up(table: Mapping[str, str], pause_s: float) -> int | Failure:
