@@ -29,6 +29,7 @@ from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.model_folder import load_context_length, prepare_model
+from slurm_rl.train.rewards.sandbox.probe import probe_sandbox
 from slurm_rl.train.rewards.scorer import Scorer, open_scorer
 from slurm_rl.train.stop import StopFlag
 
@@ -54,6 +55,8 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     cluster = Cluster(plan, stop)
     cluster.connect()
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
+    if "code" in config.reward.verifiers:
+        append_event(run, "reward/sandbox", **probe_sandbox())
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
     try:
         host = os.environ["RAY_ADDRESS"].rpartition(":")[0]
