@@ -70,7 +70,7 @@ def test_a_function_is_looked_for_without_running_its_file(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"url": "http://a/b", "function": "f.py:g"}, "reward.function would have no effect"),
+        ({"url": "http://a/b", "function": "f.py:g"}, "set one alone; got reward.function and reward.url"),
         ({"url": "http://a/b", "service": {"enabled": True}}, "reward.service.enabled would have no effect"),
         ({"url": "a/b"}, "reward.url must be http://host:port/path"),
         ({"url": "http://a/b,"}, "got ''"),
