@@ -117,6 +117,8 @@ class RewardStream:
             could be judged by, and RewardError when the stream ended first.
         """
         request = _Request(list(items))
+        # From here on nobody can cancel it: the loop alone says how it ends.
+        request.future.set_running_or_notify_cancel()
         if not request.items:
             request.future.set_result([])
             return request.future
