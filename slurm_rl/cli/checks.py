@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from pathlib import Path
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import ConfigError, MissingLibraryError
 
 
 def check_inputs(config: RunConfig) -> None:
@@ -47,7 +48,10 @@ def _check_data(config: RunConfig) -> None:
     # Reading rows needs no torch; the same function loads them in the trainer.
     from slurm_rl.train.data.load import load_data
 
-    load_data(config.data, config.seed)
+    try:
+        load_data(config.data, config.seed)
+    except MissingLibraryError as error:
+        print(f"slurm_rl: the data are checked on the node only, since here {error}", file=sys.stderr)
 
 
 def check_reward(config: RewardConfig) -> None:

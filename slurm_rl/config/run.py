@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -37,6 +37,8 @@ class RunConfig(Section):
     """Where this run lives; null makes <cluster.run_root>/<name>-<time>."""
     seed: NonNegativeInt = 0
     """Seeds weights, data order and sampling."""
+    task: Literal["grpo", "sft", "rm", "dpo"] = "grpo"
+    """What is trained: GRPO, or supervised fine-tuning, a reward model, DPO under torchrun."""
     cluster: ClusterConfig = ClusterConfig()
     """Machines."""
     container: ContainerConfig = ContainerConfig()

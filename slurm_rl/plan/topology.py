@@ -69,6 +69,33 @@ def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
     return _place_on_gpus(demand)
 
 
+def place_ranks(demand: Demand) -> tuple[ActorPlan, ...]:
+    """The ranks that torchrun starts, equally many on every node, on a GPU each; rank r counts on over the nodes.
+
+    Raises:
+        ConfigError: policy.num_workers is no such number; the message holds both.
+
+    >>> [(a.index, a.node, a.gpus) for a in place_ranks(Demand(2, 2, None, None, None, None, 1, False))]
+    [(0, 0, (0,)), (1, 0, (1,)), (2, 1, (0,)), (3, 1, (1,))]
+    """
+    nodes, gpus = demand.num_nodes, demand.gpus_per_node
+    num_ranks = demand.num_workers or nodes * max(gpus, 1)
+    per_node, rest = divmod(num_ranks, nodes)
+    if rest or (gpus and per_node > gpus):
+        limit = f", and at most {gpus} a node" if gpus else ""
+        raise ConfigError(
+            f"under torchrun policy.num_workers must be a multiple of cluster.num_nodes{limit}",
+            seen=f"{num_ranks} workers on {nodes} nodes",
+            action=f"policy.num_workers={nodes * max(min(per_node, gpus or per_node), 1)}, or null for "
+            + ("every GPU" if gpus else "one rank a node"),
+        )
+    threads = demand.worker_threads or (None if gpus else _share(demand, per_node))
+    return tuple(
+        ActorPlan("policy", rank, rank // per_node, (rank % per_node,) if gpus else (), threads)
+        for rank in range(num_ranks)
+    )
+
+
 def _choose_num_workers(demand: Demand, num_slots: int) -> int:
     """All GPUs of the policy's nodes, or half of them where engines need the others."""
     apart = demand.feature_of.get("policy") != demand.feature_of.get("rollout")

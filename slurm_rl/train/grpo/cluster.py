@@ -13,7 +13,7 @@ from slurm_rl.errors import BringUpError, SlurmRLError, TrainingError
 from slurm_rl.node.ray_cluster import node_resource
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.topology import ActorPlan
-from slurm_rl.train.grpo.stop import StopFlag
+from slurm_rl.train.stop import StopFlag
 
 POLL_S = 0.2
 

@@ -51,6 +51,7 @@ class PolicyWorker:
             config.policy.model_copy(update={"num_workers": place.world_size, "num_threads": place.num_threads}),
             config.warmup.optim if config.warmup.num_steps else config.optim,
             temperature=config.rollout.temperature,
+            seed=config.seed,
         )
         self.reference: ReferenceModel | None = None
 
@@ -77,7 +78,9 @@ class PolicyWorker:
 
     def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """Logprobs of the trained tokens under the reference."""
-        assert self.reference is not None
+        if self.reference is None:
+            # No copy was loaded: the base under the adapters is the reference.
+            return self.engine.compute_logprobs(micro_batches, adapters=False)
         return self.reference.compute_logprobs(micro_batches)
 
     def policy_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
@@ -85,8 +88,12 @@ class PolicyWorker:
         return self.engine.compute_logprobs(micro_batches)
 
     def pack_state(self, probe: Sequence[int]) -> tuple[list[WeightRecord], SentWeights]:
-        """All weights, and what an engine that holds them must say; every rank calls it, rank 0 alone has records."""
-        records = pack_weights(self.engine.full_state())
+        """What changes of the weights, and what an engine that holds it must say.
+
+        That is all of them, or the adapters alone. Every rank calls it; rank 0 alone has records.
+        """
+        adapted = self.config.model.lora is not None
+        records = pack_weights(self.engine.adapter_state() if adapted else self.engine.full_state())
         return records, SentWeights(checksum(records), self._probe(probe))
 
     def _probe(self, token_ids: Sequence[int]) -> list[float]:
@@ -106,3 +113,6 @@ class PolicyWorker:
 
     def export(self, folder: Path) -> None:
         self.engine.export(folder)
+
+    def export_adapter(self, folder: Path) -> None:
+        self.engine.export_adapter(folder)

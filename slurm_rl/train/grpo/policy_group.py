@@ -33,6 +33,11 @@ class PolicyGroup:
         self.cluster, self.workers, self.model_path = cluster, workers, model_path
         self.micro_batch_tokens, self.timeout_s = micro_batch_tokens, timeout_s
 
+    @property
+    def holds_reference(self) -> bool:
+        """The policy's own processes answer for the reference."""
+        return self.references is self.workers
+
     def train_policy(
         self, sequences: Sequence[TrainSequence], algorithm: AlgorithmConfig, lr: float
     ) -> dict[str, float]:
@@ -84,6 +89,9 @@ class PolicyGroup:
 
     def export(self, folder: Path) -> None:
         self._call("exporting the model", lambda _, it: it.export.remote(folder))
+
+    def export_adapter(self, folder: Path) -> None:
+        self._call("exporting the adapters", lambda _, it: it.export_adapter.remote(folder))
 
     def _call(self, what: str, start: Callable[[int, Any], Any], actors: Sequence[Actor] | None = None) -> list[Any]:
         calls = [(actor, start(rank, actor.handle)) for rank, actor in enumerate(actors or self.workers)]

@@ -19,7 +19,9 @@ class ReferenceModel:
         from slurm_rl.train.engine.model import load_model
 
         self.config, self.device = config, device
-        self.model = load_model(model_path, config.model).to(device).eval()
+        # After a warm-up the reference is what that made, whatever the policy began from.
+        model = config.model.model_copy(update={"init_from": None} if config.warmup.num_steps else {})
+        self.model = load_model(model_path, model).to(device).eval()
 
     def compute_logprobs(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[list[FloatArray]]:
         """Logprobs of the trained tokens, by micro-batch and sequence."""

@@ -21,6 +21,7 @@ class RolloutEngine:
         from vllm import LLM
 
         self.version = -1
+        self.model_path, self.model = model_path, model
         self.llm = LLM(
             model=model_path,
             dtype=model.dtype,
@@ -80,11 +81,11 @@ class RolloutEngine:
         return Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: Sequence[int]) -> HeldWeights:
-        """Take new weights, then say what is held: version, checksums, logprobs of the probe."""
+        """Take new weights, or adapters over the base; then say what is held: version, checksums, the probe."""
         from vllm import SamplingParams
 
         def load() -> list[str]:
-            checksums: list[str] = self.llm.collective_rpc("load_named_weights", args=(records,))
+            checksums = self._load(records)
             self.version = version
             return checksums
 
@@ -100,3 +101,10 @@ class RolloutEngine:
         # Of each token after the first, at temperature 1.
         logprobs = [float(step[token].logprob) for step, token in zip(found[1:], probe[1:], strict=True)]
         return HeldWeights(version, checksums, logprobs)
+
+    def _load(self, records: Sequence[WeightRecord]) -> list[str]:
+        if self.model.lora is None:
+            return list(self.llm.collective_rpc("load_named_weights", args=(records,)))
+        base = self.model.init_from or self.model_path
+        merging = (records, base, self.model.dtype, self.model.lora.scaling)
+        return list(self.llm.collective_rpc("load_adapters", args=merging))

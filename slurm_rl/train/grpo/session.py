@@ -14,9 +14,11 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.train.data.identity import check_same_prompts
 from slurm_rl.train.data.load import load_data
 from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.train.engine.lora import check_targets
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.policy import PolicyWorker, WorkerPlace
 from slurm_rl.train.grpo.policy_group import PolicyGroup
@@ -24,10 +26,11 @@ from slurm_rl.train.grpo.reference import ReferenceWorker
 from slurm_rl.train.grpo.rollout import RolloutEngine
 from slurm_rl.train.grpo.sampling import Sampler
 from slurm_rl.train.grpo.saving import RunSaver, RunState
-from slurm_rl.train.grpo.stop import StopFlag
 from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
+from slurm_rl.train.model_folder import load_context_length, prepare_model
 from slurm_rl.train.rewards.scorer import Scorer, open_scorer
+from slurm_rl.train.stop import StopFlag
 
 _PROBE_TOKENS = 64
 
@@ -44,7 +47,9 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     plan = JobPlan.from_json(read_json(run.plan))
     model_path = prepare_model(run, config)
+    check_targets(model_path, config.model)
     prompts = prepare_prompts(config, model_path)
+    check_same_prompts(run.prompts, prompts.train, prompts.held_out)
     stop.check()
     cluster = Cluster(plan, stop)
     cluster.connect()
@@ -107,19 +112,9 @@ def _train(
         append_event(run, "engine/ready", num_engines=len(engines))
 
     state = trainer.run(wait_for_engines)
-    policy.export(run.export)
+    adapted = config.model.lora
+    (policy.export_adapter if adapted and adapted.export == "adapter" else policy.export)(run.export)
     return state
-
-
-def prepare_model(run: RunDir, config: RunConfig) -> str:
-    """The folder both policy and engines load; builds the tiny model when the config asks for one."""
-    if config.model.path is not None:
-        return config.model.path
-    from slurm_rl.train.engine.tiny import build_tiny_model
-
-    if not run.model.is_dir():
-        build_tiny_model(config.model.require_tiny(), config.seed, run.model)
-    return str(run.model)
 
 
 def prepare_prompts(config: RunConfig, model_path: str) -> Prompts:
@@ -148,14 +143,6 @@ def encode_answers(answers: Sequence[str], tokenizer: Any) -> list[list[int]]:
     """Token ids of each answer with the end-of-text token, for the warm-up."""
     encoded = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
     return [[*ids, tokenizer.eos_token_id] for ids in encoded]
-
-
-def load_context_length(model_path: str, trust_remote_code: bool) -> int:
-    """Longest sequence the model was made for, in tokens."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-    return int(config.get_text_config().max_position_embeddings)
 
 
 def choose_probe(prompts: Prompts, longest: int) -> list[int]:

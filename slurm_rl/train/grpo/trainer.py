@@ -6,10 +6,8 @@ lines of `grpo_step`, the run can be resumed at the last saved step and goes on 
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_rl.config.run import RunConfig
@@ -34,12 +32,13 @@ from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_mixed_s
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, score_groups
 from slurm_rl.train.grpo.saving import RunSaver, RunState
-from slurm_rl.train.grpo.seeds import derive_seed
 from slurm_rl.train.grpo.step_metrics import accuracy, pass_metrics, sampling_metrics, training_metrics
 from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.rewards.failures import check_failures
 from slurm_rl.train.rewards.scorer import Scorer
+from slurm_rl.train.seeds import derive_seed
+from slurm_rl.train.timer import Timer
 from slurm_rl.train.types import FloatArray
 
 
@@ -51,20 +50,6 @@ class Prompts:
     held_out: list[EncodedPrompt]
     answers: list[list[int]]
     """Token ids of each training row's reference answer; empty without a warm-up."""
-
-
-@dataclass
-class Timer:
-    """Seconds by phase of one step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        key = f"time/{name}_s"
-        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
 
 
 class GRPOTrainer:
@@ -263,8 +248,12 @@ class GRPOTrainer:
         self.prepare_reference()
 
     def prepare_reference(self) -> None:
-        """The reference is the policy as GRPO found it: the model given, or the one the warm-up made."""
-        if self.config.algorithm.kl.coefficient == 0:
+        """The reference is the policy as GRPO found it: the model given, or the one the warm-up made.
+
+        Under adapters the model given needs no copy: it is the policy without them.
+        """
+        is_base = self.config.model.lora is not None and not self.num_warmup and self.policy.holds_reference
+        if self.config.algorithm.kl.coefficient == 0 or is_base:
             return
         reference = self.policy.model_path
         if self.num_warmup:

@@ -139,9 +139,9 @@ def read_token(path: Path | None) -> str:
 
 def read_answers(path: Path, prompt_key: str, answer_key: str) -> dict[str, str]:
     """Prompt to reference answer, of a .jsonl file, for clients that send no labels."""
-    from slurm_rl.train.data.prompts import load_rows
+    from slurm_rl.train.data.prompts import Columns, load_rows
 
-    rows = load_rows(path, prompt_key, answer_key)
+    rows = load_rows(path, Columns(input=prompt_key, label=answer_key))
     return {row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt): row.answer for row in rows}
 
 
