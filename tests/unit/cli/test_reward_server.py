@@ -37,6 +37,11 @@ def test_bad_words_are_refused(words: list[str], message: str) -> None:
         configure(words, None)
 
 
+def test_a_failure_is_worth_a_number() -> None:
+    with pytest.raises(ConfigError, match="must be a finite number; got nan"):
+        run(["--failure-reward", "nan"])
+
+
 def test_presets_replace_the_demos_verifier() -> None:
     assert configure(["+reward=math_format"], None).verifiers == {"math": 1.0, "format": 0.5}
     assert load_config(["+reward=[math,service]"]).reward.service.enabled

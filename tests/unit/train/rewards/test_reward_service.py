@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -160,6 +162,32 @@ def test_no_process_and_no_port_is_left(tmp_path: Path) -> None:
     for port in ports:
         with pytest.raises(ConnectionRefusedError):
             http.client.HTTPConnection("127.0.0.1", port, timeout=5).connect()
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from slurm_rl.config.reward import RewardConfig
+from slurm_rl.train.rewards.supervise import RewardServices
+
+if __name__ == "__main__":
+    with RewardServices(RewardConfig(), Path(sys.argv[1]), Path(sys.argv[1])) as services:
+        print(services.pids[0], flush=True)
+        time.sleep(600)
+"""
+
+
+def test_the_services_of_a_run_that_is_killed_die_with_it(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    command = [sys.executable, str(script), str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as parent:
+        assert parent.stdout is not None
+        service = psutil.Process(int(parent.stdout.readline()))
+        family = [service, *service.children(recursive=True)]
+        parent.kill()
+    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), deadline_s=20)
 
 
 def storm(tmp_path: Path, num_requests: int, num_clients: int, num_kills: int) -> None:
