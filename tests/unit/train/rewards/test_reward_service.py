@@ -57,7 +57,7 @@ GOOD = json.dumps({"query": ["3+4=7"], "prompts": ["3+4="], "labels": ["4"]}).en
 def test_a_client_of_openrlhf_gets_lists_of_numbers(services: RewardServices) -> None:
     status, answer = post(services, GOOD)
     assert status == 200
-    assert answer == {"rewards": [0.5], "scores": [1.0], "length": [1.0], "reward": [0.5], "failed": [0.0]}
+    assert answer == {"rewards": [0.5], "scores": [1.0], "length": [1.0], "failed": [0.0]}
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer wrong", "Basic eDp5", "Basic \xff", "Basic !", "x"])
