@@ -166,6 +166,8 @@ class RewardServices:
             while not self._closing.wait(_POLL_S / 4):
                 for replica in self._replicas:
                     self._look_after(replica)
+        except Exception as error:  # a full disk under events or logs; without this thread nobody would say so
+            self._error = RewardError("the reward services must be watched", seen=f"{type(error).__name__}: {error}")
         finally:
             self._end_all()
 
@@ -242,6 +244,8 @@ class RewardServices:
                 where=str(replica.log),
                 action="mend what the log names",
             )
+            # Who connects from now on is turned away, rather than kept waiting for nobody.
+            replica.listener.shutdown(socket.SHUT_RDWR)
 
     def _end_all(self) -> None:
         processes = [replica.process for replica in self._replicas if replica.process is not None]

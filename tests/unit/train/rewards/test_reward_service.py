@@ -141,6 +141,23 @@ def test_a_service_that_keeps_dying_ends_the_run_with_its_last_words(tmp_path: P
     assert services.pids == []
 
 
+def test_a_service_that_is_given_up_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "_MAX_DEATHS", 1)
+    with start_services(tmp_path, odd_config()) as services, build_client(services) as client:
+        os.kill(services.pids[0], signal.SIGKILL)
+        with pytest.raises(RewardError, match="1 deaths, the last by exit status -9"):
+            client.score(build_items(5))
+
+
+def test_a_watch_that_ends_says_why(tmp_path: Path) -> None:
+    def full(kind: str, **fields: Any) -> None:
+        raise OSError("No space left on device")
+
+    services = RewardServices(odd_config(), tmp_path, tmp_path, report=full)
+    with pytest.raises(RewardError, match="must be watched; got OSError: No space left"), services:
+        wait_for(services.check, deadline_s=60)
+
+
 def test_a_service_that_answers_nothing_any_more_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "_HEALTH_EVERY_S", 0.1)
     monkeypatch.setattr(supervise, "_HEALTH_TIMEOUT_S", 1.0)
