@@ -24,7 +24,9 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _check_model(config: RunConfig) -> None:
-    for field, value in (("model.path", config.model.path), ("model.init_from", config.model.init_from)):
+    reward_model = config.reward.model.path
+    folders = {"model.path": config.model.path, "model.init_from": config.model.init_from}
+    for field, value in {**folders, "reward.model.path": reward_model}.items():
         # A name without a slash in front may be one of the hub; the node looks that up in its cache.
         if value and value.startswith(("/", "./", "../", "~")) and not Path(value).expanduser().is_dir():
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
