@@ -26,13 +26,18 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
-def specify_verifiers(config: RewardConfig, table: Mapping[VerifierName, str] = VERIFIERS) -> dict[str, str]:
-    """Return verifier name to import path, with its settings, for what `config` chose."""
-    specs: dict[str, str] = {name: table[name] for name in config.verifiers}
+def choose_verifiers(
+    config: RewardConfig, table: Mapping[VerifierName, str] | None = None
+) -> tuple[dict[str, str], dict[str, float]]:
+    """What the workers run, by name, and the weight of each score in the reward."""
+    if config.function is not None:
+        # It makes the whole reward; what else it tells has no weight.
+        return {"function": config.function}, {"reward": 1.0}
+    specs: dict[str, str] = {name: (table or VERIFIERS)[name] for name in config.verifiers}
     if "code" in specs:
         settings = config.code.model_dump() | {"total_s": CODE_SHARE * config.timeout_s}
         specs["code"] += f"?{json.dumps(settings)}"
-    return specs
+    return specs, dict(config.verifiers.items())
 
 
 def score_arithmetic(completion: str, answer: str) -> float:
