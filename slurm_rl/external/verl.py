@@ -16,8 +16,8 @@ from slurm_rl.external.arguments import (
 _NAMES = {
     "model": "actor_rollout_ref.model.path",
     "critic_model": "critic.model.path",
-    "reward_model": "reward_model.model.path",
-    "reward_function": "custom_reward_function.path",
+    "reward_model": "reward.reward_model.model_path",
+    "reward_function": "reward.custom_reward_function.path",
     "train_data": "data.train_files",
     "eval_data": "data.val_files",
     "input_key": "data.prompt_key",
@@ -78,7 +78,8 @@ def _algorithm(config: ExternalConfig) -> Settings:
     if config.policy_loss is not None:
         settings["actor_rollout_ref.actor.policy_loss.loss_mode"] = _LOSSES[config.policy_loss]
     if config.reward_model is not None:
-        settings["reward_model.enable"] = True
+        settings["reward.reward_model.enable"] = True
+        settings["reward.reward_model.rollout.name"] = "vllm"
     return settings
 
 
