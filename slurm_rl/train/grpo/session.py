@@ -55,8 +55,6 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     cluster = Cluster(plan, stop)
     cluster.connect()
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
-    if "code" in config.reward.verifiers:
-        append_event(run, "reward/sandbox", **probe_sandbox())
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
     try:
         host = os.environ["RAY_ADDRESS"].rpartition(":")[0]

@@ -36,16 +36,11 @@ def choose_verifiers(
         return {"function": config.function}, {"reward": 1.0}
     if config.model.path is not None:
         return {"model": specify_model(config.model, config.num_workers)}, {"model": 1.0}
-    return specify_verifiers(config, table or VERIFIERS), dict(config.verifiers.items())
-
-
-def specify_verifiers(config: RewardConfig, table: Mapping[VerifierName, str] = VERIFIERS) -> dict[str, str]:
-    """Return verifier name to import path, with its settings, for what `config` chose."""
-    specs: dict[str, str] = {name: table[name] for name in config.verifiers}
+    specs: dict[str, str] = {name: (table or VERIFIERS)[name] for name in config.verifiers}
     if "code" in specs:
         settings = config.code.model_dump() | {"total_s": CODE_SHARE * config.timeout_s}
         specs["code"] += f"?{json.dumps(settings)}"
-    return specs
+    return specs, dict(config.verifiers.items())
 
 
 def score_arithmetic(completion: str, answer: str) -> float:

@@ -107,8 +107,13 @@ class Sandboxed:
         Raises:
             RewardError: it could not be confined, or not before `give_up` (of the monotonic clock).
         """
-        told = Reader(_SHOWN_BYTES)
-        watch({self._status: told}, give_up)
+        started, told = time.monotonic(), Reader(_SHOWN_BYTES)
+        if not watch({self._status: told}, give_up):
+            raise RewardError(
+                "the sandbox must be up before the tests of a completion are over",
+                seen=f"nothing after {time.monotonic() - started:.1f} s",
+                action="raise reward.timeout_s, or lower reward.num_workers to the CPUs of the node",
+            )
         try:
             words: dict[str, str] = json.loads(bytes(told.data))
         except ValueError:
@@ -116,7 +121,7 @@ class Sandboxed:
         return words
 
     def _not_confined(self) -> RewardError:
-        self._end()
+        self.process.wait()  # it has closed its end, so it is on its way out
         words = os.read(self.stderr, _SHOWN_BYTES).decode(errors="replace").strip()
         return RewardError(
             "code must be confined before it runs",

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, DataError, RewardError
-from slurm_rl.train.rewards.code_answer import score_code
+from slurm_rl.train.rewards import code_answer
 from slurm_rl.train.rewards.code_tests import extract_code, same_output
 from slurm_rl.train.rewards.pool import RewardItem, RewardPool
 from slurm_rl.train.rewards.sandbox import probe
 from slurm_rl.train.rewards.sandbox.probe import probe_sandbox
+
+# A machine that is busy with other things may take its time to start an interpreter.
+score_code = partial(code_answer.score_code, total_s=60.0)
 
 SUM = json.dumps({"stdio": [{"stdin": "1 2\n", "stdout": "3\n"}, {"stdin": "40 2\n", "stdout": "42"}]})
 RIGHT = "print(sum(map(int, input().split())))"
