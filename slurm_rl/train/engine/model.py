@@ -9,6 +9,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -19,13 +20,14 @@ from transformers.utils import logging
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.train.engine.vision import has_vision
 
 # How many misfitting parameter names an error shows.
 _SHOWN_NAMES = 4
 
 
 def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
-    """The causal language model of `path` on CPU, in training mode, in `config.dtype`.
+    """The model of `path`, with a vision tower if it has one, on CPU, in training mode, in `config.dtype`.
 
     With `config.init_from` the weights come from there, the architecture still from `path`.
 
@@ -41,7 +43,7 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
     field = "model.path" if config.init_from is None else "model.init_from"
     try:
         architecture = AutoConfig.from_pretrained(path, **_source(path, config))
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = model_class(architecture).from_pretrained(
             weights,
             config=architecture,
             generation_config=_load_generation_config(path, architecture, config),
@@ -67,6 +69,11 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
         ) from error
     _require_fit(loaded, field, str(weights))
     return _prepare(model, config)
+
+
+def model_class(architecture: PreTrainedConfig) -> Any:
+    """The class that makes a model with a language head of this config."""
+    return AutoModelForImageTextToText if has_vision(architecture) else AutoModelForCausalLM
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:

@@ -25,9 +25,9 @@ from slurm_rl.train.engine import distributed
 from slurm_rl.train.engine.backend import build_backend
 from slurm_rl.train.engine.chunked_head import require_plain_head
 from slurm_rl.train.engine.export import export_model
-from slurm_rl.train.engine.forward import DUMMY, compute_sequence_logprobs, forward_packed, move_batch
+from slurm_rl.train.engine.forward import DUMMY, build_batch, compute_sequence_logprobs, forward_packed
 from slurm_rl.train.engine.model import load_model, load_tokenizer
-from slurm_rl.train.math.packing import build_packed_batch
+from slurm_rl.train.engine.vision import load_image_reader
 from slurm_rl.train.totals import add_totals
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 
@@ -61,6 +61,8 @@ class PolicyEngine:
             torch.utils.deterministic.fill_uninitialized_memory = False
         self.temperature, self.chunk_tokens = temperature, policy.logprob_chunk_tokens
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
+        self.images = load_image_reader(model_folder, model)
+        self.model_folder = str(model_folder)
         self.backend = build_backend(load_model(model_folder, model), policy, optim)
         if self.chunk_tokens is not None:
             require_plain_head(self.module.config)
@@ -83,7 +85,12 @@ class PolicyEngine:
         self.module.eval()
         return [
             compute_sequence_logprobs(
-                self.backend.model, sequences, self.temperature, self.device, chunk_tokens=self.chunk_tokens
+                self.backend.model,
+                sequences,
+                self.temperature,
+                self.device,
+                chunk_tokens=self.chunk_tokens,
+                images=self.images,
             )
             for sequences in micro_batches
         ]
@@ -118,7 +125,7 @@ class PolicyEngine:
         self, sequences: Sequence[TrainSequence], loss_fn: LossFn, entropy_gradient: bool
     ) -> tuple[Tensor, dict[str, float]]:
         trains = any(s.num_trained for s in sequences)
-        batch = move_batch(build_packed_batch(sequences if trains else [DUMMY]), self.device)
+        batch = build_batch(sequences if trains else [DUMMY], self.images, self.device)
         logprobs, entropy = forward_packed(
             self.backend.model,
             batch,
@@ -163,7 +170,7 @@ class PolicyEngine:
         """Write the model and its tokenizer as a Hugging Face folder, whole or not at all; from rank 0."""
         state = dict(self.full_state())
         if distributed.get_rank() == 0:
-            export_model(self.module, state, self.tokenizer, folder)
+            export_model(self.module, state, self.tokenizer, folder, processors_of=self.model_folder)
 
 
 def _require_finite_loss(loss: float) -> None:

@@ -88,7 +88,9 @@ class PolicyWorker:
         temperature, device = self.config.rollout.temperature, self.engine.device
         chunk = self.config.policy.logprob_chunk_tokens
         return [
-            compute_sequence_logprobs(self.reference, batch, temperature, device, chunk_tokens=chunk)
+            compute_sequence_logprobs(
+                self.reference, batch, temperature, device, chunk_tokens=chunk, images=self.engine.images
+            )
             for batch in micro_batches
         ]
 
