@@ -15,9 +15,11 @@ class DataConfig(Section):
     num_eval: NonNegativeInt = 500
     """Rows held out when `eval` is null, or read from the eval file at the most."""
     prompt_key: str = "prompt"
-    """Column with the prompt: a string, or a list of chat messages."""
+    """Column with the prompt: a string, or a list of chat messages with text and image parts."""
     answer_key: str = "answer"
     """Column with the reference answer, a string."""
+    image_key: str | None = None
+    """Column with the images of a prompt, one or a list; null: none but those that messages name themselves."""
     chat_template: bool = False
     """Render the prompt with the tokenizer's chat template."""
     max_prompt_tokens: PositiveInt = 1024

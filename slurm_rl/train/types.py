@@ -36,6 +36,15 @@ class ImageSpan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenPrompt:
+    """What a model reads of a prompt."""
+
+    token_ids: list[int]
+    """An image has as many placeholders as the model has tokens for it."""
+    images: Sequence[ImageSpan] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainSequence:
     """One prompt with one completion, as the policy trains on it."""
 

@@ -22,14 +22,14 @@ def load_data(config: DataConfig, seed: int) -> tuple[list[PromptRow], list[Prom
     """
     rows = _load_train(config, seed)
     if config.eval is not None:
-        return rows, load_rows(config.eval, config.prompt_key, config.answer_key)[: config.num_eval]
+        return rows, load_rows(config.eval, config.prompt_key, config.answer_key, config.image_key)[: config.num_eval]
     return _hold_out(rows, config.num_eval, seed)
 
 
 def _load_train(config: DataConfig, seed: int) -> list[PromptRow]:
     if config.train == "addition":
         return build_addition_rows(config.largest_addend, seed)
-    return load_rows(config.train, config.prompt_key, config.answer_key)
+    return load_rows(config.train, config.prompt_key, config.answer_key, config.image_key)
 
 
 def _hold_out(rows: list[PromptRow], num_eval: int, seed: int) -> tuple[list[PromptRow], list[PromptRow]]:

@@ -15,12 +15,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from slurm_rl.errors import DataError
-
-Message: TypeAlias = dict[str, Any]
-"""A chat message: `role` and `content`, and whatever else the chat template reads."""
+from slurm_rl.train.data.messages import Message, is_messages, parse_prompt
 
 _WIDE = {
     codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark it begins with
@@ -37,10 +35,11 @@ class PromptRow:
     index: int
     """Position among the rows of its source, from 0; stays when rows are held out."""
     prompt: str | list[Message]
+    """Image parts of messages name where the image is; its pixels are read when a batch is made."""
     answer: str
 
 
-def load_rows(path: str | Path, prompt_key: str, answer_key: str) -> list[PromptRow]:
+def load_rows(path: str | Path, prompt_key: str, answer_key: str, image_key: str | None = None) -> list[PromptRow]:
     """Read every row of a .jsonl file; blank lines are passed over.
 
     Raises:
@@ -49,8 +48,12 @@ def load_rows(path: str | Path, prompt_key: str, answer_key: str) -> list[Prompt
     path = Path(path)
     rows: list[PromptRow] = []
     for number, line in _lines(path):
-        row = _parse_object(line, f"{path}:{number}")
-        rows.append(_build_row(row, len(rows), prompt_key, answer_key, f"{path}:{number}"))
+        where = f"{path}:{number}"
+        row = _parse_object(line, where)
+        images = None if image_key is None else row.get(image_key)
+        if prompt_key in row:
+            row[prompt_key] = parse_prompt(row[prompt_key], images, path.parent, where)
+        rows.append(_build_row(row, len(rows), prompt_key, answer_key, where))
     if not rows:
         raise DataError(
             f"{path}: a data file needs at least one row", seen="none", action="write one JSON object a line"
@@ -144,9 +147,7 @@ def _require(row: dict[str, Any], key: str, option: str, where: str) -> Any:
 def _is_prompt(prompt: Any) -> bool:
     if isinstance(prompt, str):
         return prompt != ""
-    if not isinstance(prompt, list) or not prompt:
-        return False
-    return all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in prompt)
+    return is_messages(prompt)
 
 
 def _shorten(text: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError
@@ -24,6 +25,10 @@ from slurm_rl.train.engine.vision import has_vision
 
 # How many misfitting parameter names an error shows.
 _SHOWN_NAMES = 4
+_MAY_BE_ABSENT = {
+    "_raise_exceptions_for_missing_entries": False,
+    "_raise_exceptions_for_connection_errors": False,
+}
 
 
 def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
@@ -99,6 +104,10 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
                 seen=str(path),
                 action=f"name one of its special tokens as {name} in tokenizer_config.json",
             )
+    # Where a vision-language model has its template in a file of its own, that one knows of images.
+    template = cached_file(path, "chat_template.json", local_files_only=True, **_MAY_BE_ABSENT)
+    if template is not None:
+        tokenizer.chat_template = json.loads(Path(template).read_text(encoding="utf-8"))["chat_template"]
     return tokenizer
 
 

@@ -7,16 +7,31 @@ from typing import Any
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.errors import DataError
+from slurm_rl.train.data.images import open_image
+from slurm_rl.train.data.placeholders import collapse_placeholders
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
 from slurm_rl.train.grpo.weights import HeldWeights, WeightRecord
+from slurm_rl.train.types import TokenPrompt
 
 
 class RolloutEngine:
     """Samples completions; proves which weights it holds. Runs as a Ray actor."""
 
     def __init__(
-        self, model_path: str, model: ModelConfig, rollout: RolloutConfig, max_model_len: int, num_gpus: int
+        self,
+        model_path: str,
+        model: ModelConfig,
+        rollout: RolloutConfig,
+        max_model_len: int,
+        num_gpus: int,
+        max_images: int | None = None,
     ) -> None:
+        """Start vLLM.
+
+        Args:
+            max_images: most images of one prompt; None for a text model.
+        """
         from vllm import LLM
 
         self.version = -1
@@ -33,14 +48,16 @@ class RolloutEngine:
             logprobs_mode="processed_logprobs",
             worker_extension_cls="slurm_rl.train.grpo.worker_extension.RolloutWorkerExtension",
             **({"gpu_memory_utilization": rollout.gpu_memory_utilization} if num_gpus else {}),
+            **({} if max_images is None else _image_options(model, max_images)),
         )
+        self.sees_images = max_images is not None
         self.tokenizer = self.llm.get_tokenizer()
 
     def ready(self) -> bool:
         return True
 
-    def generate(self, prompts: Sequence[Sequence[int]], spec: SamplingSpec) -> list[list[Completion]]:
-        """Sample `num_completions` for each prompt, given as token ids, in order."""
+    def generate(self, prompts: Sequence[TokenPrompt], spec: SamplingSpec) -> list[list[Completion]]:
+        """Sample `num_completions` for each prompt, in order."""
         from vllm import SamplingParams
 
         self.llm.collective_rpc("seed_sampler", args=(spec.seed,))
@@ -52,11 +69,28 @@ class RolloutEngine:
             logprobs=0,
             detokenize=False,
         )
-        outputs = self.llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False)
+        outputs = self._run(prompts, params)
         return [
             [self._completion(item) for item in sorted(output.outputs, key=lambda item: item.index)]
             for output in outputs
         ]
+
+    def _run(self, prompts: Sequence[TokenPrompt], params: Any) -> list[Any]:
+        """vLLM's outputs, after a look that it expanded every image to the tokens that the policy has.
+
+        Raises:
+            DataError: it did not.
+        """
+        outputs: list[Any] = self.llm.generate([_build_input(prompt) for prompt in prompts], params, use_tqdm=False)
+        for prompt, output in zip(prompts, outputs, strict=True):
+            if prompt.images and list(output.prompt_token_ids) != list(prompt.token_ids):
+                raise DataError(
+                    "vLLM must read an image as the tokens that the policy has for it",
+                    seen=f"{len(output.prompt_token_ids)} and {len(prompt.token_ids)} tokens of a prompt with "
+                    f"{', '.join(span.source[:80] for span in prompt.images)}",
+                    action="check that the image did not change; else report a bug",
+                )
+        return outputs
 
     def _completion(self, item: Any) -> Completion:
         token_ids = list(item.token_ids)
@@ -64,19 +98,45 @@ class RolloutEngine:
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
         return Completion(token_ids, logprobs, text, item.finish_reason == "length", self.version)
 
-    def load_weights(self, version: int, records: Sequence[WeightRecord], probe: Sequence[int]) -> HeldWeights:
+    def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
         """Take new weights, then say what is held: version, checksums, logprobs of the probe."""
         checksums: list[str] = self.llm.collective_rpc("load_named_weights", args=(records,))
         # Cached keys and values belong to the old weights.
         self.llm.reset_prefix_cache()
+        if self.sees_images:
+            # So do the images that the vision tower has read: vLLM knows them again by their pixels.
+            self.llm.llm_engine.reset_encoder_cache()
         self.version = version
         return HeldWeights(self.version, checksums, self._probe(probe))
 
-    def _probe(self, token_ids: Sequence[int]) -> list[float]:
+    def _probe(self, prompt: TokenPrompt) -> list[float]:
         """Logprob of each token after the first, at temperature 1."""
         from vllm import SamplingParams
 
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-        [output] = self.llm.generate([{"prompt_token_ids": list(token_ids)}], params, use_tqdm=False)
+        [output] = self._run([prompt], params)
         steps = output.prompt_logprobs[1:]
-        return [float(step[token].logprob) for step, token in zip(steps, token_ids[1:], strict=True)]
+        return [float(step[token].logprob) for step, token in zip(steps, prompt.token_ids[1:], strict=True)]
+
+
+def _image_options(model: ModelConfig, max_images: int) -> dict[str, Any]:
+    """vLLM's arguments for a model that sees, so that it makes the same pixels as the policy."""
+    from slurm_rl.train.engine.images_only import allow_images_only
+    from slurm_rl.train.engine.vision import processor_options
+
+    allow_images_only()
+    # With a limit of 0 vLLM would leave the vision tower out.
+    return {
+        "limit_mm_per_prompt": {"image": max(max_images, 1), "video": 0},
+        "mm_processor_kwargs": processor_options(model),
+    }
+
+
+def _build_input(prompt: TokenPrompt) -> dict[str, Any]:
+    """A prompt as vLLM takes it: with one placeholder an image, which it expands itself."""
+    if not prompt.images:
+        return {"prompt_token_ids": list(prompt.token_ids)}
+    return {
+        "prompt_token_ids": collapse_placeholders(prompt.token_ids, prompt.images),
+        "multi_modal_data": {"image": [open_image(span.source, "a rollout batch") for span in prompt.images]},
+    }
