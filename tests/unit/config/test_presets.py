@@ -10,7 +10,7 @@ from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, load_config
 from slurm_rl.errors import ConfigError
 
 # What a preset leaves to the user, and says so.
-NEEDED = {"model/hf": ["model.path=hub/model"]}
+NEEDED = {"model/hf": ["model.path=hub/model"], "exp/grpo_mathv60k": ["+cluster=nvidia_a100"]}
 PRESETS = sorted(str(path.relative_to(conf_dir()).with_suffix("")) for path in conf_dir().glob("*/*.yaml"))
 # Groups of the base config's defaults list are replaced, the others appended.
 REPLACED = ("model",)

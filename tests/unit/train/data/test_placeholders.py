@@ -47,7 +47,7 @@ def test_each_placeholder_grows_to_its_image_and_shrinks_again(sources: list[str
 
 
 def test_what_does_not_fit_is_named_with_its_row(sources: list[str], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="row 7: .*; got 2 placeholders and 1 images"):
+    with pytest.raises(DataError, match=r"row 7: .*; got 2 placeholders and 1 images"):
         expand_placeholders([5, 5], sources[:1], AreaCounter(), "row 7")
     with pytest.raises(DataError, match=r"row 7: .*too wide.*; got 60 x 10 pixels"):
         expand_placeholders([5], sources[2:], AreaCounter(), "row 7")
@@ -100,7 +100,7 @@ def test_images_for_a_model_of_text_are_refused(tokenizer: Any, sources: list[st
 
 def test_a_placeholder_in_the_text_of_a_row_is_refused(tokenizer: Any) -> None:
     row = PromptRow(index=7, prompt="what is <|image_pad|>?", answer="1")
-    with pytest.raises(DataError, match="row 7: .*; got 1 placeholders and 0 images"):
+    with pytest.raises(DataError, match=r"row 7: .*; got 1 placeholders and 0 images"):
         encode(tokenizer, [row], AreaCounter())
 
 
