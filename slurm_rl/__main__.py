@@ -12,9 +12,11 @@ import sys
 from slurm_rl.errors import SlurmRLError
 
 VERBS = {
+    "prepare": "fetch and check a data set or a model, on the login node (mathv60k, gsm8k, math; model <repo>)",
     "submit": "start a run: here by default, on a cluster with +cluster=...",
     "here": "run in the Slurm allocation around it, from plain sbatch (--print-template: the script)",
     "plan": "print what submit would send, without sending it (--json)",
+    "image": "build, import or check the container image that the preset names",
     "status": "state of a run, or of all runs under a folder",
     "logs": "print a run's logs (-f to follow, --who driver|node-0|ray-0)",
     "cancel": "end a run; what it saved stays",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 from slurm_rl.cli.model_shape import sees_images
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import ConfigError, MissingLibraryError
 
 
 def check_inputs(config: RunConfig) -> None:
@@ -43,10 +44,15 @@ def _check_data(config: RunConfig) -> None:
     # Reading rows needs no torch; the same function loads them in the trainer.
     from slurm_rl.train.data.images import check_sources
     from slurm_rl.train.data.load import load_data
-    from slurm_rl.train.data.messages import list_images
+    from slurm_rl.train.data.placeholders import list_images
 
-    rows = [row for part in load_data(config.data, config.seed) for row in part]
-    images = [(source, f"row {row.index}") for row in rows for source in list_images(row.prompt)]
+    try:
+        rows = [row for part in load_data(config.data, config.seed) for row in part]
+    except MissingLibraryError as error:
+        print(f"slurm_rl: the data are checked on the node only, since here {error}", file=sys.stderr)
+        return
+    places = [(row, f"row {row.index}") for row in rows]
+    images = [(source, where) for row, where in places for source in list_images(row.prompt, where)]
     if (images or config.data.image_key is not None) and sees_images(config.model) is False:
         raise ConfigError(
             "data with images needs a vision-language model",

@@ -16,8 +16,7 @@ from typing import Any
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
 from slurm_rl.train.data.chat import check_chat_template, render_prompt
-from slurm_rl.train.data.messages import list_images
-from slurm_rl.train.data.placeholders import ImageCounter, expand_placeholders
+from slurm_rl.train.data.placeholders import ImageCounter, expand_placeholders, list_images
 from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.types import ImageSpan, TokenPrompt
 
@@ -104,7 +103,7 @@ def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, chat_template: bool
 def _expand_images(
     rows: Sequence[PromptRow], prompts: Iterator[EncodedPrompt], counter: ImageCounter | None
 ) -> Iterator[EncodedPrompt]:
-    sources = [list_images(row.prompt) for row in rows]
+    sources = [list_images(row.prompt, f"row {row.index}") for row in rows]
     if counter is None:
         for row, found in zip(rows, sources, strict=True):
             if found:

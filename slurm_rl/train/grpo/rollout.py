@@ -7,10 +7,9 @@ from typing import Any
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.errors import DataError
-from slurm_rl.train.data.images import open_image
-from slurm_rl.train.data.placeholders import collapse_placeholders
+from slurm_rl.train.grpo.continuous import ContinuousEngine
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
+from slurm_rl.train.grpo.vision_inputs import build_input, build_options, check_expanded
 from slurm_rl.train.grpo.weights import HeldWeights, WeightRecord
 from slurm_rl.train.types import TokenPrompt
 
@@ -35,6 +34,7 @@ class RolloutEngine:
         from vllm import LLM
 
         self.version = -1
+        self.model_path, self.model = model_path, model
         self.llm = LLM(
             model=model_path,
             dtype=model.dtype,
@@ -48,10 +48,11 @@ class RolloutEngine:
             logprobs_mode="processed_logprobs",
             worker_extension_cls="slurm_rl.train.grpo.worker_extension.RolloutWorkerExtension",
             **({"gpu_memory_utilization": rollout.gpu_memory_utilization} if num_gpus else {}),
-            **({} if max_images is None else _image_options(model, max_images)),
+            **({} if max_images is None else build_options(model, max_images)),
         )
         self.sees_images = max_images is not None
         self.tokenizer = self.llm.get_tokenizer()
+        self.continuous = ContinuousEngine(self.llm.llm_engine) if rollout.continuous else None
 
     def ready(self) -> bool:
         return True
@@ -60,7 +61,9 @@ class RolloutEngine:
         """Sample `num_completions` for each prompt, in order."""
         from vllm import SamplingParams
 
-        self.llm.collective_rpc("seed_sampler", args=(spec.seed,))
+        def seed() -> None:
+            self.llm.collective_rpc("seed_sampler", args=(spec.seed,))
+
         params = SamplingParams(
             n=spec.num_completions,
             max_tokens=spec.max_tokens,
@@ -69,74 +72,58 @@ class RolloutEngine:
             logprobs=0,
             detokenize=False,
         )
-        outputs = self._run(prompts, params)
+        inputs = [build_input(prompt) for prompt in prompts]
+        if self.continuous is not None:
+            self.continuous.run(seed)
+            return [
+                [self._completion(item, item.versions) for item in group]
+                for group in self.continuous.generate(inputs, params)
+            ]
+        seed()
+        outputs = self.llm.generate(inputs, params, use_tqdm=False)
+        check_expanded(prompts, outputs)
         return [
-            [self._completion(item) for item in sorted(output.outputs, key=lambda item: item.index)]
+            [self._completion(item, []) for item in sorted(output.outputs, key=lambda item: item.index)]
             for output in outputs
         ]
 
-    def _run(self, prompts: Sequence[TokenPrompt], params: Any) -> list[Any]:
-        """vLLM's outputs, after a look that it expanded every image to the tokens that the policy has.
-
-        Raises:
-            DataError: it did not.
-        """
-        outputs: list[Any] = self.llm.generate([_build_input(prompt) for prompt in prompts], params, use_tqdm=False)
-        for prompt, output in zip(prompts, outputs, strict=True):
-            if prompt.images and list(output.prompt_token_ids) != list(prompt.token_ids):
-                raise DataError(
-                    "vLLM must read an image as the tokens that the policy has for it",
-                    seen=f"{len(output.prompt_token_ids)} and {len(prompt.token_ids)} tokens of a prompt with "
-                    f"{', '.join(span.source[:80] for span in prompt.images)}",
-                    action="check that the image did not change; else report a bug",
-                )
-        return outputs
-
-    def _completion(self, item: Any) -> Completion:
+    def _completion(self, item: Any, versions: list[int]) -> Completion:
         token_ids = list(item.token_ids)
         logprobs = [float(step[token].logprob) for step, token in zip(item.logprobs, token_ids, strict=True)]
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return Completion(token_ids, logprobs, text, item.finish_reason == "length", self.version)
+        version = versions[0] if versions else self.version
+        # Nearly all completions have one version; those need no list.
+        mixed = versions if versions and versions[-1] != version else []
+        return Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
-        """Take new weights, then say what is held: version, checksums, logprobs of the probe."""
-        checksums: list[str] = self.llm.collective_rpc("load_named_weights", args=(records,))
-        # Cached keys and values belong to the old weights.
-        self.llm.reset_prefix_cache()
-        if self.sees_images:
-            # So do the images that the vision tower has read: vLLM knows them again by their pixels.
-            self.llm.llm_engine.reset_encoder_cache()
-        self.version = version
-        return HeldWeights(self.version, checksums, self._probe(probe))
-
-    def _probe(self, prompt: TokenPrompt) -> list[float]:
-        """Logprob of each token after the first, at temperature 1."""
+        """Take new weights, or adapters over the base; then say what is held: version, checksums, the probe."""
         from vllm import SamplingParams
 
+        def load() -> list[str]:
+            checksums = self._load(records)
+            if self.sees_images:
+                # What the vision tower made of images is of the old weights, and vLLM knows images by their pixels.
+                self.llm.llm_engine.reset_encoder_cache()
+            self.version = version
+            return checksums
+
+        prompt = build_input(probe)
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-        [output] = self._run([prompt], params)
-        steps = output.prompt_logprobs[1:]
-        return [float(step[token].logprob) for step, token in zip(steps, prompt.token_ids[1:], strict=True)]
+        if self.continuous is not None:
+            checksums, found = self.continuous.update(version, load, prompt, params)
+        else:
+            checksums = load()
+            # Cached keys and values belong to the old weights.
+            self.llm.reset_prefix_cache()
+            found = self.llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
+        # Of each token after the first, at temperature 1.
+        logprobs = [float(step[token].logprob) for step, token in zip(found[1:], probe.token_ids[1:], strict=True)]
+        return HeldWeights(version, checksums, logprobs)
 
-
-def _image_options(model: ModelConfig, max_images: int) -> dict[str, Any]:
-    """vLLM's arguments for a model that sees, so that it makes the same pixels as the policy."""
-    from slurm_rl.train.engine.images_only import allow_images_only
-    from slurm_rl.train.engine.vision import processor_options
-
-    allow_images_only()
-    # With a limit of 0 vLLM would leave the vision tower out.
-    return {
-        "limit_mm_per_prompt": {"image": max(max_images, 1), "video": 0},
-        "mm_processor_kwargs": processor_options(model),
-    }
-
-
-def _build_input(prompt: TokenPrompt) -> dict[str, Any]:
-    """A prompt as vLLM takes it: with one placeholder an image, which it expands itself."""
-    if not prompt.images:
-        return {"prompt_token_ids": list(prompt.token_ids)}
-    return {
-        "prompt_token_ids": collapse_placeholders(prompt.token_ids, prompt.images),
-        "multi_modal_data": {"image": [open_image(span.source, "a rollout batch") for span in prompt.images]},
-    }
+    def _load(self, records: Sequence[WeightRecord]) -> list[str]:
+        if self.model.lora is None:
+            return list(self.llm.collective_rpc("load_named_weights", args=(records,)))
+        base = self.model.init_from or self.model_path
+        merging = (records, base, self.model.dtype, self.model.lora.scaling)
+        return list(self.llm.collective_rpc("load_adapters", args=merging))

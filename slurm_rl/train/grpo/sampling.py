@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.cluster import Actor, Cluster
-from slurm_rl.train.grpo.seeds import derive_seed
 from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.rewards.pool import RewardItem, RewardPool
+from slurm_rl.train.seeds import derive_seed
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_rl.train.grpo.sampling import split_evenly
-from slurm_rl.train.grpo.seeds import derive_seed
 from slurm_rl.train.grpo.step_metrics import accuracy, sampling_metrics, training_metrics
+from slurm_rl.train.seeds import derive_seed
 from tests.unit.train.grpo.test_batch import group, result
 
 
