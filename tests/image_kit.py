@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -38,3 +39,21 @@ def build_sequence(reader: ImageReader, seed: int, sources: list[str], num_text:
     return TrainSequence(
         token_ids=np.array([*ids, *text(trained)], dtype=np.int64), trained_from=len(ids), weight=0.1, images=spans
     )
+
+
+def write_rows(folder: Path, num_rows: int) -> None:
+    """A data set as `prepare mathv60k` leaves it: rows of messages with one image, two or none, in any order."""
+    images = folder / "images"
+    images.mkdir(parents=True)
+    sizes = [(60, 60), (120, 50), (40, 110)]
+    paths = [write_image(images / f"{i}.png", i, *size) for i, size in enumerate(sizes)]
+    system = {"role": "system", "content": "Solve it. Write <think> .. </think><answer> .. </answer>."}
+    lines = []
+    for index in range(num_rows):
+        image = {"type": "image", "image": paths[index % 3]}
+        other = {"type": "image", "image": f"images/{(index + 1) % 3}.png"}
+        text = {"type": "text", "text": f"What is {index % 3} + 1?"}
+        content = [[image, text], [text, image], [image, text, other], [text]][index % 4]
+        prompt = [system, {"role": "user", "content": content}]
+        lines.append(json.dumps({"prompt": prompt, "answer": f"$\\boxed{{{index % 3 + 1}}}$"}) + "\n")
+    (folder / "train.jsonl").write_text("".join(lines))
