@@ -12,6 +12,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.tiny_vl import TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import DataError
+from slurm_rl.train.engine.convert import convert_checkpoint
 from slurm_rl.train.engine.forward import compute_sequence_logprobs
 from slurm_rl.train.engine.model import load_model
 from slurm_rl.train.engine.policy import PolicyEngine
@@ -136,6 +137,21 @@ def test_an_export_is_a_model_with_its_image_processor(folder: Path, reader: Ima
     assert exported is not None
     assert exported.count_tokens((140, 60)) == reader.count_tokens((140, 60))
     load_model(tmp_path / "export", ModelConfig(path=str(tmp_path / "export")))
+
+
+def test_a_converted_checkpoint_is_the_trained_model(
+    folder: Path, sequences: list[TrainSequence], tmp_path: Path
+) -> None:
+    engine = build_engine(folder)
+    engine.train([sequences], build_warmup_loss(), lr=1e-3)
+    (tmp_path / "policy").mkdir()
+    engine.save(tmp_path / "policy")
+    config = ModelConfig(path=str(folder))
+    convert_checkpoint(tmp_path / "policy", str(folder), config, tmp_path / "out", max_shard_bytes=10**5)
+    [[expected]], [[found]] = (
+        which.compute_logprobs([sequences[:1]]) for which in (engine, build_engine(tmp_path / "out"))
+    )
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_max_pixels_bounds_the_tokens_of_an_image(folder: Path, reader: ImageReader) -> None:
