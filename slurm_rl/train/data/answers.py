@@ -10,6 +10,7 @@ What is wrong is named with its line, as for prompts.
 
 from __future__ import annotations
 
+import difflib
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -155,12 +156,15 @@ def _read_margin(row: dict[str, Any], where: str, config: DataConfig) -> float:
     return float(margin)
 
 
-def _require(row: dict[str, Any], key: str, field: str, where: str) -> Any:
-    if key not in row:
-        raise DataError(
-            f"{where}: the key {key!r} must be there", seen=f"the keys {sorted(row)}", action=f"add it, or set {field}"
-        )
-    return row[key]
+def _require(row: dict[str, Any], key: str, option: str, where: str) -> Any:
+    if key in row:
+        return row[key]
+    nearest = difflib.get_close_matches(key, list(row), n=1, cutoff=0.0)
+    raise DataError(
+        f"{where}: the row must have the key {key!r} ({option})",
+        seen=f"the keys {', '.join(map(repr, row)) or '(none)'}",
+        action=f"set {option}={nearest[0]}, or another of them" if nearest else "correct the row",
+    )
 
 
 def _require_text(value: Any, key: str, where: str) -> None:

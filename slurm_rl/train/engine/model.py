@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
@@ -16,18 +18,23 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.train.engine.reward_model import allow_new_head, score_every_token
+from slurm_rl.train.engine.vision import has_vision
 
 # How many misfitting parameter names an error shows.
 _SHOWN_NAMES = 4
+_MAY_BE_ABSENT = {
+    "_raise_exceptions_for_missing_entries": False,
+    "_raise_exceptions_for_connection_errors": False,
+}
 
 
 def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None = None) -> PreTrainedModel:
-    """The causal language model of `path` on CPU, in training mode, in `config.dtype`.
+    """The model of `path`, with a vision tower if it has one, on CPU, in training mode, in `config.dtype`.
 
     With `config.init_from` the weights come from there, the architecture still from `path`.
 
@@ -79,12 +86,17 @@ def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None 
 
 def _from_pretrained(weights: str | Path, score_seed: int | None, **fields: Any) -> Any:
     if score_seed is None:
-        return AutoModelForCausalLM.from_pretrained(weights, **fields)
+        return model_class(fields["config"]).from_pretrained(weights, **fields)
     fields["config"].num_labels = 1
     # The caller's random state is left as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(score_seed)
         return AutoModelForSequenceClassification.from_pretrained(weights, **fields)
+
+
+def model_class(architecture: PreTrainedConfig) -> Any:
+    """The class that makes a model with a language head of this config."""
+    return AutoModelForImageTextToText if has_vision(architecture) else AutoModelForCausalLM
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -110,6 +122,10 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
                 seen=str(path),
                 action=f"name one of its special tokens as {name} in tokenizer_config.json",
             )
+    # Where a vision-language model has its template in a file of its own, that one knows of images.
+    template = cached_file(path, "chat_template.json", local_files_only=True, **_MAY_BE_ABSENT)
+    if template is not None:
+        tokenizer.chat_template = json.loads(Path(template).read_text(encoding="utf-8"))["chat_template"]
     return tokenizer
 
 

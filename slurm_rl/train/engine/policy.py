@@ -30,15 +30,15 @@ from slurm_rl.train.engine.folders import written_beside
 from slurm_rl.train.engine.forward import (
     DUMMY,
     Measure,
+    build_batch,
     compute_sequence_logprobs,
     compute_sequence_scores,
     forward_packed,
     forward_scores,
-    move_batch,
 )
 from slurm_rl.train.engine.model import load_model, load_tokenizer
+from slurm_rl.train.engine.vision import load_image_reader
 from slurm_rl.train.math.logprobs import compute_token_hits, compute_token_logprobs
-from slurm_rl.train.math.packing import build_packed_batch
 from slurm_rl.train.totals import add_totals
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 
@@ -81,6 +81,7 @@ class PolicyEngine:
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
         self.model_config, self.model_folder = model, str(model_folder)
         self.scores, self.noise_alpha = score_seed is not None, noise_alpha
+        self.images = load_image_reader(model_folder, model)
         module = load_model(model_folder, model, score_seed=score_seed)
         if self.scores and module.config.pad_token_id is None:
             module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
@@ -115,7 +116,12 @@ class PolicyEngine:
         with nullcontext() if adapters else lora.adapters_off(self.module):
             return [
                 compute_sequence_logprobs(
-                    self.backend.model, sequences, self.temperature, self.device, chunk_tokens=self.chunk_tokens
+                    self.backend.model,
+                    sequences,
+                    self.temperature,
+                    self.device,
+                    chunk_tokens=self.chunk_tokens,
+                    images=self.images,
                 )
                 for sequences in micro_batches
             ]
@@ -124,7 +130,10 @@ class PolicyEngine:
         """The same of a reward model or a critic: scores after each trained token."""
         distributed.require_equal_counts(len(micro_batches))
         self.module.eval()
-        return [compute_sequence_scores(self.backend.model, sequences, self.device) for sequences in micro_batches]
+        return [
+            compute_sequence_scores(self.backend.model, sequences, self.device, images=self.images)
+            for sequences in micro_batches
+        ]
 
     def train(
         self, micro_batches: MicroBatches, loss_fn: LossFn, lr: float, *, entropy_gradient: bool = False
@@ -174,7 +183,7 @@ class PolicyEngine:
         measure: Measure = compute_token_logprobs,
     ) -> tuple[Tensor, dict[str, float]]:
         trains = any(s.num_trained for s in sequences)
-        batch = move_batch(build_packed_batch(sequences if trains else [DUMMY]), self.device)
+        batch = build_batch(sequences if trains else [DUMMY], self.images, self.device)
         if self.scores:
             logprobs = forward_scores(self.backend.model, batch)
             entropy = torch.zeros_like(logprobs)
@@ -237,7 +246,7 @@ class PolicyEngine:
         """
         state = dict(self.full_state())
         if distributed.get_rank() == 0:
-            export_model(self.module, state, self.tokenizer, folder)
+            export_model(self.module, state, self.tokenizer, folder, processors_of=self.model_folder)
 
     def export_adapter(self, folder: Path) -> None:
         """Write the adapters alone, for peft, and the tokenizer; whole or not at all; from rank 0."""

@@ -67,6 +67,7 @@ def build_plain_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
         TrainSequence(
             token_ids=np.asarray([*group.prompt.token_ids, *completion.token_ids], dtype=np.int64),
             trained_from=len(group.prompt.token_ids),
+            images=group.prompt.images,
         )
         for group in groups
         for completion in group.completions
@@ -139,6 +140,7 @@ def build_train_sequences(
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
             old_values=None if values is None else values[index],
             returns=None if returns is None else returns[index],
+            images=prompt.images,
         )
         for index, (prompt, completion, weight, advantage, logprobs) in enumerate(
             zip(prompts, completions, weights, advantages, old, strict=True)
@@ -238,6 +240,7 @@ def build_answer_sequences(prompts: Sequence[EncodedPrompt], answers: Sequence[S
             token_ids=np.asarray([*prompt.token_ids, *answer], dtype=np.int64),
             trained_from=len(prompt.token_ids),
             weight=float(weight),
+            images=prompt.images,
         )
         for prompt, answer, weight in zip(prompts, answers, weights, strict=True)
     ]

@@ -110,6 +110,7 @@ def read_before(sequence: TrainSequence) -> TrainSequence:
         weight=sequence.weight,
         old_values=sequence.old_values,
         returns=sequence.returns,
+        images=sequence.images,
     )
 
 
