@@ -32,9 +32,9 @@ class DataConfig(Section):
     `{"type": "image"}` parts or of `<image>` in the prompt, or stand before it; relative paths start at the data
     file."""
     messages_key: str = "messages"
-    """Column with a whole conversation, for task=sft; a row without it has a prompt and an answer."""
+    """Column with a whole conversation, for task=sft; a row without it has `input_key` and `label_key`."""
     chosen_key: str = "chosen"
-    """Column with the better answer, for task=rm and dpo: a string, or messages; without a prompt column the
+    """Column with the better answer, for task=rm and dpo: a string, or messages; without `input_key` the
     messages that chosen and rejected begin with are the prompt."""
     rejected_key: str = "rejected"
     """Column with the worse answer."""

@@ -10,22 +10,18 @@ What is wrong is named with its line, as for prompts.
 
 from __future__ import annotations
 
-import difflib
 import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from slurm_rl.config.data import DataConfig
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.addition import build_addition_rows
-from slurm_rl.train.data.lines import parse_object as _parse_object
-from slurm_rl.train.data.lines import read_lines as _lines
-from slurm_rl.train.data.lines import shorten as _shorten
-from slurm_rl.train.data.prompts import Message
-from slurm_rl.train.data.prompts import _parse_prompt as _is_prompt
+from slurm_rl.train.data.lines import shorten
+from slurm_rl.train.data.prompts import Message, parse_prompt
+from slurm_rl.train.data.records import DataSource, read_records, require_columns
 
 Text = str | list[Message]
 """Plain text, or chat messages."""
@@ -90,34 +86,30 @@ def load_pairs(config: DataConfig, seed: int) -> tuple[list[PairRow], list[PairR
 
 def parse_answer(row: dict[str, Any], index: int, where: str, config: DataConfig) -> AnswerRow:
     """One row for sft."""
-    if config.messages_key not in row and config.input_key in row and (config.label_key or "answer") in row:
-        prompt, answer = row[config.input_key], row[(config.label_key or "answer")]
-        _require_text(prompt, config.input_key, where)
-        _require_answer(answer, (config.label_key or "answer"), where)
-        return AnswerRow(index=index, prompt=prompt, answer=answer)
-    messages = _require(row, config.messages_key, "data.messages_key", where)
-    if not isinstance(messages, list):
+    label = config.label_key
+    if row.get(config.messages_key) is None and label is not None and {config.input_key, label} <= row.keys():
+        prompt = _read_text(row[config.input_key], config.input_key, where)
+        return AnswerRow(index=index, prompt=prompt, answer=_read_answer(row[label], label, where))
+    messages = _read_answer(_require(row, config.messages_key, "data.messages_key", where), config.messages_key, where)
+    if isinstance(messages, str):
         raise _wrong(where, config.messages_key, "a list of messages", messages)
-    _require_answer(messages, config.messages_key, where)
     return AnswerRow(index=index, prompt=[], answer=messages)
 
 
 def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) -> PairRow:
     """One row for rm and dpo."""
-    chosen = _require(row, config.chosen_key, "data.chosen_key", where)
-    rejected = _require(row, config.rejected_key, "data.rejected_key", where)
-    for key, value in ((config.chosen_key, chosen), (config.rejected_key, rejected)):
-        _require_answer(value, key, where)
+    keys = {"data.chosen_key": config.chosen_key, "data.rejected_key": config.rejected_key}
+    values = {option: _require(row, key, option, where) for option, key in keys.items()}
+    chosen, rejected = (_read_answer(values[option], key, where) for option, key in keys.items())
     if chosen == rejected:
         raise DataError(
             f"{where}: {config.chosen_key!r} and {config.rejected_key!r} must differ",
-            seen=_shorten(repr(chosen)),
+            seen=shorten(repr(chosen)),
             action="take the row out: an equal pair teaches nothing",
         )
     prompt: Text
-    if config.input_key in row:
-        prompt = row[config.input_key]
-        _require_text(prompt, config.input_key, where)
+    if row.get(config.input_key) is not None:
+        prompt = _read_text(row[config.input_key], config.input_key, where)
     else:
         prompt, chosen, rejected = _split_shared(chosen, rejected, where, config)
     return PairRow(
@@ -125,12 +117,17 @@ def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) 
     )
 
 
+def _require(row: dict[str, Any], key: str, option: str, where: str) -> Any:
+    require_columns(DataSource(name=where, columns=((key, option),)), list(row), where)
+    return row[key]
+
+
 def _split_shared(chosen: Text, rejected: Text, where: str, config: DataConfig) -> tuple[Text, Text, Text]:
     """The messages that both begin with, and the rest of each."""
     if isinstance(chosen, str) or isinstance(rejected, str):
         raise DataError(
-            f"{where}: answers that are plain text need the key {config.input_key!r} (data.input_key)",
-            seen=_shorten(repr(chosen)),
+            f"{where}: answers that are plain text need the column {config.input_key!r} (data.input_key)",
+            seen=shorten(repr(chosen)),
             action="add the prompt, or write both answers as messages",
         )
     count = 0
@@ -141,7 +138,7 @@ def _split_shared(chosen: Text, rejected: Text, where: str, config: DataConfig) 
         if not any(message["role"] == "assistant" for message in rest):
             raise DataError(
                 f"{where}: {key!r} must end with a turn of the assistant that the other answer does not have",
-                seen=_shorten(repr(rest)),
+                seen=shorten(repr(rest)),
                 action="correct the row",
             )
     return prompt, *rests
@@ -156,29 +153,19 @@ def _read_margin(row: dict[str, Any], where: str, config: DataConfig) -> float:
     return float(margin)
 
 
-def _require(row: dict[str, Any], key: str, option: str, where: str) -> Any:
-    if key in row:
-        return row[key]
-    nearest = difflib.get_close_matches(key, list(row), n=1, cutoff=0.0)
-    raise DataError(
-        f"{where}: the row must have the key {key!r} ({option})",
-        seen=f"the keys {', '.join(map(repr, row)) or '(none)'}",
-        action=f"set {option}={nearest[0]}, or another of them" if nearest else "correct the row",
-    )
-
-
-def _require_text(value: Any, key: str, where: str) -> None:
-    if not _is_prompt(value):
+def _read_text(value: Any, key: str, where: str) -> Text:
+    text = parse_prompt(value)
+    if text is None:
         raise _wrong(where, key, "text or a list of messages, each with role and content, and not empty", value)
+    return text
 
 
-def _require_answer(value: Any, key: str, where: str) -> None:
+def _read_answer(value: Any, key: str, where: str) -> Text:
     """Text that is not blank, or messages of which some are the assistant's, and none of those blank."""
-    if isinstance(value, str) and value.strip():
-        return
-    if isinstance(value, str) or not _is_prompt(value):
-        raise _wrong(where, key, "text or a list of messages, each with role and content, and not empty", value)
-    turns = [(n, message) for n, message in enumerate(value) if message["role"] == "assistant"]
+    answer = _read_text(value.strip() and value if isinstance(value, str) else value, key, where)
+    if isinstance(answer, str):
+        return answer
+    turns = [(n, message) for n, message in enumerate(answer) if message["role"] == "assistant"]
     if not turns:
         raise _wrong(where, key, "messages with a turn of the assistant", value)
     for number, message in turns:
@@ -189,12 +176,13 @@ def _require_answer(value: Any, key: str, where: str) -> None:
                 seen=f"message {number + 1} of {key!r} with the content {content!r}",
                 action="correct the row, or take it out",
             )
+    return answer
 
 
 def _wrong(where: str, key: str, wanted: str, value: Any) -> DataError:
     return DataError(
         f"{where}: {key!r} must be {wanted}",
-        seen=f"{type(value).__name__} {_shorten(repr(value))}",
+        seen=f"{type(value).__name__} {shorten(repr(value))}",
         action="correct the row, or name another column in the data section",
     )
 
@@ -213,21 +201,20 @@ def _spoil(answer: str, largest_addend: int, place: str) -> str:
 def _load(
     config: DataConfig, seed: int, additions: list[Row], build: Callable[[dict[str, Any], int, str], Row]
 ) -> tuple[list[Row], list[Row]]:
-    rows = additions if config.train == "addition" else _read(config.train, build)
+    rows = additions if config.train == "addition" else _read(config, config.train, config.train_split, build)
     if config.eval is not None:
-        return rows, _read(config.eval, build)[: config.num_eval]
+        return rows, _read(config, config.eval, config.eval_split, build)[: config.num_eval]
     return _hold_out(rows, config.num_eval, seed)
 
 
-def _read(path: str | Path, build: Callable[[dict[str, Any], int, str], Row]) -> list[Row]:
-    rows: list[Row] = []
-    for number, line in _lines(Path(path)):
-        where = f"{path}:{number}"
-        rows.append(build(_parse_object(line, where), len(rows), where))
+def _read(config: DataConfig, name: str, split: str, build: Callable[[dict[str, Any], int, str], Row]) -> list[Row]:
+    answers: list[str | None] = [config.label_key, config.messages_key, config.chosen_key, config.rejected_key]
+    named = [config.input_key, *answers, config.margin_key]
+    optional = tuple(dict.fromkeys(key for key in named if key is not None))
+    source = DataSource(name=name, columns=(), subset=config.subset, split=split, optional=optional)
+    rows = [build(row, index, where) for index, (where, row) in enumerate(read_records(source))]
     if not rows:
-        raise DataError(
-            f"{path}: a data file needs at least one row", seen="none", action="write one JSON object a line"
-        )
+        raise DataError(f"{name}: a data file needs at least one row", seen="none", action="write one, or name another")
     return rows
 
 

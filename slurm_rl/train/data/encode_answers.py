@@ -19,7 +19,7 @@ import numpy.typing as npt
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.answers import Text
 from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
-from slurm_rl.train.data.lines import shorten as _shorten
+from slurm_rl.train.data.lines import shorten
 from slurm_rl.train.data.prompts import Message
 
 
@@ -104,7 +104,7 @@ def _find_end(
     if not content or at < 0:
         raise DataError(
             f"{name}: the chat template must write what the assistant says as it is",
-            seen=_shorten(repr(message["content"])),
+            seen=shorten(repr(message["content"])),
             action="write the content as text, or correct the template",
         )
     stop = at + len(content)
@@ -114,7 +114,7 @@ def _find_end(
         raise DataError(
             f"{name}: the chat template must end a turn of the assistant with a special token, or the model would "
             "never learn to stop",
-            seen=f"{_shorten(repr(text[stop:]))} after the turn, and the special tokens "
+            seen=f"{shorten(repr(text[stop:]))} after the turn, and the special tokens "
             + ", ".join(tokenizer.all_special_tokens),
             action="add the end-of-turn token to the chat template, or choose another model",
         )
@@ -156,7 +156,7 @@ def _tokenize(
     if lost:
         raise DataError(
             f"{name}: the tokenizer must be able to write every character",
-            seen=f"{lost} in {_shorten(repr(text))}",
+            seen=f"{lost} in {shorten(repr(text))}",
             action="take the characters out of the data, or choose a model whose tokenizer knows them",
         )
     return encoded["input_ids"], encoded["offset_mapping"]

@@ -119,6 +119,7 @@ def build_engine(config: RunConfig, model_path: str, objective: Objective, place
         policy,
         config.optim,
         temperature=1.0,
+        seed=config.seed,
         score_seed=config.seed if objective.is_reward_model else None,
         noise_alpha=config.sft.neftune_alpha if config.task == "sft" else 0.0,
     )

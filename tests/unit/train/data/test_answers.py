@@ -57,14 +57,14 @@ def test_a_spoiled_sum_is_wrong_and_the_same_every_time() -> None:
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ({"prompt": "a", "rejected": "c"}, "must have the key 'chosen'"),
-        ({"prompt": "a", "chosen": "b"}, "must have the key 'rejected'"),
+        ({"prompt": "a", "rejected": "c"}, "must have the column 'chosen'"),
+        ({"prompt": "a", "chosen": "b"}, "must have the column 'rejected'"),
         ({"prompt": "a", "chosen": "b", "rejected": None}, "'rejected' must be text"),
         ({"prompt": "a", "chosen": " ", "rejected": "b"}, "'chosen' must be text"),
         ({"prompt": "a", "chosen": "b", "rejected": "b"}, "must differ"),
         ({"chosen": [USER, HELLO], "rejected": [USER]}, "'rejected' must be messages with a turn of the assistant"),
         ({"chosen": [USER, HELLO, USER], "rejected": [USER, HELLO, BYE]}, "that the other answer does not have"),
-        ({"chosen": "b", "rejected": "c"}, "need the key 'prompt'"),
+        ({"chosen": "b", "rejected": "c"}, "need the column .prompt."),
         ({"chosen": [USER, {"role": "assistant", "content": ""}], "rejected": [USER, BYE]}, "must say something"),
     ],
 )
@@ -82,7 +82,7 @@ def test_a_bad_pair_is_named_with_its_line(row: dict[str, Any], says: str, tmp_p
         ({"messages": [USER]}, "with a turn of the assistant"),
         ({"messages": "Hi"}, "must be a list of messages"),
         ({"messages": [USER, {"role": "assistant"}]}, "each with role and content"),
-        ({"text": "Hi"}, "must have the key 'messages'"),
+        ({"text": "Hi"}, "must have the column 'messages'"),
         ({"prompt": "a", "answer": ""}, "'answer' must be text"),
     ],
 )
