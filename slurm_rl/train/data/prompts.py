@@ -49,7 +49,7 @@ class Columns:
 
 
 def load_rows(
-    name: str | Path, columns: Columns, *, subset: str | None = None, split: str = "train"
+    name: str | Path, columns: Columns, *, subset: str | None = None, revision: str | None = None, split: str = "train"
 ) -> list[PromptRow]:
     """Read every row of a file, folder or hub name (see `read_records`).
 
@@ -57,7 +57,7 @@ def load_rows(
         DataError: the source cannot be read or is empty, or a row is wrong.
         MissingLibraryError: this machine cannot read its format.
     """
-    source = DataSource(name=str(name), columns=columns.listed(), subset=subset, split=split)
+    source = DataSource(name=str(name), columns=columns.listed(), subset=subset, revision=revision, split=split)
     folder = source.folder
     rows: list[PromptRow] = []
     for where, record in read_records(source):
