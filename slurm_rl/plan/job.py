@@ -7,11 +7,12 @@ agent reads it with the standard library alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_rl.errors import RunDirError
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
+from slurm_rl.plan.expected import expected_versions
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.task import TORCHRUN_TASKS, TorchrunPlan, build_driver_argv, read_torchrun
@@ -98,6 +99,8 @@ class JobPlan:
     """Slurm feature of each node, by rank; empty where all are alike."""
     torchrun: TorchrunPlan | None = None
     """Set for tasks whose ranks torchrun starts; None: a Ray cluster, and the driver on its head node."""
+    expected: dict[str, str] = field(default_factory=dict)
+    """What must be where the trainer runs; see plan/expected.py."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -182,6 +185,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         num_spare_nodes=0 if local else config.job.num_spare_nodes,
         node_features=_node_features(config),
         torchrun=_torchrun(actors) if under_torchrun else None,
+        expected=expected_versions(cluster.accelerator, config.model.attention),
     )
     if local:
         return plan

@@ -30,6 +30,23 @@ def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] 
     )
 
 
+def wrap_report(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
+    """What tells the versions in the plan's image, in the container that a node agent gets.
+
+    Args:
+        folder: holds `code/`, the snapshot; the run directory, or one made for the question.
+    """
+    return wrap(
+        [plan.python, "-m", "slurm_rl.node.image_report"],
+        {"PYTHONPATH": f"{folder}/code"},
+        [Mount(folder, folder)],
+        ContainerPlan.from_json(plan.container),
+        accelerator=plan.accelerator,
+        name=name,
+        user=user,
+    )
+
+
 def build_nodes_step(
     plan: JobPlan, nodes: Sequence[str], logs: str, wrapped: Wrapped, *, cpus: str | None = None
 ) -> list[str]:
