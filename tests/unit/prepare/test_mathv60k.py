@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.cli.checks import check_inputs
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import DataError
 from slurm_rl.train.data.prompts import Columns, load_rows
 from tests.unit.prepare import small_sets
 from tests.unit.prepare.conftest import Prepare
@@ -51,6 +54,17 @@ def test_rows_name_the_images_on_this_machine_and_a_second_call_asks_nobody(
     assert again.stdout == done.stdout
     # Nor does it need the network to be allowed.
     assert prepare("mathv60k", "--root", "there", HF_HUB_OFFLINE="1").returncode == 0
+
+
+def test_the_experiment_finds_what_was_prepared(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[VERMULTI] = mathv60k(8)
+    assert prepare("mathv60k", "--root", "there").returncode == 0
+    words = ["+cluster=nvidia_a100", "+exp=grpo_mathv60k", f"data.root={tmp_path}/there", "data.num_eval=2"]
+    config = load_config(words)
+    check_inputs(config)
+    (tmp_path / "there/mathv60k/images/Geometry3K/images/2.jpg").unlink()
+    with pytest.raises(DataError, match=r"images/2\.jpg"):
+        check_inputs(config)
 
 
 def picture_of(hub: Hub, number: int) -> bytes:
