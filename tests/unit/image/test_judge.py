@@ -18,7 +18,9 @@ from slurm_rl.image.judge import find_mismatches, judge_reports, render_versions
 from slurm_rl.node.image_report import PREFIX, collect_report, parse_report
 from slurm_rl.plan.expected import PYTHON, expected_versions, satisfies
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.slurm.image_check import check_image
+from slurm_rl.run_dir import RunDir
+from slurm_rl.slurm.image_check import check_attempt_image, check_image
+from tests.unit.image.programs import Programs
 from tests.unit.image.test_image_files import sqsh
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
@@ -164,3 +166,19 @@ def test_a_damaged_file_is_found_before_any_container_starts(tmp_path: Path) -> 
     bad = replace(plan_for("pyxis", str(tmp_path / "none.sqsh")))
     with pytest.raises(ConfigError, match="must be there"):
         check_image(bad, ["/no/such/program"], {}, ["a"], timeout_s=1)
+
+
+def test_the_controller_asks_all_nodes_by_one_srun_in_the_runs_own_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "rl.sqsh"
+    image.write_bytes(sqsh(500))
+    programs = Programs(tmp_path / "bin")
+    programs.add("srun", "".join(f"print({f'{rank}: {report_of(CPU)}'!r})\n" for rank in (1, 0)))
+    monkeypatch.setenv("PATH", str(programs.folder))
+    plan = plan_for("pyxis", str(image))
+    check_attempt_image(plan, RunDir(plan.run_dir).attempt(1), ["a", "b"], "7", {"PATH": str(programs.folder)})
+    (call,) = programs.calls()
+    assert call.startswith("srun --nodes=2 --ntasks=2 ") and " --nodelist=a,b " in call and " --label " in call
+    assert f" --container-image={image} " in call and " --container-mounts=/runs/1:/runs/1 " in call
+    assert call.endswith(" python3 -m slurm_rl.node.image_report")
