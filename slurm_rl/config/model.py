@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from slurm_rl.config.base import PositiveInt, Section
+from slurm_rl.config.base import PositiveFloat, PositiveInt, Section
 from slurm_rl.errors import ConfigError
 
 
@@ -39,6 +39,32 @@ class TinyModelConfig(Section):
         return self
 
 
+class LoraConfig(Section):
+    """Low-rank adapters (Hu et al. 2021, https://arxiv.org/abs/2106.09685): W + alpha / rank * B A, B and A trained.
+
+    There is no dropout: it would make the policy's logprobs differ from those of the engine that sampled.
+    """
+
+    rank: PositiveInt = 32
+    """Width r of A [r, in] and B [out, r]."""
+    alpha: PositiveFloat = 64.0
+    """The update is scaled by alpha / rank."""
+    target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
+    """Last parts of the names of the linear layers to adapt, such as q_proj; all-linear: all but the output head."""
+    export: Literal["merged", "adapter"] = "merged"
+    """What the run leaves: a whole model with the adapters merged in, or the adapters alone as peft loads them."""
+
+    @model_validator(mode="after")
+    def _targets_something(self) -> LoraConfig:
+        if not self.target_modules:
+            raise ValueError("target_modules must name a linear layer; got []. Next: target_modules=all-linear")
+        return self
+
+    @property
+    def scaling(self) -> float:
+        return self.alpha / self.rank
+
+
 class ModelConfig(Section):
     """The policy's weights, tokenizer and number format."""
 
@@ -56,6 +82,8 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
+    lora: LoraConfig | None = None
+    """Train adapters in place of the weights (+lora=all_linear); null trains all weights."""
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:

@@ -26,6 +26,17 @@ class PolicyConfig(Section):
     micro-batch, which for large vocabularies is most of its memory."""
     num_threads: PositiveInt | None = None
     """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
+    node_feature: str | None = None
+    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
+
+
+class ReferenceConfig(Section):
+    """The frozen model that algorithm.kl measures against."""
+
+    num_workers: PositiveInt | None = None
+    """Processes of one GPU each that hold it, apart from the policy; null: every policy worker holds it as well."""
+    node_feature: str | None = None
+    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
 
 
 class RolloutConfig(Section):
@@ -37,8 +48,14 @@ class RolloutConfig(Section):
     """GPUs of one engine; null: the fewest that hold the model, 1 where its size or the GPU's is unknown."""
     colocate: bool = False
     """Engines share the policy workers' GPUs; lower gpu_memory_utilization to leave room for training."""
+    node_feature: str | None = None
+    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
     max_staleness: NonNegativeInt = 0
     """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
+    continuous: bool = False
+    """Engines begin the next batch before the last completion of this one has ended, and completions under way go on
+    with new weights as soon as these come. Faster where lengths differ; not repeatable, since time decides
+    which weights sample a token. Needs max_staleness >= 1; see algorithm.correction."""
     max_tokens: PositiveInt = 1024
     """Longest completion."""
     temperature: PositiveFloat = 1.0
@@ -61,6 +78,15 @@ class RolloutConfig(Section):
     """Write every prompt, completion, logprob and reward of training to <run>/rollouts."""
     replay: str | None = None
     """Train on the rollouts that another run dumped, in place of sampling; for debugging."""
+
+    @model_validator(mode="after")
+    def _continuous_runs_ahead(self) -> RolloutConfig:
+        if self.continuous and self.max_staleness == 0:
+            raise ValueError(
+                "rollout.continuous needs rollout.max_staleness >= 1, since engines of a synchronous loop have nothing "
+                "to go on with; got 0. Next: rollout.max_staleness=1, or rollout.continuous=false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _replay_is_a_dump(self) -> RolloutConfig:

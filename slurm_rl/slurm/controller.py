@@ -88,7 +88,8 @@ class Controller:
         attempt.logs.mkdir(parents=True)
         write_json(attempt.start, {"job": self.job_key})
         self.run_dir.point_latest_at(attempt.number)
-        create_token(self.run_dir, attempt.number)
+        if self.plan.torchrun is None:
+            create_token(self.run_dir, attempt.number)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
         append_event(self.run_dir, "attempt/started", attempt=attempt.number, job=self.job_key, slurm_restarts=restarts)
         return attempt

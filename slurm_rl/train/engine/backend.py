@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.train.engine.lora import is_adapter
 
 
 class Backend(Protocol):
@@ -38,14 +39,17 @@ class Backend(Protocol):
     def reset_optimizer(self, config: OptimConfig) -> None:
         """Forget the moments and take other hyperparameters."""
 
-    def full_state(self) -> Iterator[tuple[str, Tensor]]:
+    def full_state(self, wanted: Callable[[str], bool] | None = None) -> Iterator[tuple[str, Tensor]]:
         """On rank 0 each whole tensor of `state_dict()`, tied ones under each of their names, on CPU.
 
         Other ranks yield nothing but must exhaust the iterator: tensors are gathered one by one.
+
+        Args:
+            wanted: which names to gather, the same on every rank; None: all.
         """
 
     def save(self, folder: Path) -> None:
-        """Write this rank's shard of parameters and moments into an existing folder."""
+        """Write this rank's shard of the trained parameters and their moments into an existing folder."""
 
     def load(self, folder: Path) -> None:
         """Take back what `save` wrote with as many ranks."""
@@ -74,6 +78,10 @@ _BACKENDS: dict[str, Callable[[PreTrainedModel, PolicyConfig, OptimConfig], Back
 }
 
 
-def export_tensor(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy on CPU that later steps do not change, in the model's dtype rather than the master weights'."""
-    return tensor.detach().to(device="cpu", dtype=dtype, copy=True)
+def export_tensor(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A copy on CPU that later steps do not change, in the model's dtype rather than the master weights'.
+
+    Adapters stay as they are: they are rounded when they are merged.
+    """
+    kept = tensor.dtype if is_adapter(name) else dtype
+    return tensor.detach().to(device="cpu", dtype=kept, copy=True)

@@ -22,6 +22,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import read_json, write_text
 from slurm_rl.train.engine.folders import written_beside
+from slurm_rl.train.engine.lora import merge_into_base, plain_name, read_base
 from slurm_rl.train.engine.model import load_tokenizer
 
 INDEX = "model.safetensors.index.json"
@@ -41,11 +42,13 @@ def convert_checkpoint(policy: Path, model_path: str, model: ModelConfig, out: P
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=model.trust_remote_code)
     dtype = getattr(torch, model.dtype)
     config.dtype = dtype
-    wanted = _expected_shapes(config, model)
+    wanted, adapted = _expected_shapes(config, model), model.lora is not None
     with written_beside(out) as beside:
         count = 0
         writer = _ShardWriter(beside, max_shard_bytes)
-        for name, tensor in read_parameters(policy):
+        for name, tensor in _read_model(policy, model_path, model):
+            if adapted and name not in wanted:
+                continue  # a base may hold a tied weight under both names
             if wanted.pop(name, None) != tensor.shape:
                 raise CheckpointError(
                     f"the checkpoint must be of the model in {model_path}",
@@ -62,6 +65,16 @@ def convert_checkpoint(policy: Path, model_path: str, model: ModelConfig, out: P
         config.save_pretrained(beside)
         load_tokenizer(model_path, trust_remote_code=model.trust_remote_code).save_pretrained(beside)
     return count
+
+
+def _read_model(policy: Path, model_path: str, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    """Parameters by the plain model's names; adapters merged into the base that they were trained over."""
+    if model.lora is None:
+        yield from read_parameters(policy)
+        return
+    adapters = {plain_name(name): tensor for name, tensor in read_parameters(policy)}
+    base = read_base(model.init_from or model_path, getattr(torch, model.dtype))
+    yield from merge_into_base(base, adapters, model.lora.scaling, torch.device("cpu"))
 
 
 def read_parameters(policy: Path) -> Iterator[tuple[str, Tensor]]:
@@ -86,6 +99,7 @@ def read_parameters(policy: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _expected_shapes(config: Any, model: ModelConfig) -> dict[str, torch.Size]:
+    """Shapes by name of each parameter, under the first of its names."""
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
     return {name: parameter.shape for name, parameter in module.named_parameters()}

@@ -13,7 +13,7 @@ A bfloat16 model keeps float32 master weights in every stage.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -75,19 +75,23 @@ class DeepSpeedBackend:
         if not self.plain:
             self.engine.optimizer.clip_grad = config.max_grad_norm
 
-    def full_state(self) -> Iterator[tuple[str, Tensor]]:
+    def full_state(self, wanted: Callable[[str], bool] | None = None) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.module.state_dict(keep_vars=True).items():
+            if wanted is not None and not wanted(name):
+                continue
             split = hasattr(tensor, "ds_id")
             with self._deepspeed.zero.GatheredParameters([tensor]) if split else nullcontext():
-                whole = export_tensor(tensor, self.dtype) if get_rank() == 0 else None
+                whole = export_tensor(name, tensor, self.dtype) if get_rank() == 0 else None
             if whole is not None:
                 yield name, whole
 
     def save(self, folder: Path) -> None:
-        self.engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False)
+        self.engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False, exclude_frozen_parameters=True)
 
     def load(self, folder: Path) -> None:
-        path, _ = self.engine.load_checkpoint(str(folder), tag=_TAG)
+        # Frozen parameters are not in it.
+        frozen = any(not p.requires_grad for p in self.module.parameters())
+        path, _ = self.engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not frozen)
         if path is None:
             raise CheckpointError("the checkpoint must hold a DeepSpeed checkpoint", seen=str(folder / _TAG))
         optimizers.apply_config(self.optimizer, self.optim)

@@ -1,12 +1,13 @@
 """torch's own sharding: parameters, gradients and moments split over ranks, block by block.
 
 Master weights and moments are float32; with a bfloat16 model torch casts each block as it gathers it.
+Frozen weights, as under adapters, stay in the model's own type.
 One worker in float32 has nothing to shard and keeps a plain module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -28,7 +29,10 @@ class FSDP2Backend:
 
     def __init__(self, model: PreTrainedModel, optim: OptimConfig) -> None:
         self.dtype: torch.dtype = model.dtype
-        self.module = model.to(dtype=torch.float32)
+        self.module = model
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor.is_floating_point() and (tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter)):
+                tensor.data = tensor.data.to(torch.float32)  # frozen weights need no master copy
         if get_world_size() > 1 or self.dtype != torch.float32:
             _shard(self.module, self.dtype)
         self.module.to(get_device())
@@ -53,11 +57,13 @@ class FSDP2Backend:
         self.optimizer.state.clear()
         optimizers.apply_config(self.optimizer, config)
 
-    def full_state(self) -> Iterator[tuple[str, Tensor]]:
+    def full_state(self, wanted: Callable[[str], bool] | None = None) -> Iterator[tuple[str, Tensor]]:
         for name, shard in self.module.state_dict().items():
+            if wanted is not None and not wanted(name):
+                continue
             whole = shard.full_tensor() if isinstance(shard, DTensor) else shard
             if get_rank() == 0:
-                yield name, export_tensor(whole, self.dtype)
+                yield name, export_tensor(name, whole, self.dtype)
 
     def save(self, folder: Path) -> None:
         parameters = self._named_shards()
@@ -80,11 +86,12 @@ class FSDP2Backend:
                 self.optimizer.state[parameter][key] = _place_like(parameter, value)
 
     def _named_shards(self) -> dict[str, Tensor]:
+        """This rank's shards of the trained parameters."""
         # A forward pass leaves the root gathered; its parameters are shards again only after this.
         for module in self.module.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
-        return dict(self.module.named_parameters())
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
 
 
 def _shard(model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -11,20 +11,22 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import CheckpointError, RunDirError, TrainingError
 from slurm_rl.run_dir import read_json, write_json
-from slurm_rl.train.engine import distributed
+from slurm_rl.train.engine import distributed, lora
 from slurm_rl.train.engine.backend import build_backend
 from slurm_rl.train.engine.chunked_head import require_plain_head
 from slurm_rl.train.engine.export import export_model
+from slurm_rl.train.engine.folders import written_beside
 from slurm_rl.train.engine.forward import DUMMY, compute_sequence_logprobs, forward_packed, move_batch
 from slurm_rl.train.engine.model import load_model, load_tokenizer
 from slurm_rl.train.math.packing import build_packed_batch
@@ -42,6 +44,7 @@ class PolicyEngine:
     Args:
         model_folder: a Hugging Face folder; its tokenizer goes into the export.
         temperature: that of the sampling, by which all logits are divided.
+        seed: of fresh adapters.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class PolicyEngine:
         optim: OptimConfig,
         *,
         temperature: float,
+        seed: int = 0,
     ) -> None:
         distributed.set_num_threads(policy)
         self.device = distributed.get_device()
@@ -61,15 +65,21 @@ class PolicyEngine:
             torch.utils.deterministic.fill_uninitialized_memory = False
         self.temperature, self.chunk_tokens = temperature, policy.logprob_chunk_tokens
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
-        self.backend = build_backend(load_model(model_folder, model), policy, optim)
+        self.model_config, self.model_folder = model, str(model_folder)
+        loaded = load_model(model_folder, model)
+        self.lora_targets = [] if model.lora is None else lora.add_adapters(loaded, model.lora, seed)
+        self.backend = build_backend(loaded, policy, optim)
         if self.chunk_tokens is not None:
             require_plain_head(self.module.config)
         self.layout = {
             "backend": policy.backend,
             "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
             "num_workers": distributed.get_world_size(),
+            "lora": None if model.lora is None else _describe_lora(model, model.lora),
             # ZeRO-3 leaves empty parameters that remember their shape.
-            "parameters": {n: list(getattr(p, "ds_shape", p.shape)) for n, p in self.module.named_parameters()},
+            "parameters": {
+                n: list(getattr(p, "ds_shape", p.shape)) for n, p in self.module.named_parameters() if p.requires_grad
+            },
         }
 
     @property
@@ -77,16 +87,21 @@ class PolicyEngine:
         """The model itself; its parameters may be shards."""
         return self.backend.module
 
-    def compute_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
-        """For each micro-batch the logprobs of each sequence, [num_trained] float32."""
+    def compute_logprobs(self, micro_batches: MicroBatches, *, adapters: bool = True) -> list[list[FloatArray]]:
+        """For each micro-batch the logprobs of each sequence, [num_trained] float32.
+
+        Args:
+            adapters: False: of the base, as if nothing had been trained; needs model.lora.
+        """
         distributed.require_equal_counts(len(micro_batches))
         self.module.eval()
-        return [
-            compute_sequence_logprobs(
-                self.backend.model, sequences, self.temperature, self.device, chunk_tokens=self.chunk_tokens
-            )
-            for sequences in micro_batches
-        ]
+        with nullcontext() if adapters else lora.adapters_off(self.module):
+            return [
+                compute_sequence_logprobs(
+                    self.backend.model, sequences, self.temperature, self.device, chunk_tokens=self.chunk_tokens
+                )
+                for sequences in micro_batches
+            ]
 
     def train(
         self, micro_batches: MicroBatches, loss_fn: LossFn, lr: float, *, entropy_gradient: bool = False
@@ -134,8 +149,17 @@ class PolicyEngine:
         self.backend.reset_optimizer(config)
 
     def full_state(self) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors by `state_dict()` name, one by one, on rank 0; other ranks exhaust an empty iterator."""
-        return self.backend.full_state()
+        """Whole tensors by the plain model's `state_dict()` name, adapters merged, one by one, on rank 0.
+
+        Other ranks exhaust an empty iterator.
+        """
+        state = self.backend.full_state()
+        config = self.model_config.lora
+        return state if config is None else lora.merge_state(state, config.scaling)
+
+    def adapter_state(self) -> Iterator[tuple[str, Tensor]]:
+        """The same of the adapters alone, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight`."""
+        return ((lora.plain_name(name), tensor) for name, tensor in self.backend.full_state(lora.is_adapter))
 
     def save(self, folder: Path) -> None:
         """Write this rank's part of a checkpoint into an existing folder that all ranks share."""
@@ -160,10 +184,28 @@ class PolicyEngine:
         self.backend.load(folder)
 
     def export(self, folder: Path) -> None:
-        """Write the model and its tokenizer as a Hugging Face folder, whole or not at all; from rank 0."""
+        """Write the model and its tokenizer as a Hugging Face folder, whole or not at all; from rank 0.
+
+        Adapters are merged into it.
+        """
         state = dict(self.full_state())
         if distributed.get_rank() == 0:
             export_model(self.module, state, self.tokenizer, folder)
+
+    def export_adapter(self, folder: Path) -> None:
+        """Write the adapters alone, for peft, and the tokenizer; whole or not at all; from rank 0."""
+        config, state = self.model_config.lora, dict(self.adapter_state())
+        assert config is not None
+        if distributed.get_rank() == 0:
+            base = self.model_config.init_from or self.model_folder
+            with written_beside(folder) as beside:
+                lora.save_adapter(beside, state, config, self.lora_targets, base)
+                self.tokenizer.save_pretrained(beside)
+
+
+def _describe_lora(model: ModelConfig, config: LoraConfig) -> dict[str, Any]:
+    """What must be as it was for adapters to mean what they meant."""
+    return {"alpha": config.alpha, "rank": config.rank, "base": model.init_from or model.path or "tiny"}
 
 
 def _require_finite_loss(loss: float) -> None:

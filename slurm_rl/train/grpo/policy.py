@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,11 +12,9 @@ from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.train import OptimConfig
 from slurm_rl.train.grpo.loss import build_policy_loss, build_warmup_loss
+from slurm_rl.train.grpo.reference import ReferenceModel
 from slurm_rl.train.grpo.weights import SentWeights, WeightRecord, checksum, pack_weights
 from slurm_rl.train.types import FloatArray, TrainSequence
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 MicroBatches = Sequence[Sequence[TrainSequence]]
 
@@ -54,8 +51,9 @@ class PolicyWorker:
             config.policy.model_copy(update={"num_workers": place.world_size, "num_threads": place.num_threads}),
             config.warmup.optim if config.warmup.num_steps else config.optim,
             temperature=config.rollout.temperature,
+            seed=config.seed,
         )
-        self.reference: PreTrainedModel | None = None
+        self.reference: ReferenceModel | None = None
 
     def ready(self) -> bool:
         return True
@@ -76,29 +74,26 @@ class PolicyWorker:
 
     def load_reference(self, model_path: str) -> None:
         """Load the frozen model that the KL term is measured against."""
-        from slurm_rl.train.engine.model import load_model
-
-        self.reference = load_model(model_path, self.config.model).to(self.engine.device).eval()
+        self.reference = ReferenceModel(model_path, self.config, self.engine.device)
 
     def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """Logprobs of the trained tokens under the reference."""
-        from slurm_rl.train.engine.forward import compute_sequence_logprobs
-
-        assert self.reference is not None
-        temperature, device = self.config.rollout.temperature, self.engine.device
-        chunk = self.config.policy.logprob_chunk_tokens
-        return [
-            compute_sequence_logprobs(self.reference, batch, temperature, device, chunk_tokens=chunk)
-            for batch in micro_batches
-        ]
+        if self.reference is None:
+            # No copy was loaded: the base under the adapters is the reference.
+            return self.engine.compute_logprobs(micro_batches, adapters=False)
+        return self.reference.compute_logprobs(micro_batches)
 
     def policy_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """Logprobs of the trained tokens under the policy as it is."""
         return self.engine.compute_logprobs(micro_batches)
 
     def pack_state(self, probe: Sequence[int]) -> tuple[list[WeightRecord], SentWeights]:
-        """All weights, and what an engine that holds them must say; every rank calls it, rank 0 alone has records."""
-        records = pack_weights(self.engine.full_state())
+        """What changes of the weights, and what an engine that holds it must say.
+
+        That is all of them, or the adapters alone. Every rank calls it; rank 0 alone has records.
+        """
+        adapted = self.config.model.lora is not None
+        records = pack_weights(self.engine.adapter_state() if adapted else self.engine.full_state())
         return records, SentWeights(checksum(records), self._probe(probe))
 
     def _probe(self, token_ids: Sequence[int]) -> list[float]:
@@ -118,3 +113,6 @@ class PolicyWorker:
 
     def export(self, folder: Path) -> None:
         self.engine.export(folder)
+
+    def export_adapter(self, folder: Path) -> None:
+        self.engine.export_adapter(folder)

@@ -7,6 +7,7 @@ from typing import Any
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.train.grpo.continuous import ContinuousEngine
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
 from slurm_rl.train.grpo.weights import HeldWeights, WeightRecord
 
@@ -20,6 +21,7 @@ class RolloutEngine:
         from vllm import LLM
 
         self.version = -1
+        self.model_path, self.model = model_path, model
         self.llm = LLM(
             model=model_path,
             dtype=model.dtype,
@@ -35,6 +37,7 @@ class RolloutEngine:
             **({"gpu_memory_utilization": rollout.gpu_memory_utilization} if num_gpus else {}),
         )
         self.tokenizer = self.llm.get_tokenizer()
+        self.continuous = ContinuousEngine(self.llm.llm_engine) if rollout.continuous else None
 
     def ready(self) -> bool:
         return True
@@ -43,7 +46,9 @@ class RolloutEngine:
         """Sample `num_completions` for each prompt, given as token ids, in order."""
         from vllm import SamplingParams
 
-        self.llm.collective_rpc("seed_sampler", args=(spec.seed,))
+        def seed() -> None:
+            self.llm.collective_rpc("seed_sampler", args=(spec.seed,))
+
         params = SamplingParams(
             n=spec.num_completions,
             max_tokens=spec.max_tokens,
@@ -52,31 +57,54 @@ class RolloutEngine:
             logprobs=0,
             detokenize=False,
         )
-        outputs = self.llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False)
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        if self.continuous is not None:
+            self.continuous.run(seed)
+            return [
+                [self._completion(item, item.versions) for item in group]
+                for group in self.continuous.generate(inputs, params)
+            ]
+        seed()
+        outputs = self.llm.generate(inputs, params, use_tqdm=False)
         return [
-            [self._completion(item) for item in sorted(output.outputs, key=lambda item: item.index)]
+            [self._completion(item, []) for item in sorted(output.outputs, key=lambda item: item.index)]
             for output in outputs
         ]
 
-    def _completion(self, item: Any) -> Completion:
+    def _completion(self, item: Any, versions: list[int]) -> Completion:
         token_ids = list(item.token_ids)
         logprobs = [float(step[token].logprob) for step, token in zip(item.logprobs, token_ids, strict=True)]
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return Completion(token_ids, logprobs, text, item.finish_reason == "length", self.version)
+        version = versions[0] if versions else self.version
+        # Nearly all completions have one version; those need no list.
+        mixed = versions if versions and versions[-1] != version else []
+        return Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: Sequence[int]) -> HeldWeights:
-        """Take new weights, then say what is held: version, checksums, logprobs of the probe."""
-        checksums: list[str] = self.llm.collective_rpc("load_named_weights", args=(records,))
-        # Cached keys and values belong to the old weights.
-        self.llm.reset_prefix_cache()
-        self.version = version
-        return HeldWeights(self.version, checksums, self._probe(probe))
-
-    def _probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Logprob of each token after the first, at temperature 1."""
+        """Take new weights, or adapters over the base; then say what is held: version, checksums, the probe."""
         from vllm import SamplingParams
 
+        def load() -> list[str]:
+            checksums = self._load(records)
+            self.version = version
+            return checksums
+
+        prompt = {"prompt_token_ids": list(probe)}
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-        [output] = self.llm.generate([{"prompt_token_ids": list(token_ids)}], params, use_tqdm=False)
-        steps = output.prompt_logprobs[1:]
-        return [float(step[token].logprob) for step, token in zip(steps, token_ids[1:], strict=True)]
+        if self.continuous is not None:
+            checksums, found = self.continuous.update(version, load, prompt, params)
+        else:
+            checksums = load()
+            # Cached keys and values belong to the old weights.
+            self.llm.reset_prefix_cache()
+            found = self.llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
+        # Of each token after the first, at temperature 1.
+        logprobs = [float(step[token].logprob) for step, token in zip(found[1:], probe[1:], strict=True)]
+        return HeldWeights(version, checksums, logprobs)
+
+    def _load(self, records: Sequence[WeightRecord]) -> list[str]:
+        if self.model.lora is None:
+            return list(self.llm.collective_rpc("load_named_weights", args=(records,)))
+        base = self.model.init_from or self.model_path
+        merging = (records, base, self.model.dtype, self.model.lora.scaling)
+        return list(self.llm.collective_rpc("load_adapters", args=merging))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import RunDir, append_event
-from slurm_rl.train.engine.checkpoint import CheckpointStore
 from slurm_rl.train.grpo.pipeline import load_rollouts, save_rollouts
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.types import Group
+from slurm_rl.train.saving import StepSaver, parse_state
 
 
 @dataclass
@@ -43,44 +41,26 @@ class RunSaver:
 
     def __init__(self, run: RunDir, config: RunConfig, policy: PolicyGroup) -> None:
         self.run_dir, self.config, self.policy = run, config, policy
-        self.store = CheckpointStore(run.checkpoints)
-        self.saved_step = -1
+        self.saver = StepSaver(run, config.checkpoint.keep)
 
     def restore(self) -> tuple[RunState, dict[int, list[Group]]] | None:
         """Load the newest checkpoint that verifies: state, and batches under way; None when there is none."""
-        newest = self.store.latest()
-        for reason in self.store.skipped:
-            append_event(self.run_dir, "checkpoint/skipped", reason=reason)
+        newest = self.saver.newest()
         if newest is None:
             return None
-        state = _parse_state(newest.meta)
+        state = parse_state(RunState, newest.meta)
         if state.stage == "grpo" and self.config.warmup.num_steps:
             self.policy.use_optimizer(self.config.optim)
         self.policy.load(newest.path / "policy")
-        self.saved_step = state.step
         append_event(self.run_dir, "trainer/resumed", step=state.step)
         return state, load_rollouts(newest.path)
 
     def save(self, state: RunState, rollouts: dict[int, list[Group]]) -> None:
         """Write a checkpoint of this step unless there is one; older ones go after it verifies."""
-        if state.step == self.saved_step:
-            return
-        start = time.perf_counter()
-        folder = self.store.begin(state.step)
-        (folder / "policy").mkdir()
-        self.policy.save(folder / "policy")
-        save_rollouts(folder, rollouts)
-        self.store.commit(state.step, asdict(state))
-        self.saved_step = state.step
-        self.store.prune(self.config.checkpoint.keep, spare={state.best_step})
-        append_event(self.run_dir, "checkpoint/saved", step=state.step, seconds=round(time.perf_counter() - start, 3))
 
+        def write(folder: Path) -> None:
+            (folder / "policy").mkdir()
+            self.policy.save(folder / "policy")
+            save_rollouts(folder, rollouts)
 
-def _parse_state(meta: dict[str, Any]) -> RunState:
-    try:
-        return RunState(**meta)
-    except TypeError as error:
-        raise CheckpointError(
-            f"a checkpoint must hold the state this version of slurm_rl writes ({error})",
-            action="resume with the code snapshot of the run, or start a new run with model.init_from",
-        ) from None
+        self.saver.save(state.step, asdict(state), write, spare={state.best_step})

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from slurm_rl.train.engine.lora import merge_into_base, read_base
 from slurm_rl.train.grpo.weights import WeightRecord, checksum
 
 
@@ -18,10 +19,22 @@ class RolloutWorkerExtension:
     """Mixed into vLLM's worker."""
 
     model_runner: Any
+    device: torch.device
 
     def seed_sampler(self, seed: int) -> None:
         """Seed the generator that the sampler draws from."""
         torch.manual_seed(seed)
+
+    def load_adapters(self, records: Sequence[WeightRecord], base: str, dtype: str, scaling: float) -> str:
+        """Load the base of a folder with adapters merged into it; the checksum of the bytes received.
+
+        Only adapters travel. The base is read again from its files, which the system caches, because weights that
+        were merged and unmerged again and again would drift.
+        """
+        adapters = {record.name: record.to_tensor() for record in records}
+        merged = merge_into_base(read_base(base, getattr(torch, dtype)), adapters, scaling, self.device)
+        self.model_runner.reload_weights(weights_iterator=merged)
+        return checksum(records)
 
     def load_named_weights(self, records: Sequence[WeightRecord]) -> str:
         """Load a whole model given by name and return the checksum of the bytes received."""

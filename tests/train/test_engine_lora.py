@@ -1,0 +1,171 @@
+"""Adapters: what is trained, saved, sent and exported, and that merged and apart they are one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.errors import CheckpointError, ConfigError
+from slurm_rl.train.engine.convert import convert_checkpoint
+from slurm_rl.train.engine.forward import compute_sequence_logprobs
+from slurm_rl.train.engine.lora import check_targets, merge_into_base, read_base
+from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.engine.tiny import build_tiny_model
+from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
+
+CPU = torch.device("cpu")
+SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
+LORA = LoraConfig(rank=4, alpha=8.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lora") / "model"
+    build_tiny_model(SMALL, seed=0, folder=folder)
+    return folder
+
+
+def build_engine(folder: Path, lora: LoraConfig | None = LORA, **fields: Any) -> PolicyEngine:
+    model = ModelConfig(path=str(folder), lora=lora)
+    policy = PolicyConfig(num_threads=1)
+    return PolicyEngine(folder, model, policy, OptimConfig(lr=1e-2), temperature=0.8, **fields)
+
+
+def build_sequences(seed: int) -> list[TrainSequence]:
+    random = np.random.default_rng(seed)
+    lengths = random.integers(3, 14, 6)
+    return [TrainSequence(token_ids=random.integers(2, 14, n), trained_from=1, weight=0.1) for n in lengths]
+
+
+def cross_entropy(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+    return -(logprobs * batch.weights).sum(), {"entropy": float(entropy.sum())}
+
+
+def train(engine: PolicyEngine, seeds: range) -> list[dict[str, float]]:
+    return [engine.train([build_sequences(seed)], cross_entropy, 1e-2) for seed in seeds]
+
+
+def logprobs_of(engine: PolicyEngine, **options: Any) -> FloatArray:
+    [found] = engine.compute_logprobs([build_sequences(99)], **options)
+    return np.concatenate(found)
+
+
+def logprobs_under(model: Any) -> FloatArray:
+    return np.concatenate(compute_sequence_logprobs(model.eval(), build_sequences(99), 0.8, CPU))
+
+
+def test_fresh_adapters_change_nothing_and_the_seed_decides_them(folder: Path) -> None:
+    plain, one, same, other = build_engine(folder, None), *(build_engine(folder, seed=seed) for seed in (1, 1, 2))
+    assert np.array_equal(logprobs_of(plain), logprobs_of(one))
+    first, second, third = (dict(engine.adapter_state()) for engine in (one, same, other))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert any(not torch.equal(first[name], third[name]) for name in first)
+
+
+def test_merged_and_apart_they_are_one_model(folder: Path, tmp_path: Path) -> None:
+    """Logprobs under the engine, the merged export, peft's own loading and the base with adapters sent, to 1e-5."""
+    engine = build_engine(folder)
+    train(engine, range(4))
+    expected = logprobs_of(engine)
+    assert np.abs(expected - logprobs_of(build_engine(folder, None))).max() > 0.1, "nothing was learned"
+
+    engine.export(tmp_path / "merged")
+    engine.export_adapter(tmp_path / "adapter")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    np.testing.assert_allclose(logprobs_under(merged), expected, rtol=0, atol=1e-5)
+
+    by_peft = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path / "adapter")
+    np.testing.assert_allclose(logprobs_under(by_peft.get_base_model()), expected, rtol=0, atol=1e-5)
+
+    sent = AutoModelForCausalLM.from_pretrained(folder)
+    base = read_base(folder, torch.float32)
+    sent.load_state_dict(dict(merge_into_base(base, dict(engine.adapter_state()), LORA.scaling, CPU)), strict=False)
+    np.testing.assert_allclose(logprobs_under(sent), expected, rtol=0, atol=1e-5)
+
+
+def test_the_whole_state_has_the_plain_models_names(folder: Path) -> None:
+    assert dict(build_engine(folder).full_state()).keys() == dict(build_engine(folder, None).full_state()).keys()
+
+
+def test_only_adapters_are_trained_and_saved(folder: Path, tmp_path: Path) -> None:
+    engine = build_engine(folder, LoraConfig(rank=2, alpha=2.0, target_modules=("q_proj", "down_proj")))
+    before = {n: p.detach().clone() for n, p in engine.module.named_parameters()}
+    train(engine, range(2))
+    changed = {n for n, p in engine.module.named_parameters() if not torch.equal(p, before[n])}
+    layers = {f"model.layers.{i}.{name}" for i in range(2) for name in ("self_attn.q_proj", "mlp.down_proj")}
+    adapters = {f"{layer}.lora_{part}.default.weight" for layer in layers for part in "AB"}
+    assert changed == adapters
+    engine.save(tmp_path)
+    saved = torch.load(tmp_path / "rank-0.pt", weights_only=True)
+    assert saved["parameters"].keys() == saved["moments"].keys() == adapters
+    assert {n.replace(".default", "") for n in adapters} == dict(engine.adapter_state()).keys()
+
+
+def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, tmp_path: Path) -> None:
+    engine = build_engine(folder)
+    train(engine, range(3))
+    engine.save(tmp_path)
+    uninterrupted = train(engine, range(3, 6))
+    resumed = build_engine(folder, seed=7)  # what it drew must not matter
+    resumed.load(tmp_path)
+    assert train(resumed, range(3, 6)) == uninterrupted
+    assert np.array_equal(logprobs_of(engine), logprobs_of(resumed))
+
+
+def test_with_adapters_off_it_is_the_base_and_training_goes_on(folder: Path) -> None:
+    engine, undisturbed = build_engine(folder), build_engine(folder)
+    for each in (engine, undisturbed):
+        train(each, range(2))
+    trained = logprobs_of(engine)
+    assert np.array_equal(logprobs_of(engine, adapters=False), logprobs_of(build_engine(folder, None)))
+    assert np.array_equal(logprobs_of(engine), trained)
+    assert train(engine, range(2, 4)) == train(undisturbed, range(2, 4))
+
+
+@pytest.mark.parametrize(("lora", "what"), [(LORA.model_copy(update={"rank": 2}), "lora"), (None, "lora")])
+def test_a_checkpoint_of_other_adapters_is_refused(
+    folder: Path, tmp_path: Path, lora: LoraConfig | None, what: str
+) -> None:
+    build_engine(folder).save(tmp_path)
+    with pytest.raises(CheckpointError, match=f"with the {what} it was saved with"):
+        build_engine(folder, lora).load(tmp_path)
+
+
+@pytest.mark.parametrize("target", ["qproj", "lm_head", "embed_tokens", "norm"])
+def test_a_target_that_is_no_linear_layer_is_refused_with_those_that_are(folder: Path, target: str) -> None:
+    lora = LoraConfig(target_modules=("q_proj", target))
+    for refuse in (
+        lambda: build_engine(folder, lora),
+        lambda: check_targets(str(folder), ModelConfig(path=str(folder), lora=lora)),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"got {target}\. Next: choose of down_proj, .*q_proj.*all-linear"
+        ) as caught:
+            refuse()
+        assert caught.value.exit_code == 2
+
+
+def test_an_adapter_without_a_layer_in_the_base_is_refused(folder: Path) -> None:
+    lost = {f"model.layers.7.q_proj.lora_{part}.weight": torch.zeros(1, 1) for part in "AB"}
+    with pytest.raises(ConfigError, match=r"every layer.*model\.layers\.7\.q_proj"):
+        list(merge_into_base(read_base(folder, torch.float32), lost, 1.0, CPU))
+
+
+def test_a_converted_checkpoint_is_the_merged_export(folder: Path, tmp_path: Path) -> None:
+    engine = build_engine(folder)
+    train(engine, range(2))
+    (tmp_path / "saved").mkdir()
+    engine.save(tmp_path / "saved")
+    engine.export(tmp_path / "export")
+    convert_checkpoint(tmp_path / "saved", str(folder), engine.model_config, tmp_path / "converted", 10**9)
+    one, other = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("export", "converted"))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
