@@ -29,7 +29,6 @@ from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.model_folder import load_context_length, prepare_model
-from slurm_rl.train.rewards.sandbox.probe import probe_sandbox
 from slurm_rl.train.rewards.scorer import Scorer, open_scorer
 from slurm_rl.train.stop import StopFlag
 
