@@ -124,7 +124,11 @@ def _run(
             argv, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
         )
     except FileNotFoundError as missing:
-        raise ConfigError("the container runtime must be on PATH", seen=str(missing.filename)) from None
+        raise ConfigError(
+            f"{missing.filename} must be on PATH",
+            seen="it is not",
+            action="load its module, or choose another container.runtime",
+        ) from None
     deadline = time.monotonic() + timeout_s
     with process:
         while True:

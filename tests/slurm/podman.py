@@ -10,6 +10,7 @@ import pytest
 
 from tests.podman_kit import install_missing, make_busybox_root, podman_environment
 from tests.slurm.cluster import Cluster
+from tests.slurm.light.runs import wait_until_clean
 from tests.slurm.submitting import ROOT
 
 PACKAGES = {"podman": "podman", "runc": "runc", "busybox": "busybox-static"}
@@ -49,3 +50,12 @@ def containers(cluster: Cluster, node: str, env: dict[str, str]) -> list[str]:
     done = cluster.run(["env", *variables, "podman", "ps", "--all", "--format={{.Names}}"], node=node)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
+
+
+def clean_nodes(cluster: Cluster) -> None:
+    """Remove podman's own storage from the nodes: other tests look at what is left there."""
+    script = "umount -l /tmp/podman/overlay; rm -rf /tmp/podman /tmp/podman-run /dev/shm/libpod_lock"
+    for node in filter(cluster.is_on, cluster.nodes):
+        done = cluster.run(["sh", "-c", script], node=node)
+        assert done.returncode == 0, done.stderr
+    wait_until_clean(cluster)

@@ -11,7 +11,7 @@ import pytest
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.light.runs import LightRun
-from tests.slurm.podman import BUSYBOX, containers, make_store, python_of_this_machine
+from tests.slurm.podman import BUSYBOX, clean_nodes, containers, make_store, python_of_this_machine
 from tests.slurm.submitting import cli, quote, wait_for_end
 
 pytestmark = pytest.mark.slurm
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slurm
 def podman(session_cluster: Cluster) -> Iterator[dict[str, str]]:
     """Variables for podman on the nodes, with a busybox in the store."""
     yield make_store(session_cluster, make_shared_dir(session_cluster))[1]
+    clean_nodes(session_cluster)
 
 
 def in_podman(image: str = BUSYBOX, *mounts: str) -> list[str]:

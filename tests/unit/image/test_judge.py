@@ -164,7 +164,7 @@ def test_no_answer_is_the_images_fault_when_every_task_says_so(tmp_path: Path) -
         check_image(plan_for(), answer("srun: error: Unable to create step"), {}, ["a", "b"], timeout_s=30)
     with pytest.raises(BringUpError, match=r"no answer within 0\.2 s"):
         check_image(plan_for(), ["/bin/sleep", "30"], {}, ["a"], timeout_s=0.2)
-    with pytest.raises(ConfigError, match="runtime must be on PATH"):
+    with pytest.raises(ConfigError, match="/no/such/runtime must be on PATH"):
         check_image(plan_for(), ["/no/such/runtime"], {}, ["a"], timeout_s=30)
 
 
