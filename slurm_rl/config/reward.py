@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from typing import Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from slurm_rl.config.base import Fraction, PositiveFloat, PositiveInt, Section
 
-VerifierName = Literal["arithmetic", "math", "format"]
+VerifierName = Literal["arithmetic", "math", "format", "code"]
+
+CODE_SHARE: Final = 0.8
+"""Share of `timeout_s` that the tests of one completion get; the rest is for starting and ending processes."""
+
+
+class CodeConfig(Section):
+    """The `code` verifier: what one run of a completion may use, and how its tests become a score."""
+
+    score: Literal["all", "share"] = "all"
+    """`all`: 1.0 when every test passes, else 0.0. `share`: tests passed / tests."""
+    test_timeout_s: PositiveFloat = 4.0
+    """Deadline of one test, or of one call of an assert; a test that is late has failed."""
+    memory_mb: int = Field(default=1024, ge=128)
+    """Address space of one process, in MiB; a reward worker runs one such process at a time, two for asserts."""
+    output_mb: PositiveFloat = 1.0
+    """What a program may write, in MiB; more ends it."""
 
 
 class RewardServiceConfig(Section):
@@ -70,6 +86,8 @@ class RewardConfig(Section):
     """Deadline of one completion; a verifier that is late is ended and counted as a failure."""
     max_failure_rate: Fraction = 0.02
     """Largest share of failed rewards in one step; above it the run stops with the cause."""
+    code: CodeConfig = CodeConfig()
+    """Settings of the `code` verifier."""
     service: RewardServiceConfig = RewardServiceConfig()
     """Scoring over HTTP."""
 
@@ -110,6 +128,16 @@ class RewardConfig(Section):
             raise ValueError(
                 "reward.url names services outside of the run, so reward.service.enabled would have no effect. "
                 "Next: unset one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_test_ends_before_its_item(self) -> Self:
+        longest = CODE_SHARE * self.timeout_s
+        if "code" in self.verifiers and self.code.test_timeout_s > longest:
+            raise ValueError(
+                f"code.test_timeout_s must be at most {CODE_SHARE:g} x timeout_s = {longest:g}, "
+                f"got {self.code.test_timeout_s:g}: set reward.timeout_s={self.code.test_timeout_s / CODE_SHARE:g}"
             )
         return self
 

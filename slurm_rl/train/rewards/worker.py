@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import json
 import math
 import multiprocessing
 import numbers
@@ -18,7 +19,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 
 from slurm_rl.errors import DataError
 from slurm_rl.train.rewards.function import call_function, is_file, load_function
@@ -60,12 +61,16 @@ def _die_with_parent() -> None:
 
 @cache
 def load_verifier(spec: str) -> Verifier:
-    """Import `module:function` or `file.py:function`. Raises ImportError or AttributeError when there is none."""
+    """Import `module:function`, `module:function?{its settings}` or `file.py:function`.
+
+    Raises ImportError or AttributeError when there is no such thing.
+    """
     if is_file(spec):
         return load_function(spec)
-    module, function = spec.split(":")
+    path, _, settings = spec.partition("?")
+    module, function = path.split(":")
     verifier: Verifier = getattr(importlib.import_module(module), function)
-    return verifier
+    return partial(verifier, **json.loads(settings)) if settings else verifier
 
 
 def _load(spec: str) -> None:
