@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from slurm_rl.cli.lora_check import check_lora_targets
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 
@@ -26,6 +27,7 @@ def _check_model(config: RunConfig) -> None:
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
     if config.model.path:
         _check_pad_token(Path(config.model.path))
+    check_lora_targets(config.model)
 
 
 def _check_pad_token(folder: Path) -> None:

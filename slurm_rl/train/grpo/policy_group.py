@@ -61,8 +61,10 @@ class PolicyGroup:
     def load_reference(self, model_path: str) -> None:
         self._call("loading the reference", lambda _, it: it.load_reference.remote(model_path))
 
-    def save(self, folder: Path) -> None:
-        self._call("saving", lambda _, it: it.save.remote(folder))
+    def save(self, folder: Path, *, background: bool) -> list[Path]:
+        """Save the policy; the files that workers are still writing, from a copy, when this returns."""
+        pending = self._call("saving", lambda _, it: it.save.remote(folder, background))
+        return [path for paths in pending for path in paths]
 
     def load(self, folder: Path) -> None:
         self._call("loading a checkpoint", lambda _, it: it.load.remote(folder))

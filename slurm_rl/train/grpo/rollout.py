@@ -33,8 +33,11 @@ class RolloutEngine:
             # The policy recomputes logprobs at the same temperature; these are the sampler's own.
             logprobs_mode="processed_logprobs",
             worker_extension_cls="slurm_rl.train.grpo.worker_extension.RolloutWorkerExtension",
-            **({"gpu_memory_utilization": rollout.gpu_memory_utilization} if num_gpus else {}),
+            **_gpu_options(rollout, num_gpus),
+            **_transfer_options(rollout),
         )
+        self.sleeps = rollout.colocate and num_gpus > 0
+        self.asleep: set[str] = set()
         self.tokenizer = self.llm.get_tokenizer()
 
     def ready(self) -> bool:
@@ -67,16 +70,47 @@ class RolloutEngine:
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: Sequence[int]) -> HeldWeights:
         """Take new weights, or adapters over the base; then say what is held: version, checksums, the probe."""
+        # Weights first, the cache after them: at no moment are both here beside a copy on its way.
+        self._wake("weights")
         if self.model.lora is None:
             checksums: list[str] = self.llm.collective_rpc("load_named_weights", args=(records,))
         else:
             base = self.model.init_from or self.model_path
             merging = (records, base, self.model.dtype, self.model.lora.scaling)
             checksums = self.llm.collective_rpc("load_adapters", args=merging)
+        return self._prove(version, checksums, probe)
+
+    def call_workers(self, method: str, arguments: dict[str, Any]) -> None:
+        """A step of vLLM's weight transfer on every tensor-parallel rank."""
+        self._wake("weights")
+        self.llm.collective_rpc(method, kwargs=arguments)
+
+    def confirm_weights(self, version: int, sent: Any, probe: Sequence[int]) -> HeldWeights:
+        """What is held after a transfer; `sent` is there to come after the policy's sending."""
+        checksums = self.llm.collective_rpc("transfer_checksum")
+        return self._prove(version, [value for value in checksums if value is not None], probe)
+
+    def _prove(self, version: int, checksums: list[str], probe: Sequence[int]) -> HeldWeights:
+        self._wake("kv_cache")
         # Cached keys and values belong to the old weights.
         self.llm.reset_prefix_cache()
         self.version = version
         return HeldWeights(self.version, checksums, self._probe(probe))
+
+    def sleep(self) -> None:
+        """Leave the GPU to the policy: weights and cache go, the next `load_weights` brings both back.
+
+        Level 2 keeps no copy of the weights in host memory, since all of them come with the next version. Untested
+        without a GPU. Does nothing where the engine has GPUs of its own, or none.
+        """
+        if self.sleeps and not self.asleep:
+            self.llm.sleep(level=2)
+            self.asleep = {"weights", "kv_cache"}
+
+    def _wake(self, what: str) -> None:
+        if what in self.asleep:
+            self.llm.wake_up(tags=[what])
+            self.asleep.remove(what)
 
     def _probe(self, token_ids: Sequence[int]) -> list[float]:
         """Logprob of each token after the first, at temperature 1."""
@@ -86,3 +120,23 @@ class RolloutEngine:
         [output] = self.llm.generate([{"prompt_token_ids": list(token_ids)}], params, use_tqdm=False)
         steps = output.prompt_logprobs[1:]
         return [float(step[token].logprob) for step, token in zip(steps, token_ids[1:], strict=True)]
+
+
+def _gpu_options(rollout: RolloutConfig, num_gpus: int) -> dict[str, Any]:
+    if num_gpus == 0:
+        return {}
+    options: dict[str, Any] = {"gpu_memory_utilization": rollout.gpu_memory_utilization}
+    if rollout.colocate:
+        options["enable_sleep_mode"] = True
+    if num_gpus > 1:
+        # One process a GPU, children of this actor: its GPUs were chosen by the plan, which Ray knows nothing of.
+        options["distributed_executor_backend"] = "mp"
+    return options
+
+
+def _transfer_options(rollout: RolloutConfig) -> dict[str, Any]:
+    if not rollout.transfers_directly:
+        return {}
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    return {"weight_transfer_config": WeightTransferConfig(backend=rollout.weight_transfer)}
