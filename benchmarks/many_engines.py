@@ -21,8 +21,8 @@ from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline
 from slurm_rl.train.grpo.sampling import PendingGroups, Sampler
-from slurm_rl.train.grpo.stop import StopFlag
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
+from slurm_rl.train.stop import StopFlag
 
 SPREAD = 0.3
 """Standard deviation of the logarithm of a batch's sampling time."""

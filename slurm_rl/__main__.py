@@ -12,15 +12,18 @@ import sys
 from slurm_rl.errors import SlurmRLError
 
 VERBS = {
+    "prepare": "fetch and check a data set or a model, on the login node (mathv60k, gsm8k, math; model <repo>)",
     "submit": "start a run: here by default, on a cluster with +cluster=...",
     "here": "run in the Slurm allocation around it, from plain sbatch (--print-template: the script)",
     "plan": "print what submit would send, without sending it (--json)",
+    "image": "build, import or check the container image that the preset names",
     "status": "state of a run, or of all runs under a folder",
     "logs": "print a run's logs (-f to follow, --who driver|node-0|ray-0)",
     "cancel": "end a run; what it saved stays",
     "resume": "go on with a run from its newest checkpoint",
     "results": "the runs of a sweep (-m), best first (--metric, --min, --json)",
     "convert": "write a checkpoint as a Hugging Face model (--step, --out)",
+    "reward-server": "answer OpenRLHF's reward requests (--host, --port; reward.* overrides)",
     "report": "write summary.json and report.html of a run again",
 }
 SWEEP_FLAGS = {"-m", "--multirun"}
@@ -44,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             return run_hydra(words)
         if verb == "submit" and SWEEP_FLAGS & set(words):
             verb = "sweep"
-        module = importlib.import_module(f"slurm_rl.cli.{verb}")
+        module = importlib.import_module(f"slurm_rl.cli.{verb.replace('-', '_')}")
         return int(module.run(words))
     except SlurmRLError as error:
         print(f"slurm_rl: {error}", file=sys.stderr)

@@ -67,12 +67,20 @@ class DataError(ConfigError):
     """A data file is missing, malformed (with the line), or does not fit the model."""
 
 
+class MissingLibraryError(ConfigError):
+    """What the input needs is not installed on this machine; it may be on the nodes."""
+
+
 class SubmitError(ConfigError):
     """The scheduler refused the job; carries the scheduler's own words."""
 
 
 class RunDirError(ConfigError):
     """The named run directory is missing, incomplete, or belongs to another run."""
+
+
+class PrepareError(SlurmRLError):
+    """A download or an extraction did not get to its end; running `prepare` again goes on with it."""
 
 
 class BringUpError(SlurmRLError):

@@ -10,6 +10,7 @@ agent imports it inside any image.
       secrets/                      0700; the Ray token of each attempt, 0600
       model/ reference/             built for this run: the tiny model; the policy after the warm-up
       job.json end.json             the launcher's job; how it ended
+      prompts.json                  number and checksum of the prompts
       attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder an attempt
       attempts/latest               link to the newest attempt
       events.jsonl metrics.jsonl    append-only; one JSON object a line
@@ -66,6 +67,11 @@ class RunDir:
     def reference(self) -> Path:
         """The reference policy, when the warm-up made it."""
         return self.path / "reference"
+
+    @property
+    def prompts(self) -> Path:
+        """Number and checksum of the prompts, which a resumed run must find again."""
+        return self.path / "prompts.json"
 
     @property
     def end(self) -> Path:

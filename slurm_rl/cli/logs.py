@@ -21,7 +21,9 @@ def run(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m slurm_rl logs")
     parser.add_argument("-f", "--follow", action="store_true", help="go on as the log grows, until the run ends")
     parser.add_argument(
-        "--who", default="driver", help="driver, node-<rank>, ray-<rank>, srun, or job (the batch job's)"
+        "--who",
+        default="driver",
+        help="driver, node-<rank>, ray-<rank> or torchrun-<rank>, srun, or job (the batch job's)",
     )
     parser.add_argument("run", nargs="*")
     args = parser.parse_args(words)

@@ -8,6 +8,7 @@ import sys
 from slurm_rl.cli.checks import check_inputs
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.foreground import follow_to_the_end
+from slurm_rl.cli.image_line import check_image_is_there, describe_image
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
@@ -29,7 +30,8 @@ def run(words: list[str]) -> int:
 
 
 def check_cluster(plan: JobPlan) -> None:
-    """Ask the cluster, when there is one, whether it takes this job."""
+    """Ask the cluster, when there is one, whether it takes this job; and whether its image is there."""
+    check_image_is_there(plan)
     if plan.launcher == "slurm":
         from slurm_rl.slurm.admission import check_admission
 
@@ -38,7 +40,8 @@ def check_cluster(plan: JobPlan) -> None:
 
 def announce_and_follow(directory: RunDir, plan: JobPlan, submitted: Submitted) -> int:
     """Say where the run is; return at once from a cluster, at the end of the run from this machine."""
-    print(describe(directory, submitted), file=sys.stderr, flush=True)
+    lines = [describe(directory, submitted), describe_image(plan)]
+    print("\n".join(filter(None, lines)), file=sys.stderr, flush=True)
     return follow_to_the_end(directory, submitted) if plan.launcher == "local" else 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from slurm_rl.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
@@ -57,6 +57,7 @@ def _number_to_text(value: object) -> object:
 OneLine = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(_check_one_line)]
 # Lines of shell and values of variables may span lines.
 Text = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(_check_no_nul)]
+Feature = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -124,6 +125,9 @@ class ClusterConfig(Section):
     """Slurm's name of the GPU type, for gres and for the submit-time check."""
     num_nodes: PositiveInt = 1
     """Nodes of the job; the run has exactly these or does not start."""
+    node_features: dict[Feature, PositiveInt] = Field(default={})
+    """How many of the nodes have which Slurm feature: +cluster.node_features.h100=2; policy.node_feature,
+    rollout.node_feature and reference.node_feature choose among them. Empty: all nodes are alike."""
     gpus_per_node: NonNegativeInt = 0
     """GPUs taken on each node."""
     gpu_mem_gb: PositiveFloat | None = None
@@ -148,3 +152,22 @@ class ClusterConfig(Section):
     """Environment of every process of the run; null removes a variable the presets set."""
     slurm: SlurmOptions = SlurmOptions()
     """Options for sbatch."""
+
+    @model_validator(mode="after")
+    def _features_make_up_the_nodes(self) -> ClusterConfig:
+        total = sum(self.node_features.values())
+        if self.node_features and total != self.num_nodes:
+            raise ValueError(
+                f"the numbers in cluster.node_features must add up to cluster.num_nodes; got {total} and "
+                f"{self.num_nodes}. Next: set cluster.num_nodes={total}"
+            )
+        if self.node_features and self.launcher == "local":
+            raise ValueError(
+                "cluster.node_features needs cluster.launcher=slurm, which gives nodes features; got local"
+            )
+        if self.node_features and self.slurm.constraint:
+            raise ValueError(
+                f"cluster.node_features makes --constraint; got cluster.slurm.constraint={self.slurm.constraint!r} "
+                "beside it. Next: leave one out"
+            )
+        return self

@@ -8,16 +8,29 @@ from slurm_rl.config.base import NonNegativeInt, PositiveInt, Section
 class DataConfig(Section):
     """Where the prompts come from."""
 
+    root: str = "data"
+    """Folder that `prepare --root` wrote to; the presets +data=gsm8k, math and mathv60k begin there."""
     train: str = "addition"
-    """`addition` (made here), or a .jsonl file with one object a line."""
+    """`addition` (made here); a .jsonl, .json or .parquet file; a folder of the `datasets` library or of such
+    files; or the name of a data set on the Hugging Face hub."""
     eval: str | None = None
-    """Held-out file; null takes `num_eval` rows away from `train` before training."""
+    """Held-out data, as in `train`; null takes `num_eval` rows away from `train` before training."""
     num_eval: NonNegativeInt = 500
-    """Rows held out when `eval` is null, or read from the eval file at the most."""
-    prompt_key: str = "prompt"
-    """Column with the prompt: a string, or a list of chat messages."""
-    answer_key: str = "answer"
-    """Column with the reference answer, a string."""
+    """Rows held out when `eval` is null, or read from the eval data at the most."""
+    subset: str | None = None
+    """For a folder or a hub name with several data sets in it: which."""
+    train_split: str = "train"
+    """For a folder or a hub name: the split to train on."""
+    eval_split: str = "test"
+    """For a folder or a hub name: the split to evaluate on."""
+    input_key: str = "prompt"
+    """Column with the prompt: text, or a list of chat messages (also as JSON in a string)."""
+    label_key: str | None = "answer"
+    """Column with the reference answer, a string; null when the reward needs none."""
+    image_key: str | None = None
+    """Column with the prompt's images: a path, bytes, or a list of them. They take the places of the
+    `{"type": "image"}` parts or of `<image>` in the prompt, or stand before it; relative paths start at the data
+    file."""
     chat_template: bool = False
     """Render the prompt with the tokenizer's chat template."""
     max_prompt_tokens: PositiveInt = 1024

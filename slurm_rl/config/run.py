@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -21,6 +21,7 @@ from slurm_rl.config.train import (
     EvalConfig,
     OptimConfig,
     PolicyConfig,
+    ReferenceConfig,
     RolloutConfig,
     TrainerConfig,
     WarmupConfig,
@@ -36,6 +37,8 @@ class RunConfig(Section):
     """Where this run lives; null makes <cluster.run_root>/<name>-<time>."""
     seed: NonNegativeInt = 0
     """Seeds weights, data order and sampling."""
+    task: Literal["grpo", "sft", "rm", "dpo"] = "grpo"
+    """What is trained: GRPO, or supervised fine-tuning, a reward model, DPO under torchrun."""
     cluster: ClusterConfig = ClusterConfig()
     """Machines."""
     container: ContainerConfig = ContainerConfig()
@@ -52,6 +55,8 @@ class RunConfig(Section):
     """Learning rule."""
     policy: PolicyConfig = PolicyConfig()
     """Training processes."""
+    reference: ReferenceConfig = ReferenceConfig()
+    """The model of the KL term."""
     rollout: RolloutConfig = RolloutConfig()
     """Sampling."""
     reward: RewardConfig = RewardConfig()
@@ -98,6 +103,41 @@ class RunConfig(Section):
             raise ValueError(
                 "rollout.top_p must be 1 with a KL term, since the cut distribution has no KL to the reference; "
                 f"got top_p={self.rollout.top_p} and algorithm.kl.coefficient={self.algorithm.kl.coefficient}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _node_features_are_named(self) -> RunConfig:
+        known = list(self.cluster.node_features)
+        for role in ("policy", "reference", "rollout"):
+            feature = getattr(self, role).node_feature
+            if feature is not None and feature not in known:
+                raise ValueError(
+                    f"{role}.node_feature must be one of cluster.node_features; got {feature!r}, "
+                    f"known: {', '.join(known) or 'none'}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _spare_nodes_are_alike(self) -> RunConfig:
+        if self.cluster.node_features and self.job.num_spare_nodes:
+            raise ValueError(
+                "job.num_spare_nodes must be 0 with cluster.node_features, since a spare cannot be of every kind; "
+                f"got {self.job.num_spare_nodes}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_reference_is_needed(self) -> RunConfig:
+        if self.reference.num_workers is not None and self.algorithm.kl.coefficient == 0:
+            raise ValueError(
+                "reference.num_workers needs algorithm.kl.coefficient > 0, which alone asks the reference; got 0. "
+                "Next: reference.num_workers=null"
+            )
+        if self.reference.node_feature is not None and self.reference.num_workers is None:
+            raise ValueError(
+                "reference.node_feature needs reference.num_workers, since without it the policy's processes hold the "
+                f"reference; got node_feature={self.reference.node_feature!r}"
             )
         return self
 

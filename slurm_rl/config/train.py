@@ -29,6 +29,8 @@ class PolicyConfig(Section):
     micro-batch, which for large vocabularies is most of its memory."""
     num_threads: PositiveInt | None = None
     """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
+    node_feature: str | None = None
+    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
 
     @model_validator(mode="after")
     def _stage_can_offload(self) -> PolicyConfig:
@@ -41,6 +43,15 @@ class PolicyConfig(Section):
         return self
 
 
+class ReferenceConfig(Section):
+    """The frozen model that algorithm.kl measures against."""
+
+    num_workers: PositiveInt | None = None
+    """Processes of one GPU each that hold it, apart from the policy; null: every policy worker holds it as well."""
+    node_feature: str | None = None
+    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
+
+
 class RolloutConfig(Section):
     """The vLLM engines that sample completions."""
 
@@ -50,8 +61,14 @@ class RolloutConfig(Section):
     """GPUs of one engine; null: the fewest that hold the model, 1 where its size or the GPU's is unknown."""
     colocate: bool = False
     """Engines share the policy workers' GPUs: they sleep while it trains, and wake up for new weights."""
+    node_feature: str | None = None
+    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
     max_staleness: NonNegativeInt = 0
     """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
+    continuous: bool = False
+    """Engines begin the next batch before the last completion of this one has ended, and completions under way go on
+    with new weights as soon as these come. Faster where lengths differ; not repeatable, since time decides
+    which weights sample a token. Needs max_staleness >= 1; see algorithm.correction."""
     weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"
     """How new weights reach the engines: ray, through host memory and Ray's object store; or straight from the
     policy's memory: gloo on CPU, nccl to engines with GPUs of their own, ipc to colocated ones. auto is ray."""
@@ -104,6 +121,15 @@ class RolloutConfig(Section):
             raise ValueError(
                 "rollout.max_staleness must be 0 with rollout.colocate, since engines sleep while the policy trains; "
                 f"got {self.max_staleness}. Next: rollout.max_staleness=0, or rollout.colocate=false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _continuous_runs_ahead(self) -> RolloutConfig:
+        if self.continuous and self.max_staleness == 0:
+            raise ValueError(
+                "rollout.continuous needs rollout.max_staleness >= 1, since engines of a synchronous loop have nothing "
+                "to go on with; got 0. Next: rollout.max_staleness=1, or rollout.continuous=false"
             )
         return self
 

@@ -1,4 +1,4 @@
-"""The node agent: one process a node and attempt. It starts Ray here, on the head also the trainer.
+"""The node agent: one process a node and attempt. It starts Ray here, on the head also the trainer; or torchrun.
 
     python -m slurm_rl.node.agent --run-dir <run> --attempt <n>
 
@@ -7,14 +7,14 @@ any image that has Python. Whatever way it ends, every process it started ends b
 the attempt's mark in their environment.
 
 SIGUSR2 (and SIGINT, SIGHUP): the head tells the trainer to save and leave, the others keep their Ray up
-until it has. SIGTERM: the same, and Slurm's SIGKILL follows; who has nobody to wait for leaves at once.
+until it has. Under torchrun every agent tells its own ranks. SIGTERM: the same, and Slurm's SIGKILL
+follows; who has nobody to wait for leaves at once.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -36,6 +36,7 @@ from slurm_rl.node.ray_cluster import (
     keep_ray_logs,
     ray_tmp_dir,
     remove_older_tmp_dirs,
+    remove_tmp_dir,
 )
 from slurm_rl.node.rendezvous import (
     HeadRecord,
@@ -45,7 +46,9 @@ from slurm_rl.node.rendezvous import (
     wait_for_head,
     wait_for_port,
 )
+from slurm_rl.node.torchrun import RankSignals, judge_torchrun, start_torchrun
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.task import Rendezvous
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
 
 POLL_S = 0.2
@@ -105,19 +108,21 @@ class NodeAgent:
         remove_older_tmp_dirs(self.tmp_dir)
         self.tmp_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         env = child_environment(self.run_dir, self.plan, self.attempt.number, self.role, ports, self.mark, self.tmp_dir)
+        if self.plan.torchrun is not None:
+            return self._run_torchrun(ports, env, deadline, self.plan.torchrun.ranks_per_node)
         if self.role.is_head:
             return self._run_head(ports, env, deadline)
         return self._run_worker(ports, env, deadline)
 
     def _run_head(self, ports: PortPlan, env: dict[str, str], deadline: float) -> int:
-        # As the others reach this node: the name of the last of them, or loopback where there is no other.
-        ip = own_address(self.role.hosts[-1] if self.role.num_nodes > 1 else "localhost")
+        ip = self._head_ip()
         self.ray = self._start_ray(ip, ports, env, head=None)
         wait_for_port(ip, ports.gcs, deadline, self._bring_up_is_over, what="Ray's GCS")
         head = HeadRecord(self.host, ip, ports.gcs, os.getpid())
         publish_head(self.attempt, head)
         append_event(self.run_dir, "ray/head_ready", attempt=self.attempt.number, host=self.host)
         driver_env = {**env, "RAY_ADDRESS": head.address, "SLURM_RL_MASTER_PORT": str(ports.rendezvous)}
+        driver_env["SLURM_RL_SPARE_PORTS"] = f"{ports.spare_min}-{ports.spare_max}"
         self.driver = start_driver(self.plan, self.attempt, driver_env)
         self._write_record(state="running")
         while self.driver.poll() is None:
@@ -133,6 +138,7 @@ class NodeAgent:
 
     def _run_worker(self, ports: PortPlan, env: dict[str, str], deadline: float) -> int:
         head = wait_for_head(self.attempt, deadline, self._bring_up_is_over)
+        wait_for_port(head.ip, head.port, deadline, self._bring_up_is_over, what="the head's Ray (GCS)")
         self.ray = self._start_ray(own_address(head.ip), ports, env, head=head)
         self._write_record(state="running")
         while not self._head_has_ended():
@@ -140,10 +146,41 @@ class NodeAgent:
                 break
             self._check_ray("a worker node")
             self._check_peers()
-            if self.is_terminated and not is_port_open(head.ip, head.gcs_port):
+            if self.is_terminated and not is_port_open(head.ip, head.port):
                 raise PeerLost("the head node must answer", seen=f"no Ray at {head.address}")
             time.sleep(POLL_S)
         return 0
+
+    def _head_ip(self) -> str:
+        # As the others reach this node: the name of the last of them, or loopback where there is no other.
+        return own_address(self.role.hosts[-1] if self.role.num_nodes > 1 else "localhost")
+
+    def _run_torchrun(self, ports: PortPlan, env: dict[str, str], deadline: float, num_ranks: int) -> int:
+        if self.role.is_head:
+            head = HeadRecord(self.host, self._head_ip(), ports.rendezvous, os.getpid())
+            # Before the store listens: the others import torch meanwhile, and wait for it themselves.
+            publish_head(self.attempt, head)
+        else:
+            head = wait_for_head(self.attempt, deadline, self._bring_up_is_over)
+        meet = Rendezvous(head.ip, head.port, self.plan.limits.start_timeout_s)
+        self.driver = start_torchrun(self.plan, self.attempt, self.role, meet, env)
+        if self.role.is_head:
+            append_event(self.run_dir, "torchrun/started", attempt=self.attempt.number, host=self.host)
+        self._write_record(state="running")
+        ranks = RankSignals(self.mark, num_ranks)
+        while self.driver.poll() is None:
+            if self.stopped_at and not ranks.is_done:
+                ranks.tell(self.driver, self.stopped_at)
+            self._check_peers()
+            if not self.role.is_head and self._head_has_ended() and not self._comes_true(self._torchrun_has_ended):
+                return 0
+            time.sleep(POLL_S)
+        if not self.role.is_head and self._head_has_ended():
+            return 0
+        return judge_torchrun(self.attempt, self.role, self.driver.returncode)
+
+    def _torchrun_has_ended(self) -> bool:
+        return self.driver is not None and self.driver.poll() is not None
 
     def _check_ray(self, where: str) -> None:
         if self.ray is not None and self.ray.poll() is not None:
@@ -211,7 +248,7 @@ class NodeAgent:
         end_marked(self.mark, grace_s, own_children=[p.pid for p in (self.driver, self.ray) if p])
         if keep_logs:
             keep_ray_logs(self.tmp_dir, self.attempt.logs / f"ray-{self.role.rank}")
-        shutil.rmtree(self.tmp_dir, ignore_errors=True)
+        remove_tmp_dir(self.tmp_dir)
 
     def _write_record(self, **fields: Any) -> None:
         self.record |= fields

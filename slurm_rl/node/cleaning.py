@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_rl.node.processes import attempt_mark, end_marked
-from slurm_rl.node.ray_cluster import ray_tmp_dir
+from slurm_rl.node.ray_cluster import ray_tmp_dir, remove_tmp_dir
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
 
@@ -42,7 +41,7 @@ def clean_node(
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(cleanup, capture_output=True, timeout=_CLEANUP_S)
     end_marked(attempt_mark(run, job_key, attempt, rank), _GRACE_S)
-    shutil.rmtree(ray_tmp_dir(plan, attempt), ignore_errors=True)
+    remove_tmp_dir(ray_tmp_dir(plan, attempt))
 
 
 def _end_agent(run: RunDir, attempt: int, rank: int) -> None:

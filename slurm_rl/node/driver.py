@@ -15,7 +15,9 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir
 
 # A trainer without a handler by then has not begun: imports of torch from a slow disk take this long.
-_HANDLER_S = 30.0
+HANDLER_S = 30.0
+EXIT_CHECKPOINTED = 75
+"""Of a trainer that was asked to stop and saved everything: try again later."""
 
 
 def start_driver(plan: JobPlan, attempt: AttemptDir, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -30,7 +32,7 @@ def may_signal(pid: int, asked_at: float) -> bool:
     Args:
         asked_at: when the stop was asked for, by time.monotonic().
     """
-    return catches(pid, signal.SIGUSR2) or time.monotonic() > asked_at + _HANDLER_S
+    return catches(pid, signal.SIGUSR2) or time.monotonic() > asked_at + HANDLER_S
 
 
 def catches(pid: int, signum: int) -> bool:

@@ -18,11 +18,12 @@ from slurm_rl.run_dir import RunDir
 def child_environment(
     run: RunDir, plan: JobPlan, attempt: int, role: NodeRole, ports: PortPlan, mark: str, tmp_dir: Path
 ) -> dict[str, str]:
-    """This process's environment made fit for Ray and the trainer."""
+    """This process's environment made fit for Ray or torchrun, and the trainer."""
     # A nested launcher that sees SLURM_* or PMI_* would think that it is a task of srun.
     env = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM_", "PMI", "PMIX"))}
     env |= plan.env
-    env |= ray_environment(plan, run, attempt, ports)
+    if plan.torchrun is None:
+        env |= ray_environment(plan, run, attempt, ports)
     uuids = read_device_uuids() if plan.accelerator == "amd" else []
     change = normalise_gpu_visibility(os.environ, plan.accelerator, plan.gpus_per_node, uuids)
     for name in change.unset:

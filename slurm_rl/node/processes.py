@@ -188,11 +188,12 @@ def _self_and_ancestors() -> set[int]:
     pid = os.getpid()
     while pid > 0 and pid not in pids:
         pids.add(pid)
-        pid = _parent_of(pid)
+        pid = parent_of(pid)
     return pids
 
 
-def _parent_of(pid: int) -> int:
+def parent_of(pid: int) -> int:
+    """0 for a process that is gone."""
     try:
         stat = Path("/proc", str(pid), "stat").read_text(errors="replace")
     except OSError:

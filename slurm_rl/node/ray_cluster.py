@@ -12,6 +12,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from pathlib import Path
 
 from slurm_rl.errors import BringUpError
@@ -24,9 +25,18 @@ from slurm_rl.run_dir import RunDir, write_text
 _LONGEST_TMP = 107 - len("/session_2026-11-21_10-15-00_123456_12345678/sockets/plasma_store")
 
 
+_REMOVE_DEADLINE_S = 5.0
+_POLL_S = 0.02
+
+
 def node_resource(rank: int) -> str:
     """Custom Ray resource by which the driver recognises a node's rank."""
     return f"slurm_rl_node_{rank}"
+
+
+def _resources(plan: JobPlan, rank: int) -> dict[str, int]:
+    """The node's rank and, for tasks of the user's own, its Slurm feature."""
+    return {node_resource(rank): 1} | ({plan.node_features[rank]: 1} if plan.node_features else {})
 
 
 def ray_tmp_dir(plan: JobPlan, attempt: int) -> Path:
@@ -41,6 +51,19 @@ def ray_tmp_dir(plan: JobPlan, attempt: int) -> Path:
             action="set cluster.tmp_root=/tmp or another short node-local folder",
         )
     return path
+
+
+def remove_tmp_dir(path: Path) -> None:
+    """Remove a folder whose processes were ended just now.
+
+    A thread of a killed process may end its write after the process has no environment any more, by which we know
+    it; a file that comes while the folder is removed keeps the folder. So it is removed until it is gone.
+    """
+    deadline = time.monotonic() + _REMOVE_DEADLINE_S
+    shutil.rmtree(path, ignore_errors=True)
+    while path.exists() and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def remove_older_tmp_dirs(tmp_dir: Path) -> None:
@@ -110,7 +133,7 @@ def build_ray_start_argv(
         f"--num-cpus={num_cpus}",
         f"--num-gpus={plan.gpus_per_node}",
         f"--object-store-memory={plan.ray.object_store_bytes}",
-        f"--resources={json.dumps({node_resource(rank): 1})}",
+        f"--resources={json.dumps(_resources(plan, rank))}",
         f"--dashboard-agent-listen-port={ports.dashboard_agent_listen}",
         f"--dashboard-agent-grpc-port={ports.dashboard_agent_grpc}",
         f"--node-manager-port={ports.node_manager}",

@@ -18,16 +18,16 @@ POLL_S = 0.05
 
 @dataclass(frozen=True)
 class HeadRecord:
-    """Where the head's Ray listens; in attempts/<n>/head.json once its port is open."""
+    """Where the head's Ray, or torchrun's store, listens; in attempts/<n>/head.json, with Ray once it does."""
 
     host: str
     ip: str
-    gcs_port: int
+    port: int
     pid: int
 
     @property
     def address(self) -> str:
-        return f"{self.ip}:{self.gcs_port}"
+        return f"{self.ip}:{self.port}"
 
 
 def publish_head(attempt: AttemptDir, head: HeadRecord) -> None:
@@ -35,7 +35,7 @@ def publish_head(attempt: AttemptDir, head: HeadRecord) -> None:
 
 
 def wait_for_head(attempt: AttemptDir, deadline: float, should_stop: Callable[[], bool]) -> HeadRecord:
-    """Wait until the head has published and its port accepts connections.
+    """Wait until the head has published its address.
 
     Args:
         deadline: a time.monotonic() value.
@@ -44,9 +44,7 @@ def wait_for_head(attempt: AttemptDir, deadline: float, should_stop: Callable[[]
     while True:
         # Listing, not opening: NFS may remember for a minute that a file it was asked for is absent.
         if attempt.head.name in {entry.name for entry in attempt.path.iterdir()}:
-            head = HeadRecord(**read_json(attempt.head))
-            wait_for_port(head.ip, head.gcs_port, deadline, should_stop, what="the head's Ray (GCS)")
-            return head
+            return HeadRecord(**read_json(attempt.head))
         _sleep_or_fail(deadline, should_stop, f"the head node must publish {attempt.head}")
 
 

@@ -7,20 +7,21 @@ agent reads it with the standard library alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_rl.errors import RunDirError
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
+from slurm_rl.plan.expected import expected_versions
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
-from slurm_rl.plan.task import build_driver_argv
-from slurm_rl.plan.topology import ActorPlan, Demand, build_placement
+from slurm_rl.plan.task import TORCHRUN_TASKS, TorchrunPlan, build_driver_argv, read_torchrun
+from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, place_ranks
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 SECRET_NAMES = ("WANDB_API_KEY", "HF_TOKEN")
 """Variables that pass through by name; their values stand in no file, argv or plan."""
 
@@ -94,6 +95,12 @@ class JobPlan:
     """Options of sbatch by long name; empty for the local launcher."""
     num_spare_nodes: int = 0
     """Nodes of the allocation beyond num_nodes."""
+    node_features: tuple[str, ...] = ()
+    """Slurm feature of each node, by rank; empty where all are alike."""
+    torchrun: TorchrunPlan | None = None
+    """Set for tasks whose ranks torchrun starts; None: a Ray cluster, and the driver on its head node."""
+    expected: dict[str, str] = field(default_factory=dict)
+    """What must be where the trainer runs; see plan/expected.py."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -114,10 +121,12 @@ class JobPlan:
                 "setup": tuple(tree["setup"]),
                 "secret_names": tuple(tree["secret_names"]),
                 "driver_argv": tuple(tree["driver_argv"]),
+                "node_features": tuple(tree["node_features"]),
                 "actors": actors,
                 "layout": LayoutPlan.from_json(tree["layout"]),
                 "ray": RayPlan(**tree["ray"]),
                 "limits": LimitsPlan(**tree["limits"]),
+                "torchrun": read_torchrun(tree.get("torchrun")),
             }
         )
 
@@ -138,8 +147,10 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     cpus = cluster.cpus_per_node or (facts.num_cpus if local else None)
     # The host's environment is not in the image.
     check_context(config, facts.model_shape)
-    tensor_parallel_size = choose_tensor_parallel_size(config, facts.model_shape)
-    actors = build_placement(_demand(config, cpus, tensor_parallel_size))
+    under_torchrun = config.task in TORCHRUN_TASKS
+    tensor_parallel_size = 1 if under_torchrun else choose_tensor_parallel_size(config, facts.model_shape)
+    demand = _demand(config, cpus, tensor_parallel_size)
+    actors = place_ranks(demand) if under_torchrun else build_placement(demand)
     python = cluster.python or ("python3" if config.container.image else facts.python)
     variables = merge_env(_environment(config, run_dir), cluster.env)
     plan = JobPlan(
@@ -159,7 +170,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         env={item.name: item.value for item in variables},
         env_reasons={item.name: item.reason for item in variables},
         secret_names=SECRET_NAMES,
-        driver_argv=build_driver_argv(python, run_dir),
+        driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
         layout=build_layout(config, facts.model_shape, actors, tensor_parallel_size),
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard),
@@ -172,6 +183,9 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         container=config.container.model_dump(mode="json"),
         sbatch={},
         num_spare_nodes=0 if local else config.job.num_spare_nodes,
+        node_features=_node_features(config),
+        torchrun=_torchrun(actors) if under_torchrun else None,
+        expected=expected_versions(cluster.accelerator, config.model.attention),
     )
     if local:
         return plan
@@ -182,7 +196,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
 
 def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
     cluster = config.cluster
-    return [
+    table = [
         *accelerator_env(
             cluster.accelerator,
             network_interface=cluster.network_interface,
@@ -191,6 +205,13 @@ def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
         ),
         *ray_env(cluster.num_nodes),
     ]
+    if config.task in TORCHRUN_TASKS:
+        return [item for item in table if not item.name.startswith(("RAY_", "VLLM_"))]
+    return table
+
+
+def _torchrun(actors: tuple[ActorPlan, ...]) -> TorchrunPlan:
+    return TorchrunPlan(sum(actor.node == 0 for actor in actors), actors[0].num_threads)
 
 
 def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> Demand:
@@ -203,4 +224,19 @@ def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> D
         num_engines=config.rollout.num_engines,
         tensor_parallel_size=tensor_parallel_size,
         colocate=config.rollout.colocate,
+        num_references=config.reference.num_workers or 0,
+        features=_node_features(config),
+        feature_of={
+            "policy": config.policy.node_feature,
+            "rollout": config.rollout.node_feature,
+            "reference": config.reference.node_feature,
+        },
     )
+
+
+def _node_features(config: RunConfig) -> tuple[str, ...]:
+    """By rank. The head, where the driver is, is a node of the policy's kind."""
+    features = config.cluster.node_features
+    first = config.policy.node_feature
+    ordered = sorted(features, key=lambda name: name != first)
+    return tuple(name for name in ordered for _ in range(features[name]))

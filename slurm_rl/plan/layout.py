@@ -16,6 +16,7 @@ from slurm_rl.plan.memory import (
     estimate_engine,
     estimate_policy,
 )
+from slurm_rl.plan.task import TORCHRUN_TASKS
 from slurm_rl.plan.topology import ActorPlan
 
 if TYPE_CHECKING:  # the node agent imports this without pydantic
@@ -26,7 +27,10 @@ DEFAULT_MICRO_BATCH_TOKENS = 8192
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """Sizes that follow from the machines; the estimates are None where shape or GPU memory is not known."""
+    """Sizes that follow from the machines; the estimates are None where shape or GPU memory is not known.
+
+    Tasks under torchrun have no engine: theirs is None always.
+    """
 
     tensor_parallel_size: int
     micro_batch_tokens: int
@@ -100,16 +104,19 @@ def build_layout(
     if shape is None or capacity is None:
         return LayoutPlan(tensor_parallel_size, wanted or DEFAULT_MICRO_BATCH_TOKENS)
     num_workers = sum(actor.role == "policy" for actor in actors)
-    room = capacity - (asleep_gb() if config.rollout.colocate else 0)
+    colocated = config.rollout.colocate and config.task not in TORCHRUN_TASKS
+    room = capacity - (asleep_gb() if colocated else 0)
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
     for tokens in [wanted] if wanted else _micro_batches(longest):
         memory = estimate_policy(shape, _load(config, num_workers, tokens))
         if memory.total_gb <= room:
+            if config.task in TORCHRUN_TASKS:
+                return LayoutPlan(tensor_parallel_size, tokens, capacity, None, memory, None)
             engine = _engine(config, shape, tensor_parallel_size)
             return LayoutPlan(tensor_parallel_size, tokens, capacity, _engine_budget_gb(config), memory, engine)
     raise ConfigError(
         "a policy worker must fit its GPU (cluster.gpu_mem_gb"
-        + (", less what a sleeping engine keeps)" if config.rollout.colocate else ")"),
+        + (", less what a sleeping engine keeps)" if colocated else ")"),
         seen=f"{memory.total_gb:.1f} GB > {room:.1f} GB: {describe_policy(memory)}, "
         f"{num_workers} workers, micro-batches of {tokens} tokens",
         action="take more nodes, "
@@ -165,15 +172,21 @@ def describe_policy(memory: PolicyMemory) -> str:
     return ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
 
 
-def render_layout(layout: LayoutPlan) -> list[str]:
+def render_layout(layout: LayoutPlan, *, has_engines: bool = True) -> list[str]:
     """Lines for people."""
-    sizes = f"tensor parallel {layout.tensor_parallel_size}, micro-batches of {layout.micro_batch_tokens} tokens"
-    if layout.policy is None or layout.engine is None or layout.engine_budget_gb is None:
+    sizes = f"micro-batches of {layout.micro_batch_tokens} tokens"
+    if has_engines:
+        sizes = f"tensor parallel {layout.tensor_parallel_size}, {sizes}"
+    if layout.policy is None:
         return [sizes, "memory not estimated: cluster.gpu_mem_gb or the model's config.json is not known here"]
+    memory = describe_policy(layout.policy)
+    policy = f"policy GPU  about {layout.policy.total_gb:.0f} of {layout.gpu_mem_gb:g} GB: {memory}"
+    if layout.engine is None or layout.engine_budget_gb is None:
+        return [sizes, policy]
     budget = layout.engine_budget_gb
     return [
         sizes,
-        f"policy GPU  about {layout.policy.total_gb:.0f} of {layout.gpu_mem_gb:g} GB: {describe_policy(layout.policy)}",
+        policy,
         f"engine GPU  weights {layout.engine.weights_gb:.1f} of {budget:.0f} GB, "
         f"room for {layout.engine.num_sequences(budget)} longest sequences at once",
     ]

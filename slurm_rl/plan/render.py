@@ -8,6 +8,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import render_layout
 from slurm_rl.plan.sbatch import render_submission
 from slurm_rl.plan.step import build_nodes_step, with_setup, wrap_agent
+from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
 
 
 def render_plan(plan: JobPlan) -> str:
@@ -19,7 +20,7 @@ def render_plan(plan: JobPlan) -> str:
         f"nodes      {plan.num_nodes} x {gpus}, {plan.cpus_per_node or 'Slurm default'} cores",
         f"limits     {_limits(plan)}",
         f"container  {plan.container.get('runtime', 'none')} {plan.container.get('image') or ''}".rstrip(),
-        f"driver     {shlex.join(plan.driver_argv)}",
+        *_programs(plan),
         "",
         "placement",
         *(f"  {_place(plan, node)}" for node in range(plan.num_nodes)),
@@ -46,8 +47,25 @@ def _nodes_step(plan: JobPlan) -> list[str]:
     return build_nodes_step(plan, nodes, f"{plan.run_dir}/attempts/1/logs", wrap_agent(plan, 1, "JOB", None))
 
 
+def _programs(plan: JobPlan) -> list[str]:
+    """What the nodes run in the end: the driver, or torchrun with the program of its ranks."""
+    if plan.torchrun is None:
+        return [f"driver     {shlex.join(plan.driver_argv)}"]
+    ranks = plan.torchrun.ranks_per_node
+    threads = f", OMP_NUM_THREADS={plan.torchrun.num_threads}" if plan.torchrun.num_threads else ""
+    start = build_torchrun_argv(
+        plan.torchrun,
+        plan.python,
+        plan.driver_argv,
+        node="[rank of the node]",
+        num_nodes=plan.num_nodes,
+        meet=Rendezvous("[head]", "[port of the job]", plan.limits.start_timeout_s),
+    )
+    return [f"ranks      {plan.num_nodes * ranks}, {ranks} a node{threads}", f"torchrun   {' '.join(start)}"]
+
+
 def _layout(plan: JobPlan) -> list[str]:
-    return render_layout(plan.layout) if plan.gpus_per_node else []
+    return render_layout(plan.layout, has_engines=plan.torchrun is None) if plan.gpus_per_node else []
 
 
 def _limits(plan: JobPlan) -> str:
@@ -62,5 +80,6 @@ def _place(plan: JobPlan, node: int) -> str:
         for actor in plan.actors
         if actor.node == node
     ]
-    head = "head, driver; " if node == 0 else ""
-    return f"node {node}: {head}{', '.join(actors) or 'nothing'}"
+    head = ("head; " if plan.torchrun else "head, driver; ") if node == 0 else ""
+    feature = f" ({plan.node_features[node]})" if plan.node_features else ""
+    return f"node {node}{feature}: {head}{', '.join(actors) or 'nothing'}"

@@ -44,6 +44,9 @@ def build_sbatch_options(config: RunConfig, run_dir: str) -> SbatchOptions:
         for name, value in slurm.model_dump(exclude={"gres", "exclusive", "extra"}).items()
     }
     options |= {name.replace("_", "-"): value for name, value in slurm.extra.items()}
+    if cluster.node_features:
+        counts = "&".join(f"{name}*{count}" for name, count in cluster.node_features.items())
+        options["constraint"] = f"[{counts}]"
     return {name: value for name, value in options.items() if value is not None and value is not False}
 
 

@@ -30,6 +30,23 @@ def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] 
     )
 
 
+def wrap_report(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
+    """What tells the versions in the plan's image, in the container that a node agent gets.
+
+    Args:
+        folder: holds `code/`, the snapshot; the run directory, or one made for the question.
+    """
+    return wrap(
+        [plan.python, "-m", "slurm_rl.node.image_report"],
+        {"PYTHONPATH": f"{folder}/code"},
+        [Mount(folder, folder)],
+        ContainerPlan.from_json(plan.container),
+        accelerator=plan.accelerator,
+        name=name,
+        user=user,
+    )
+
+
 def build_nodes_step(
     plan: JobPlan, nodes: Sequence[str], logs: str, wrapped: Wrapped, *, cpus: str | None = None
 ) -> list[str]:
@@ -56,6 +73,9 @@ def build_srun(plan: JobPlan, nodes: Sequence[str], *, cpus: str | None = None) 
     argv = ["srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--mpi=none"]
     # Overlapping, because a step whose node is gone holds its share of the others until Slurm gives it up.
     argv += [f"--nodelist={','.join(nodes)}", "--overlap", "--mem=0"]
+    if plan.node_features:
+        # Ranks in the order of this list; Slurm has an order of its own otherwise.
+        argv.append("--distribution=arbitrary")
     # Since Slurm 22.05 srun does not take this from sbatch by itself, and Ray would run on one core.
     if plan.cpus_per_node or cpus:
         argv.append(f"--cpus-per-task={plan.cpus_per_node or cpus}")

@@ -1,8 +1,77 @@
-"""Which program the head node runs once the cluster stands."""
+"""Which program a task runs, and what starts it: a driver inside a Ray cluster, or ranks under torchrun. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
 
-def build_driver_argv(python: str, run_dir: str) -> tuple[str, ...]:
-    """argv of the GRPO driver; the agent adds `--attempt <n>`."""
+Task = Literal["grpo", "sft", "rm", "dpo"]
+
+TORCHRUN_TASKS: frozenset[Task] = frozenset({"sft", "rm", "dpo"})
+"""One program on every rank, no rollout engines, no Ray."""
+
+_SUPERVISED = "slurm_rl.train.supervised.main"
+
+
+@dataclass(frozen=True)
+class TorchrunPlan:
+    """How torchrun starts the ranks of one node; all nodes have the same number."""
+
+    ranks_per_node: int
+    num_threads: int | None
+    """OMP_NUM_THREADS of each rank; None where nobody knows the cores, and torchrun then takes 1."""
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of one attempt meet: the store that torchrun of node 0 serves."""
+
+    address: str
+    port: int | str
+    """A text where only the job will know it."""
+    timeout_s: float
+    """How long torchrun of a node waits for the others."""
+
+
+def build_driver_argv(task: Task, python: str, run_dir: str) -> tuple[str, ...]:
+    """argv of the trainer: under Ray of its one driver, under torchrun of each rank; the agent adds `--attempt <n>`."""
+    if task in TORCHRUN_TASKS:
+        return (python, "-u", "-m", "slurm_rl.node.rank", _SUPERVISED, run_dir)
     return (python, "-u", "-m", "slurm_rl.train.grpo.main", "--run-dir", run_dir)
+
+
+def build_torchrun_argv(
+    plan: TorchrunPlan, python: str, rank_argv: tuple[str, ...], *, node: int | str, num_nodes: int, meet: Rendezvous
+) -> list[str]:
+    """argv of the one torchrun of a node.
+
+    The static rendezvous keeps our node ranks, so that rank 0 stands on the head node, whose port is the one
+    that was proven free; c10d would number the nodes by host name. torchrun itself restarts nothing: after a
+    dead rank the controller starts a new attempt, from the newest checkpoint.
+
+    >>> argv = build_torchrun_argv(TorchrunPlan(2, 1), "python", ("a.py",), node=1, num_nodes=2,
+    ...                            meet=Rendezvous("10.0.0.1", 10300, 600.0))
+    >>> argv[3:8]
+    ['--nnodes=2', '--nproc-per-node=2', '--node-rank=1', '--rdzv-backend=static', '--master-addr=10.0.0.1']
+    """
+    return [
+        *(python, "-m", "torch.distributed.run"),
+        f"--nnodes={num_nodes}",
+        f"--nproc-per-node={plan.ranks_per_node}",
+        f"--node-rank={node}",
+        "--rdzv-backend=static",
+        f"--master-addr={meet.address}",
+        f"--master-port={meet.port}",
+        f"--rdzv-conf=timeout={int(meet.timeout_s)}",
+        "--max-restarts=0",
+        "--no-python",
+        *rank_argv,
+    ]
+
+
+def read_torchrun(tree: Mapping[str, int | None] | None) -> TorchrunPlan | None:
+    """Back from JSON; a plan without the key was made for Ray."""
+    if tree is None:
+        return None
+    return TorchrunPlan(int(tree["ranks_per_node"] or 1), tree["num_threads"])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from slurm_rl.errors import ConfigError
 
@@ -13,7 +13,7 @@ class ActorPlan:
     """One process of the trainer: its role, its node and the GPUs it alone may see."""
 
     role: str
-    """`policy` (one data-parallel rank) or `rollout` (one vLLM engine)."""
+    """`policy` (one data-parallel rank), `rollout` (one vLLM engine) or `reference` (one copy of the frozen model)."""
     index: int
     """Rank within the role."""
     node: int
@@ -39,6 +39,17 @@ class Demand:
     tensor_parallel_size: int
     colocate: bool
     """Engines share the policy's GPUs."""
+    num_references: int = 0
+    """Processes that hold the reference apart from the policy."""
+    features: tuple[str, ...] = ()
+    """Slurm feature of each node, by rank; empty where all are alike."""
+    feature_of: Mapping[str, str | None] = field(default_factory=dict)
+    """Role -> the feature of the nodes it must stand on."""
+
+    def nodes_for(self, role: str) -> list[int]:
+        """Ranks of the nodes that the role may stand on."""
+        wanted = self.feature_of.get(role)
+        return [node for node in range(self.num_nodes) if wanted is None or self.features[node] == wanted]
 
 
 def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
@@ -53,25 +64,56 @@ def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
             seen=f"{demand.tensor_parallel_size} > {demand.gpus_per_node}",
             action="lower rollout.tensor_parallel_size",
         )
-    num_workers = demand.num_workers or _choose_num_workers(demand)
     if demand.gpus_per_node == 0:
-        return _place_on_cpus(demand, num_workers, demand.num_engines or 1)
-    return _place_on_gpus(demand, num_workers)
+        return _place_on_cpus(demand, demand.num_workers or 1, demand.num_engines or 1)
+    return _place_on_gpus(demand)
 
 
-def _choose_num_workers(demand: Demand) -> int:
-    total = demand.num_nodes * demand.gpus_per_node
-    if total <= 1 or demand.colocate:
-        return max(total, 1)
-    return max(total // 2 // demand.tensor_parallel_size * demand.tensor_parallel_size, 1)
+def place_ranks(demand: Demand) -> tuple[ActorPlan, ...]:
+    """The ranks that torchrun starts, equally many on every node, on a GPU each; rank r counts on over the nodes.
+
+    Raises:
+        ConfigError: policy.num_workers is no such number; the message holds both.
+
+    >>> [(a.index, a.node, a.gpus) for a in place_ranks(Demand(2, 2, None, None, None, None, 1, False))]
+    [(0, 0, (0,)), (1, 0, (1,)), (2, 1, (0,)), (3, 1, (1,))]
+    """
+    nodes, gpus = demand.num_nodes, demand.gpus_per_node
+    num_ranks = demand.num_workers or nodes * max(gpus, 1)
+    per_node, rest = divmod(num_ranks, nodes)
+    if rest or (gpus and per_node > gpus):
+        limit = f", and at most {gpus} a node" if gpus else ""
+        raise ConfigError(
+            f"under torchrun policy.num_workers must be a multiple of cluster.num_nodes{limit}",
+            seen=f"{num_ranks} workers on {nodes} nodes",
+            action=f"policy.num_workers={nodes * max(min(per_node, gpus or per_node), 1)}, or null for "
+            + ("every GPU" if gpus else "one rank a node"),
+        )
+    threads = demand.worker_threads or (None if gpus else _share(demand, per_node))
+    return tuple(
+        ActorPlan("policy", rank, rank // per_node, (rank % per_node,) if gpus else (), threads)
+        for rank in range(num_ranks)
+    )
+
+
+def _choose_num_workers(demand: Demand, num_slots: int) -> int:
+    """All GPUs of the policy's nodes, or half of them where engines need the others."""
+    apart = demand.feature_of.get("policy") != demand.feature_of.get("rollout")
+    if num_slots <= 1 or demand.colocate or apart:
+        return max(num_slots, 1)
+    return max(num_slots // 2 // demand.tensor_parallel_size * demand.tensor_parallel_size, 1)
 
 
 def _place_on_cpus(demand: Demand, num_workers: int, num_engines: int) -> tuple[ActorPlan, ...]:
-    # Engines take the last nodes and the policy the first, so that no node does both by accident.
-    num_engine_nodes = min(num_engines, demand.num_nodes - 1)
-    num_policy_nodes = demand.num_nodes - num_engine_nodes
-    policy_nodes = [i * num_policy_nodes // num_workers for i in range(num_workers)]
-    engine_nodes = [num_policy_nodes + i % num_engine_nodes if num_engine_nodes else 0 for i in range(num_engines)]
+    at_policy, at_engines = demand.nodes_for("policy"), demand.nodes_for("rollout")
+    if at_policy == at_engines:
+        # Engines take the last nodes and the policy the first, so that no node does both by accident.
+        num_apart = len(at_policy) - min(num_engines, len(at_policy) - 1)
+        at_policy, at_engines = at_policy[:num_apart], at_policy[num_apart:] or at_policy
+    policy_nodes = [at_policy[i * len(at_policy) // num_workers] for i in range(num_workers)]
+    engine_nodes = [at_engines[i % len(at_engines)] for i in range(num_engines)]
+    at_reference = demand.nodes_for("reference")
+    reference_nodes = [at_reference[i % len(at_reference)] for i in range(demand.num_references)]
     policy = [
         ActorPlan("policy", i, node, (), demand.worker_threads or _share(demand, policy_nodes.count(node)))
         for i, node in enumerate(policy_nodes)
@@ -80,7 +122,11 @@ def _place_on_cpus(demand: Demand, num_workers: int, num_engines: int) -> tuple[
         ActorPlan("rollout", i, node, (), _share(demand, engine_nodes.count(node)))
         for i, node in enumerate(engine_nodes)
     ]
-    return (*policy, *rollout)
+    reference = [
+        ActorPlan("reference", i, node, (), _share(demand, reference_nodes.count(node)))
+        for i, node in enumerate(reference_nodes)
+    ]
+    return (*policy, *rollout, *reference)
 
 
 def _share(demand: Demand, num_on_node: int) -> int | None:
@@ -88,18 +134,17 @@ def _share(demand: Demand, num_on_node: int) -> int | None:
     return None if demand.cpus_per_node is None else max(1, demand.cpus_per_node // num_on_node)
 
 
-def _place_on_gpus(demand: Demand, num_workers: int) -> tuple[ActorPlan, ...]:
-    slots = [(node, gpu) for node in range(demand.num_nodes) for gpu in range(demand.gpus_per_node)]
-    if num_workers > len(slots):
-        raise ConfigError(
-            "policy.num_workers must be <= cluster.num_nodes * cluster.gpus_per_node",
-            seen=f"{num_workers} > {demand.num_nodes} * {demand.gpus_per_node}",
-            action="lower policy.num_workers or ask for more nodes",
-        )
-    policy = tuple(
-        ActorPlan("policy", i, node, (gpu,), demand.worker_threads) for i, (node, gpu) in enumerate(slots[:num_workers])
-    )
-    free = slots if demand.colocate else slots[num_workers:]
+def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
+    # The roles that are bound to nodes of one kind choose before those that take what is left.
+    reference = _slots(demand, "reference", ())[-demand.num_references :] if demand.num_references else []
+    if len(reference) < demand.num_references:
+        raise _too_many("reference.num_workers", demand.num_references, "reference", demand)
+    at_policy = _slots(demand, "policy", reference)
+    num_workers = demand.num_workers or _choose_num_workers(demand, len(at_policy))
+    if num_workers > len(at_policy):
+        raise _too_many("policy.num_workers", num_workers, "policy", demand)
+    policy = at_policy[:num_workers]
+    free = _slots(demand, "rollout", [*reference, *([] if demand.colocate else policy)])
     groups = list(_groups_on_one_node(free, demand.tensor_parallel_size))
     num_engines = len(groups) if demand.num_engines is None else demand.num_engines
     if not groups or len(groups) < num_engines:
@@ -107,12 +152,33 @@ def _place_on_gpus(demand: Demand, num_workers: int) -> tuple[ActorPlan, ...]:
             "the allocation must hold policy.num_workers GPUs"
             + ("" if demand.colocate else " and beside them")
             + " rollout.num_engines groups of rollout.tensor_parallel_size GPUs, each on one node",
-            seen=f"{len(slots)} GPUs on {demand.num_nodes} nodes, {num_workers} workers, {max(num_engines, 1)} engines "
-            f"of {demand.tensor_parallel_size}, room for {len(groups)} engines",
+            seen=f"{demand.num_nodes * demand.gpus_per_node} GPUs on {demand.num_nodes} nodes, {num_workers} workers, "
+            f"{max(num_engines, 1)} engines of {demand.tensor_parallel_size}, room for {len(groups)} engines",
             action="lower policy.num_workers or rollout.num_engines, ask for more nodes, or set rollout.colocate=true",
         )
-    rollout = tuple(ActorPlan("rollout", i, node, gpus, None) for i, (node, gpus) in enumerate(groups[:num_engines]))
-    return policy + rollout
+    threads = demand.worker_threads
+    return (
+        *(ActorPlan("policy", i, node, (gpu,), threads) for i, (node, gpu) in enumerate(policy)),
+        *(ActorPlan("rollout", i, node, gpus, None) for i, (node, gpus) in enumerate(groups[:num_engines])),
+        *(ActorPlan("reference", i, node, (gpu,), threads) for i, (node, gpu) in enumerate(reference)),
+    )
+
+
+def _slots(demand: Demand, role: str, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(node, GPU) pairs that the role may have."""
+    slots = [(node, gpu) for node in demand.nodes_for(role) for gpu in range(demand.gpus_per_node)]
+    return [slot for slot in slots if slot not in taken]
+
+
+def _too_many(key: str, wanted: int, role: str, demand: Demand) -> ConfigError:
+    nodes, feature = len(demand.nodes_for(role)), demand.feature_of.get(role)
+    return ConfigError(
+        f"{key} must be <= "
+        + (f"the nodes with {feature}" if feature else "cluster.num_nodes")
+        + " * cluster.gpus_per_node",
+        seen=f"{wanted} > {nodes} * {demand.gpus_per_node}",
+        action=f"lower {key} or ask for more nodes",
+    )
 
 
 def _groups_on_one_node(slots: list[tuple[int, int]], size: int) -> Iterator[tuple[int, tuple[int, ...]]]:

@@ -16,6 +16,7 @@ PHRASES: dict[str, str] = {
     "attempt/started": "attempt started",
     "node/started": "node started",
     "ray/head_ready": "Ray head is up",
+    "torchrun/started": "torchrun started on the head node",
     "ray/cluster_ready": "Ray cluster is complete",
     "engine/ready": "rollout engine is ready",
     "trainer/started": "trainer started",

@@ -12,8 +12,9 @@ from slurm_rl.report.summary import format_seconds
 STAGES: dict[str, str] = {
     "job/submitted": "waiting for the job to start",
     "attempt/started": "starting the nodes",
-    "node/started": "starting Ray",
+    "node/started": "starting the processes",
     "ray/head_ready": "waiting for all nodes to join Ray",
+    "torchrun/started": "waiting for all ranks",
     "ray/cluster_ready": "loading engines",
     "engine/ready": "loading engines",
     "trainer/started": "starting to train",

@@ -31,6 +31,7 @@ from slurm_rl.slurm.attempts import (
 from slurm_rl.slurm.cleaning import clean_here, clean_nodes
 from slurm_rl.slurm.ends import KILLED, find_lost_nodes, load_ends, newest_step, read_end, settle_killed_attempts
 from slurm_rl.slurm.hosts import Hosts
+from slurm_rl.slurm.image_check import check_attempt_image
 from slurm_rl.slurm.launch import start_local_agent, start_slurm_agents
 from slurm_rl.slurm.requeue import requeue_job
 from slurm_rl.slurm.watch import AttemptWatch
@@ -87,7 +88,8 @@ class Controller:
         attempt.logs.mkdir(parents=True)
         write_json(attempt.start, {"job": self.job_key})
         self.run_dir.point_latest_at(attempt.number)
-        create_token(self.run_dir, attempt.number)
+        if self.plan.torchrun is None:
+            create_token(self.run_dir, attempt.number)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
         append_event(self.run_dir, "attempt/started", attempt=attempt.number, job=self.job_key, slurm_restarts=restarts)
         return attempt
@@ -122,13 +124,23 @@ class Controller:
 
     def _start_nodes(self, attempt: AttemptDir) -> subprocess.Popen[bytes] | None:
         if self.hosts is None:
+            self._check_image(attempt)
             return start_local_agent(self.plan, attempt, self.job_key, os.environ)
         self.chosen = self.hosts.choose(attempt, os.environ)
         fields = {"left_out": self.hosts.unfit} if self.hosts.unfit else {}
         append_event(self.run_dir, "preflight/passed", attempt=attempt.number, nodes=self.chosen, **fields)
+        self._check_image(attempt)
         if self.stopped_by:
             return None
         return start_slurm_agents(self.plan, attempt, self.chosen, self.job_key, os.environ)
+
+    def _check_image(self, attempt: AttemptDir) -> None:
+        """A wrong image is bad input: there is no second attempt."""
+        if self.plan.container["image"] is None:
+            return
+        hosts = None if self.hosts is None else self.chosen
+        check_attempt_image(self.plan, attempt, hosts, self.job_key, os.environ)
+        append_event(self.run_dir, "image/checked", attempt=attempt.number, image=self.plan.container["image"])
 
     def _clean_up(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
         """Clean nodes whose agent could not; an attempt that failed because a node is gone is no failure."""

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from slurm_rl.errors import BringUpError, SlurmRLError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir
 from slurm_rl.slurm.commands import hostnames
-from slurm_rl.slurm.partitions import nodes_out_of_service
+from slurm_rl.slurm.partitions import active_features, nodes_out_of_service
 from slurm_rl.slurm.preflight import Preflight, run_preflight
+
+
+def order_by_feature(hosts: Sequence[str], features: Mapping[str, Collection[str]], wanted: Sequence[str]) -> list[str]:
+    """One host for each rank, with the feature that the rank wants.
+
+    >>> order_by_feature(["a", "b"], {"a": {"v100"}, "b": {"h100", "ib"}}, ["h100", "v100"])
+    ['b', 'a']
+
+    Raises:
+        BringUpError: a rank goes without; names what each host has.
+    """
+    # Hosts with few of the wanted features first, since others can stand in elsewhere.
+    free = sorted(hosts, key=lambda host: len(set(wanted) & set(features.get(host, ()))))
+    chosen: dict[int, str] = {}
+    for rank, feature in enumerate(wanted):
+        host = next((host for host in free if feature in features.get(host, ())), None)
+        if host is None:
+            has = "; ".join(f"{host}: {','.join(sorted(features.get(host, ())))}" for host in hosts)
+            raise BringUpError(
+                f"the allocation must hold {wanted.count(feature)} nodes with the Slurm feature {feature}",
+                seen=has,
+                action="see `sinfo -o '%N %b'`, and name features of the cluster in cluster.node_features",
+            )
+        free.remove(host)
+        chosen[rank] = host
+    return [chosen[rank] for rank in range(len(wanted))]
 
 
 class Hosts:
@@ -40,7 +66,7 @@ class Hosts:
             found = run_preflight(self.plan, attempt, self.fit, env)
             self._note(found)
             if len(found.healthy) >= self.plan.num_nodes:
-                return found.healthy[: self.plan.num_nodes]
+                return self._by_rank(found.healthy)
         troubles = "; ".join(f"{host} {trouble}" for host, trouble in self.unfit.items())
         raise BringUpError(
             f"the run needs exactly {self.plan.num_nodes} nodes that pass the preflight",
@@ -48,6 +74,13 @@ class Hosts:
             action="exclude the node (cluster.slurm.exclude), or if all of them have the trouble, "
             "put run_dir (cluster.run_root) on a file system that every node sees",
         )
+
+    def _by_rank(self, healthy: list[str]) -> list[str]:
+        """As many as the run needs, in the order of its ranks."""
+        wanted = self.plan.node_features
+        if not wanted:
+            return healthy[: self.plan.num_nodes]
+        return order_by_feature(healthy, active_features(healthy), wanted)
 
     def _note(self, found: Preflight) -> None:
         silent = [host for host in self.fit if host not in found.healthy and host not in found.problems]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slurm_rl.config.times import parse_minutes
@@ -50,6 +51,13 @@ def nodes_out_of_service() -> list[str]:
     """Nodes that take no jobs now: down, drained, failing, in maintenance."""
     output = run_slurm(["sinfo", "-h", "-N", "-t", "down,drain,fail,maint,reserved,no_respond", "-o", "%N"])
     return sorted(set(output.split()))
+
+
+def active_features(hosts: Sequence[str]) -> dict[str, set[str]]:
+    """Slurm features of each of these nodes."""
+    output = run_slurm(["sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", "%N|%b"])
+    rows = dict(line.split("|", 1) for line in output.splitlines())
+    return {host: set(features.split(",")) for host, features in rows.items()}
 
 
 def parse_partitions(output: str) -> list[PartitionInfo]:

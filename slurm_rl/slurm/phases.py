@@ -15,6 +15,7 @@ PHASES = {
     "preflight/passed": "preflight_s",
     "node/started": "agents_s",
     "ray/head_ready": "head_s",
+    "torchrun/started": "head_s",
     "ray/cluster_ready": "nodes_s",
     "trainer/started": "trainer_s",
 }

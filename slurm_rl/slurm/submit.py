@@ -98,7 +98,9 @@ def snapshot_code(target: Path) -> None:
         return
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(
-        source, target / "slurm_rl", ignore=shutil.ignore_patterns("__pycache__", "conf", "sbatch_templates")
+        source,
+        target / "slurm_rl",
+        ignore=shutil.ignore_patterns("__pycache__", "conf", "containers", "sbatch_templates"),
     )
 
 

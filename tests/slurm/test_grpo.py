@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.run_dir import read_json, read_jsonl
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.submitting import ROOT, cli, wait_for_end
 from tests.whole_run import OVERRIDES, exact_rows
@@ -53,6 +54,28 @@ def test_a_requeued_run_has_the_numbers_of_an_undisturbed_one(
     cluster.run(["scancel", "--batch", "--signal=USR2", job])
     assert wait_for_end(run, timeout_s=420)["state"] == "finished"
     assert exact_rows(run) == exact_rows(whole_run)
+
+
+def test_the_reference_stands_on_nodes_of_its_own_kind(cluster: Cluster, shared_dir: Path, whole_run: Path) -> None:
+    """Slurm lists the old nodes first, but the head and the policy must stand on the new one."""
+    run = shared_dir / "pinned"
+    words = [
+        "cluster.num_nodes=2",
+        "+cluster.node_features.old=1",
+        "+cluster.node_features.new=1",
+        "policy.node_feature=new",
+    ]
+    words += ["rollout.node_feature=new", "reference.node_feature=old", "reference.num_workers=1"]
+    done = cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES, *words)
+    assert done.returncode == 0, done.stderr
+    assert wait_for_end(run, timeout_s=420)["state"] == "finished"
+    # The reference says the same wherever it stands.
+    assert exact_rows(run) == exact_rows(whole_run)
+    started = [row for row in read_jsonl(run / "events.jsonl") if row["kind"] == "node/started"]
+    hosts = {row["rank"]: row["host"] for row in started}
+    assert hosts[0] in cluster.nodes[2:] and hosts[1] in cluster.nodes[:2]
+    actors = read_json(run / "plan.json")["actors"]
+    assert {(actor["role"], actor["node"]) for actor in actors} == {("policy", 0), ("rollout", 0), ("reference", 1)}
 
 
 def submit_plainly(cluster: Cluster, folder: Path, nodes: str, *words: str) -> None:

@@ -6,12 +6,8 @@ temporary folder; the machine's own containers are not touched.
 
 from __future__ import annotations
 
-import io
-import os
-import shutil
 import signal
 import subprocess
-import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, wrap
+from tests.podman_kit import install_missing, make_busybox_root, podman_environment
 
 IMAGE = "localhost/slurm-rl-test:1"
 PACKAGES = {"podman": "podman", "runc": "runc", "busybox": "busybox-static"}
-APPLETS = ("sh", "env", "cat", "touch", "sleep", "true")
 
 
 @dataclass(frozen=True)
@@ -58,19 +54,10 @@ class Podman:
 
 @pytest.fixture(scope="module")
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    _install_missing()
+    install_missing(PACKAGES)
     folder = tmp_path_factory.mktemp("podman")
-    # A sandbox may not raise limits to podman's defaults.
-    limits = 'default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]'
-    (folder / "containers.conf").write_text(f'[containers]\n{limits}\n[engine]\nruntime = "runc"\n')
-    storage = f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/graph"\nrunroot = "{folder}/run"\n'
-    (folder / "storage.conf").write_text(storage)
-    env = {
-        **os.environ,
-        "CONTAINERS_CONF": str(folder / "containers.conf"),
-        "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
-    }
-    _make_root(folder / "root.tar")
+    env = podman_environment(folder)
+    make_busybox_root(folder / "root.tar")
     podman = Podman(env)
     for argv in (["podman", "import", str(folder / "root.tar"), IMAGE], podman.wrap("true", "probe").argv):
         result = subprocess.run(argv, env=env, capture_output=True, text=True)
@@ -78,33 +65,6 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
             pytest.skip(f"podman does not run here: {result.stderr.strip().splitlines()[-1:]}")
     yield podman
     subprocess.run(["podman", "rm", "--all", "--force", "--time=0"], env=env, capture_output=True, timeout=60)
-
-
-def _install_missing() -> None:
-    missing = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
-    if not missing:
-        return
-    if os.getuid() != 0 or shutil.which("apt-get") is None:
-        pytest.skip(f"needs {', '.join(missing)}, and only root on Debian can install them here")
-    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing]
-    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    if subprocess.run(install, env=env, capture_output=True).returncode:
-        pytest.skip(f"apt-get cannot install {', '.join(missing)} here")
-
-
-def _make_root(path: Path) -> None:
-    busybox = shutil.which("busybox")
-    assert busybox is not None
-    with tarfile.open(path, "w") as tar:
-        tar.add(busybox, "bin/busybox")
-        for applet in APPLETS:
-            link = tarfile.TarInfo(f"bin/{applet}")
-            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
-            tar.addfile(link)
-        for folder in ("tmp", "proc", "sys", "dev", "etc"):
-            entry = tarfile.TarInfo(folder)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
-            tar.addfile(entry, io.BytesIO())
 
 
 def _wait_until_running(podman: Podman, name: str) -> None:

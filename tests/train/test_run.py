@@ -168,6 +168,20 @@ def test_a_killed_run_that_samples_ahead_resumes_to_the_same_numbers(tmp_path: P
     assert exact_rows(killed) == exact_rows(whole)
 
 
+@pytest.mark.slow
+def test_a_continuous_run_ends_within_its_bound(tmp_path: Path) -> None:
+    """Killed and resumed on the way. Time decides its numbers, so nothing can be compared but the bound."""
+    run_dir = tmp_path / "continuous"
+    words = ("rollout.max_staleness=2", "rollout.continuous=true", "algorithm.correction.kind=token_tis")
+    kill_driver_when(start_run(run_dir, *words), run_dir, lambda: has_rows(run_dir, 44))
+    final = start_run(run_dir, verb="resume")
+    output, _ = final.communicate(timeout=600)
+    assert final.returncode == 0, output
+    rows = [row for row in exact_rows(run_dir) if row["stage"] == "grpo"]
+    assert len(rows) == 6
+    assert all(0 <= row["rollout/staleness"] <= 2 and 0 <= row["rollout/mixed_weights"] <= 1 for row in rows)
+
+
 def wait_for_save(process: subprocess.Popen[str], run_dir: Path) -> bool:
     """Until the trainer writes a checkpoint that has no name yet; False when the run ends before."""
     before = set((run_dir / "checkpoints").glob(".step-*"))

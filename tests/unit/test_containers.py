@@ -29,8 +29,9 @@ def name_of(requirement: str) -> str:
 def test_an_image_gets_all_that_its_extra_names(recipe: Path) -> None:
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = recipe.parent.name
-    wanted = {*tree["dependencies"], *tree["optional-dependencies"][extra], *tree["optional-dependencies"]["train"]}
-    assert set(requirements_of(extra)) == wanted - {"slurm_rl[train]"}
+    extras = tree["optional-dependencies"]
+    wanted = {*tree["dependencies"], *extras[extra], *extras["train"], *extras["prepare"]}
+    assert set(requirements_of(extra)) == wanted - {"slurm_rl[train]", "slurm_rl[prepare]"}
     assert f"requirements.py {extra} >" in recipe.read_text()
 
 

@@ -29,7 +29,7 @@ def render_prompt(row: PromptRow, tokenizer: Any, chat_template: bool) -> str:
         raise DataError(
             f"row {row.index}: a prompt that is a list of messages needs the chat template",
             seen="data.chat_template=false",
-            action="set data.chat_template=true, or name a text column in data.prompt_key",
+            action="set data.chat_template=true, or name a text column in data.input_key",
         )
     try:
         text.encode("utf-8")

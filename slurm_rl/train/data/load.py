@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 
 from slurm_rl.config.data import DataConfig
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.addition import build_addition_rows
-from slurm_rl.train.data.prompts import PromptRow, load_rows
+from slurm_rl.train.data.prompts import Columns, PromptRow, load_rows
 
 
 def load_data(config: DataConfig, seed: int) -> tuple[list[PromptRow], list[PromptRow]]:
@@ -22,14 +23,19 @@ def load_data(config: DataConfig, seed: int) -> tuple[list[PromptRow], list[Prom
     """
     rows = _load_train(config, seed)
     if config.eval is not None:
-        return rows, load_rows(config.eval, config.prompt_key, config.answer_key)[: config.num_eval]
+        return rows, _load(config, config.eval, config.eval_split)[: config.num_eval]
     return _hold_out(rows, config.num_eval, seed)
 
 
 def _load_train(config: DataConfig, seed: int) -> list[PromptRow]:
     if config.train == "addition":
         return build_addition_rows(config.largest_addend, seed)
-    return load_rows(config.train, config.prompt_key, config.answer_key)
+    return _load(config, config.train, config.train_split)
+
+
+def _load(config: DataConfig, name: str, split: str) -> list[PromptRow]:
+    columns = Columns(input=config.input_key, label=config.label_key, image=config.image_key)
+    return load_rows(name, columns, subset=config.subset, split=split)
 
 
 def _hold_out(rows: list[PromptRow], num_eval: int, seed: int) -> tuple[list[PromptRow], list[PromptRow]]:
@@ -53,4 +59,5 @@ def _too_few(num_eval: int, seen: str) -> DataError:
 
 
 def _identity(row: PromptRow) -> str:
-    return json.dumps(row.prompt, sort_keys=True)
+    # Images inside the rows by their checksum.
+    return json.dumps(row.prompt, sort_keys=True, default=lambda value: hashlib.sha256(value).hexdigest())

@@ -1,33 +1,26 @@
-"""Reads prompts from a .jsonl file: one JSON object a line, with a prompt and its reference answer.
+"""From the rows of a data source to prompts, each with its reference answer.
 
     {"prompt": "3+4=", "answer": "7"}
     {"prompt": [{"role": "user", "content": "What is 3+4?"}], "answer": "7"}
 
-What is wrong is named with its line; no row is repaired or left out in silence. UTF-8 with or
-without a byte order mark and both line ends are read; any other encoding is an error.
+What is wrong is named with its file, row and column; no row is repaired or left out in silence.
 """
 
 from __future__ import annotations
 
-import codecs
-import difflib
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from slurm_rl.errors import DataError
+from slurm_rl.train.data.image_parts import find_missing, place_images, resolve_images
+from slurm_rl.train.data.lines import shorten
+from slurm_rl.train.data.records import DataSource, read_records
 
 Message: TypeAlias = dict[str, Any]
-"""A chat message: `role` and `content`, and whatever else the chat template reads."""
-
-_WIDE = {
-    codecs.BOM_UTF32_LE: "UTF-32",  # before UTF-16, whose mark it begins with
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
+"""A chat message: `role` and `content`, and whatever else the chat template reads. A content is text, or a
+list of parts: `{"type": "text", "text": ...}`, `{"type": "image", "image": <absolute path, or bytes>}`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,116 +31,99 @@ class PromptRow:
     """Position among the rows of its source, from 0; stays when rows are held out."""
     prompt: str | list[Message]
     answer: str
+    """"" when the data have no reference answers."""
 
 
-def load_rows(path: str | Path, prompt_key: str, answer_key: str) -> list[PromptRow]:
-    """Read every row of a .jsonl file; blank lines are passed over.
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Names of the columns; see DataConfig."""
+
+    input: str = "prompt"
+    label: str | None = "answer"
+    image: str | None = None
+
+    def listed(self) -> tuple[tuple[str, str], ...]:
+        """(column, the config key that names it)."""
+        named = (("input", self.input), ("label", self.label), ("image", self.image))
+        return tuple((column, f"data.{key}_key") for key, column in named if column is not None)
+
+
+def load_rows(
+    name: str | Path, columns: Columns, *, subset: str | None = None, split: str = "train"
+) -> list[PromptRow]:
+    """Read every row of a file, folder or hub name (see `read_records`).
 
     Raises:
-        DataError: the file cannot be read or is empty, or a line is not a row (named `file:line`).
+        DataError: the source cannot be read or is empty, or a row is wrong.
+        MissingLibraryError: this machine cannot read its format.
     """
-    path = Path(path)
+    source = DataSource(name=str(name), columns=columns.listed(), subset=subset, split=split)
+    folder = source.folder
     rows: list[PromptRow] = []
-    for number, line in _lines(path):
-        row = _parse_object(line, f"{path}:{number}")
-        rows.append(_build_row(row, len(rows), prompt_key, answer_key, f"{path}:{number}"))
+    for where, record in read_records(source):
+        rows.append(_build_row(record, len(rows), columns, folder, where))
     if not rows:
-        raise DataError(
-            f"{path}: a data file needs at least one row", seen="none", action="write one JSON object a line"
-        )
+        raise DataError(f"{name}: a data file needs at least one row", seen="none", action="write one, or name another")
     return rows
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (number from 1, text) of the lines that are not blank."""
-    try:
-        # Bytes end at \n alone; as text, a line would also end at characters JSON strings may hold.
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                text = _decode(raw, path, number)
-                if text.strip():
-                    yield number, text
-    except OSError as error:
-        raise DataError(
-            "a data file must be readable",
-            seen=f"{path} ({error.strerror})",
-            action="set data.train or data.eval to a .jsonl file that exists on every node",
-        ) from None
-
-
-def _decode(raw: bytes, path: Path, number: int) -> str:
-    if number == 1:
-        wide = next((name for mark, name in _WIDE.items() if raw.startswith(mark)), None)
-        if wide or b"\0" in raw:
-            name = wide or "UTF-16"
-            raise DataError(
-                f"{path}: a data file must be UTF-8",
-                seen=f"{name} (by its {'byte order mark' if wide else 'zero bytes'})",
-                action=f"iconv -f {name} -t UTF-8 {path} > utf8.jsonl",
-            )
-        raw = raw.removeprefix(codecs.BOM_UTF8)
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}:{number}: a data file must be UTF-8",
-            seen=f"byte 0x{raw[error.start]:02x} at column {error.start + 1}",
-            action="convert the file with iconv -f <its encoding> -t UTF-8",
-        ) from None
-
-
-def _parse_object(line: str, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(
-            f"{where}: a line must be JSON ({error})", seen=_shorten(line.strip()), action="correct the line"
-        ) from None
-    if not isinstance(value, dict):
-        raise DataError(
-            f"{where}: a line must be one JSON object",
-            seen=f"{type(value).__name__} {_shorten(line.strip())}",
-            action="write one object a line (jq -c '.[]' turns an array into that)",
-        )
-    return value
-
-
-def _build_row(row: dict[str, Any], index: int, prompt_key: str, answer_key: str, where: str) -> PromptRow:
-    prompt = _require(row, prompt_key, "data.prompt_key", where)
-    answer = _require(row, answer_key, "data.answer_key", where)
+def _build_row(row: dict[str, Any], index: int, columns: Columns, folder: Path | None, where: str) -> PromptRow:
+    answer = row[columns.label] if columns.label is not None else ""
     if not isinstance(answer, str):
         raise DataError(
-            f"{where}: {answer_key!r} must be a string",
-            seen=f"{type(answer).__name__} {_shorten(repr(answer))}",
-            action="write it in quotes, or set data.answer_key to the column with the answer",
+            f"{where}: column {columns.label!r} must be a string",
+            seen=f"{type(answer).__name__} {shorten(repr(answer))}",
+            action="write it in quotes, or set data.label_key to the column with the answer (null: there is none)",
         )
-    if not _is_prompt(prompt):
+    prompt = _parse_prompt(row[columns.input])
+    if prompt is None:
         raise DataError(
-            f"{where}: {prompt_key!r} must be text or a list of messages, each with role and content, and not empty",
-            seen=f"{type(prompt).__name__} {_shorten(repr(prompt))}",
-            action="correct the row, or set data.prompt_key to the column with the prompt",
+            f"{where}: column {columns.input!r} must be text or a list of messages, each with role and content, "
+            "and not empty",
+            seen=f"{type(row[columns.input]).__name__} {shorten(repr(row[columns.input]))}",
+            action="correct the row, or set data.input_key to the column with the prompt",
+        )
+    if columns.image is not None:
+        prompt = place_images(prompt, row[columns.image], where)
+    if isinstance(prompt, list) and (missing := find_missing(resolve_images(prompt, folder))):
+        raise DataError(
+            f"{where}: an image must be a file that is there",
+            seen=missing,
+            action="correct the path; relative ones start at the data file",
         )
     return PromptRow(index=index, prompt=prompt, answer=answer)
 
 
-def _require(row: dict[str, Any], key: str, option: str, where: str) -> Any:
-    if key in row:
-        return row[key]
-    nearest = difflib.get_close_matches(key, list(row), n=1, cutoff=0.0)
-    raise DataError(
-        f"{where}: the row must have the key {key!r} ({option})",
-        seen=f"the keys {', '.join(map(repr, row)) or '(none)'}",
-        action=f"set {option}={nearest[0]}, or another of them" if nearest else "correct the row",
-    )
+def _parse_prompt(value: Any) -> str | list[Message] | None:
+    """Text, or messages; None for anything else."""
+    if isinstance(value, str):
+        return _parse_messages(value) or value or None
+    if not isinstance(value, list) or not value:
+        return None
+    return [_clean(message) for message in value] if all(map(_is_message, value)) else None
 
 
-def _is_prompt(prompt: Any) -> bool:
-    if isinstance(prompt, str):
-        return prompt != ""
-    if not isinstance(prompt, list) or not prompt:
-        return False
-    return all(isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in prompt)
+def _parse_messages(text: str) -> list[Message] | None:
+    """The messages in a string of JSON, as LMM-R1 and OpenRLHF-M store them; None for other text."""
+    if not text.lstrip().startswith("[") or '"role"' not in text:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return _parse_prompt(value) if isinstance(value, list) else None  # type: ignore[return-value]
 
 
-def _shorten(text: str) -> str:
-    return text if len(text) <= 80 else text[:80] + "..."
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+
+
+def _clean(message: Message) -> Message:
+    """Without the keys that columnar formats add: there all parts have all keys, most of them None."""
+    cleaned = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if isinstance(cleaned["content"], list):
+        cleaned["content"] = [
+            {key: value for key, value in part.items() if value is not None} if isinstance(part, dict) else part
+            for part in cleaned["content"]
+        ]
+    return cleaned

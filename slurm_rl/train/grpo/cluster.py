@@ -13,7 +13,7 @@ from slurm_rl.errors import BringUpError, SlurmRLError, TrainingError
 from slurm_rl.node.ray_cluster import node_resource
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.topology import ActorPlan
-from slurm_rl.train.grpo.stop import StopFlag
+from slurm_rl.train.stop import StopFlag
 
 POLL_S = 0.2
 
@@ -49,14 +49,19 @@ class Cluster:
                 )
             time.sleep(POLL_S)
 
-    def place(self, actor: ActorPlan, cls: type, *args: Any) -> Actor:
-        """Start `cls(*args)` as a Ray actor on the node and the GPUs that the plan says."""
+    def place(self, actor: ActorPlan, cls: type, *args: Any, max_concurrency: int = 1) -> Actor:
+        """Start `cls(*args)` as a Ray actor on the node and the GPUs that the plan says.
+
+        Args:
+            max_concurrency: calls that run at once, each in a thread; 1 runs them in the order they are made.
+        """
         import ray
 
         name = f"{actor.role}-{actor.index}"
         remote = ray.remote(cls).options(
             name=name,
             num_cpus=0,
+            max_concurrency=max_concurrency,
             resources={node_resource(actor.node): 0.001},
             runtime_env={"env_vars": {**_threads(actor), **_visible_gpus(actor, self.plan.accelerator)}},
         )

@@ -4,6 +4,8 @@ With `rollout.max_staleness` k, step t trains on a batch that was sampled with t
 those of step 0 while t < k). At k = 0 the batch of step t is asked for in step t, and waiting for it is the
 synchronous loop. What is asked for when does not depend on time, so every k repeats in every digit, and a
 checkpoint holds the batches under way (rollouts.json), because their weights are gone on resume.
+With `rollout.continuous` engines begin a batch before the last one ended and take weights as they come, so k is
+a bound, and time decides what below it a token has.
 
     step t:  start(t + k) -> take(t) -> train -> send weights t + 1, which an engine loads after batch t + k
 """
@@ -112,9 +114,16 @@ class RolloutPipeline(Generic[Ticket]):
 
 
 def compute_staleness(groups: Sequence[Group], version: int) -> float:
-    """Mean number of steps between the weights that sampled a completion and the policy at `version`."""
-    ages = [version - completion.weight_version for group in groups for completion in group.completions]
-    return sum(ages) / len(ages)
+    """Mean number of steps between the weights that sampled a token and the policy at `version`."""
+    completions = [completion for group in groups for completion in group.completions]
+    ages = [version - token for completion in completions for token in completion.versions()]
+    return sum(ages) / max(len(ages), 1)
+
+
+def compute_mixed_share(groups: Sequence[Group]) -> float:
+    """Share of the completions that tokens of more than one version make up."""
+    mixed = [bool(completion.token_versions) for group in groups for completion in group.completions]
+    return sum(mixed) / len(mixed)
 
 
 def save_rollouts(folder: Path, batches: dict[int, list[Group]]) -> None:

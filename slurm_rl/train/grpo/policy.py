@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.train import OptimConfig
 from slurm_rl.train.grpo.loss import build_policy_loss, build_warmup_loss
+from slurm_rl.train.grpo.reference import ReferenceModel
 from slurm_rl.train.grpo.weights import SentWeights, WeightRecord, checksum, pack_weights
 from slurm_rl.train.types import FloatArray, TrainSequence
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 MicroBatches = Sequence[Sequence[TrainSequence]]
 
@@ -56,7 +54,7 @@ class PolicyWorker:
             temperature=config.rollout.temperature,
             seed=config.seed,
         )
-        self.reference: PreTrainedModel | None = None
+        self.reference: ReferenceModel | None = None
         self.sender: Any = None
 
     def ready(self) -> bool:
@@ -78,25 +76,14 @@ class PolicyWorker:
 
     def load_reference(self, model_path: str) -> None:
         """Load the frozen model that the KL term is measured against."""
-        from slurm_rl.train.engine.model import load_model
-
-        made = {"init_from": None} if self.config.warmup.num_steps else {}  # the warm-up made it, of other weights
-        model = self.config.model.model_copy(update=made)
-        self.reference = load_model(model_path, model).to(self.engine.device).eval()
+        self.reference = ReferenceModel(model_path, self.config, self.engine.device)
 
     def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """Logprobs of the trained tokens under the reference."""
-        from slurm_rl.train.engine.forward import compute_sequence_logprobs
-
         if self.reference is None:
             # No copy was loaded: the base under the adapters is the reference.
             return self.engine.compute_logprobs(micro_batches, adapters=False)
-        temperature, device = self.config.rollout.temperature, self.engine.device
-        chunk = self.config.policy.logprob_chunk_tokens
-        return [
-            compute_sequence_logprobs(self.reference, batch, temperature, device, chunk_tokens=chunk)
-            for batch in micro_batches
-        ]
+        return self.reference.compute_logprobs(micro_batches)
 
     def policy_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """Logprobs of the trained tokens under the policy as it is."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.train.grpo.continuous import ContinuousEngine
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
 from slurm_rl.train.grpo.weights import HeldWeights, WeightRecord
 
@@ -39,6 +40,7 @@ class RolloutEngine:
         self.sleeps = rollout.colocate and num_gpus > 0
         self.asleep: set[str] = set()
         self.tokenizer = self.llm.get_tokenizer()
+        self.continuous = ContinuousEngine(self.llm.llm_engine) if rollout.continuous else None
 
     def ready(self) -> bool:
         return True
@@ -47,7 +49,9 @@ class RolloutEngine:
         """Sample `num_completions` for each prompt, given as token ids, in order."""
         from vllm import SamplingParams
 
-        self.llm.collective_rpc("seed_sampler", args=(spec.seed,))
+        def seed() -> None:
+            self.llm.collective_rpc("seed_sampler", args=(spec.seed,))
+
         params = SamplingParams(
             n=spec.num_completions,
             max_tokens=spec.max_tokens,
@@ -56,49 +60,79 @@ class RolloutEngine:
             logprobs=0,
             detokenize=False,
         )
-        outputs = self.llm.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False)
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        if self.continuous is not None:
+            self.continuous.run(seed)
+            return [
+                [self._completion(item, item.versions) for item in group]
+                for group in self.continuous.generate(inputs, params)
+            ]
+        seed()
+        outputs = self.llm.generate(inputs, params, use_tqdm=False)
         return [
-            [self._completion(item) for item in sorted(output.outputs, key=lambda item: item.index)]
+            [self._completion(item, []) for item in sorted(output.outputs, key=lambda item: item.index)]
             for output in outputs
         ]
 
-    def _completion(self, item: Any) -> Completion:
+    def _completion(self, item: Any, versions: list[int]) -> Completion:
         token_ids = list(item.token_ids)
         logprobs = [float(step[token].logprob) for step, token in zip(item.logprobs, token_ids, strict=True)]
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        return Completion(token_ids, logprobs, text, item.finish_reason == "length", self.version)
+        version = versions[0] if versions else self.version
+        # Nearly all completions have one version; those need no list.
+        mixed = versions if versions and versions[-1] != version else []
+        return Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: Sequence[int]) -> HeldWeights:
         """Take new weights, or adapters over the base; then say what is held: version, checksums, the probe."""
+        return self._take(version, lambda: self._load(records), probe)
+
+    def _load(self, records: Sequence[WeightRecord]) -> list[str]:
         # Weights first, the cache after them: at no moment are both here beside a copy on its way.
         self._wake("weights")
         if self.model.lora is None:
-            checksums: list[str] = self.llm.collective_rpc("load_named_weights", args=(records,))
-        else:
-            base = self.model.init_from or self.model_path
-            merging = (records, base, self.model.dtype, self.model.lora.scaling)
-            checksums = self.llm.collective_rpc("load_adapters", args=merging)
-        return self._prove(version, checksums, probe)
+            return list(self.llm.collective_rpc("load_named_weights", args=(records,)))
+        base = self.model.init_from or self.model_path
+        merging = (records, base, self.model.dtype, self.model.lora.scaling)
+        return list(self.llm.collective_rpc("load_adapters", args=merging))
 
     def call_workers(self, method: str, arguments: dict[str, Any]) -> None:
-        """A step of vLLM's weight transfer on every tensor-parallel rank."""
+        """A step of vLLM's weight transfer on every tensor-parallel rank; see transfer.py."""
         self._wake("weights")
         self.llm.collective_rpc(method, kwargs=arguments)
 
     def confirm_weights(self, version: int, sent: Any, probe: Sequence[int]) -> HeldWeights:
         """What is held after a transfer; `sent` is there to come after the policy's sending."""
-        checksums = self.llm.collective_rpc("transfer_checksum")
-        return self._prove(version, [value for value in checksums if value is not None], probe)
 
-    def _prove(self, version: int, checksums: list[str], probe: Sequence[int]) -> HeldWeights:
-        self._wake("kv_cache")
-        # Cached keys and values belong to the old weights.
-        self.llm.reset_prefix_cache()
-        self.version = version
-        return HeldWeights(self.version, checksums, self._probe(probe))
+        def load() -> list[str]:
+            return [value for value in self.llm.collective_rpc("transfer_checksum") if value is not None]
+
+        return self._take(version, load, probe)
+
+    def _take(self, version: int, load: Callable[[], list[str]], probe: Sequence[int]) -> HeldWeights:
+        from vllm import SamplingParams
+
+        def take() -> list[str]:
+            checksums = load()
+            self.version = version
+            return checksums
+
+        prompt = {"prompt_token_ids": list(probe)}
+        params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
+        if self.continuous is not None:
+            checksums, found = self.continuous.update(version, take, prompt, params)
+        else:
+            checksums = take()
+            self._wake("kv_cache")
+            # Cached keys and values belong to the old weights.
+            self.llm.reset_prefix_cache()
+            found = self.llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
+        # Of each token after the first, at temperature 1.
+        logprobs = [float(step[token].logprob) for step, token in zip(found[1:], probe[1:], strict=True)]
+        return HeldWeights(version, checksums, logprobs)
 
     def sleep(self) -> None:
-        """Leave the GPU to the policy: weights and cache go, the next `load_weights` brings both back.
+        """Leave the GPU to the policy: weights and cache go, the next weights bring both back.
 
         Level 2 keeps no copy of the weights in host memory, since all of them come with the next version. Untested
         without a GPU. Does nothing where the engine has GPUs of its own, or none.
@@ -111,15 +145,6 @@ class RolloutEngine:
         if what in self.asleep:
             self.llm.wake_up(tags=[what])
             self.asleep.remove(what)
-
-    def _probe(self, token_ids: Sequence[int]) -> list[float]:
-        """Logprob of each token after the first, at temperature 1."""
-        from vllm import SamplingParams
-
-        params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
-        [output] = self.llm.generate([{"prompt_token_ids": list(token_ids)}], params, use_tqdm=False)
-        steps = output.prompt_logprobs[1:]
-        return [float(step[token].logprob) for step, token in zip(steps, token_ids[1:], strict=True)]
 
 
 def _gpu_options(rollout: RolloutConfig, num_gpus: int) -> dict[str, Any]:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for_futures
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import RunDir, append_event
-from slurm_rl.train.engine.background import wait_for_files
-from slurm_rl.train.engine.checkpoint import CheckpointStore
 from slurm_rl.train.grpo.pipeline import load_rollouts, save_rollouts
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.types import Group
+from slurm_rl.train.saving import StepSaver, parse_state
 
 
 @dataclass
@@ -49,83 +41,40 @@ class RunSaver:
 
     def __init__(self, run: RunDir, config: RunConfig, policy: PolicyGroup) -> None:
         self.run_dir, self.config, self.policy = run, config, policy
-        self.store = CheckpointStore(run.checkpoints)
-        self.saved_step = -1
-        self._given_up = threading.Event()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
-        self._pending: Future[None] | None = None
+        limit_s = config.trainer.step_timeout_s
+        self.saver = StepSaver(run, config.checkpoint.keep, background=config.checkpoint.background, timeout_s=limit_s)
 
     def restore(self) -> tuple[RunState, dict[int, list[Group]]] | None:
         """Load the newest checkpoint that verifies: state, and batches under way; None when there is none."""
-        newest = self.store.latest()
-        for reason in self.store.skipped:
-            append_event(self.run_dir, "checkpoint/skipped", reason=reason)
+        newest = self.saver.newest()
         if newest is None:
             return None
-        state = _parse_state(newest.meta)
+        state = parse_state(RunState, newest.meta)
         if state.stage == "grpo" and self.config.warmup.num_steps:
             self.policy.use_optimizer(self.config.optim)
         self.policy.load(newest.path / "policy")
-        self.saved_step = state.step
         append_event(self.run_dir, "trainer/resumed", step=state.step)
         return state, load_rollouts(newest.path)
 
     def save(self, state: RunState, rollouts: dict[int, list[Group]]) -> None:
-        """Write a checkpoint of this step unless there is one; older ones go after it verifies.
+        """Write a checkpoint of this step unless there is one; see `StepSaver.save`."""
 
-        With checkpoint.background it is copied when this returns, and has its name later: see `wait`.
+        def write(folder: Path) -> list[Path]:
+            (folder / "policy").mkdir()
+            files = self.policy.save(folder / "policy", background=self.config.checkpoint.background)
+            save_rollouts(folder, rollouts)
+            return files
 
-        Raises:
-            CheckpointError: this one, or the one before it, could not be written.
-        """
-        self.wait()
-        if state.step == self.saved_step:
-            return
-        start, background = time.perf_counter(), self.config.checkpoint.background
-        folder = self.store.begin(state.step)
-        (folder / "policy").mkdir()
-        files = self.policy.save(folder / "policy", background=background)
-        save_rollouts(folder, rollouts)
-        self.saved_step = state.step
-        # The state changes with the next step; what is saved must not.
-        self._pending = self._thread.submit(self._finish, replace(state), files, start)
-        if not background:
-            self.wait()
-
-    def _finish(self, state: RunState, files: Sequence[Path], start: float) -> None:
-        wait_for_files(files, self.config.trainer.step_timeout_s, self._given_up)
-        self.store.commit(state.step, asdict(state))
-        self.store.prune(self.config.checkpoint.keep, spare={state.best_step})
-        append_event(self.run_dir, "checkpoint/saved", step=state.step, seconds=round(time.perf_counter() - start, 3))
+        self.saver.save(state.step, asdict(state), write, spare={state.best_step})
 
     def check(self) -> None:
         """Raise what went wrong in the background, if anything did by now."""
-        if self._pending is not None and self._pending.done():
-            self.wait()
+        self.saver.check()
 
     def wait(self) -> None:
-        """Return when the newest checkpoint is whole on disk.
-
-        Raises:
-            CheckpointError: it could not be written; older ones are untouched.
-        """
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
-            pending.result()
+        """Return when the newest checkpoint is whole on disk."""
+        self.saver.wait()
 
     def close(self, within_s: float) -> None:
         """Give a checkpoint under way so long to end; never raises, for a run that ends anyway."""
-        if self._pending is not None:
-            wait_for_futures([self._pending], within_s)
-        self._given_up.set()
-        self._thread.shutdown(wait=False)
-
-
-def _parse_state(meta: dict[str, Any]) -> RunState:
-    try:
-        return RunState(**meta)
-    except TypeError as error:
-        raise CheckpointError(
-            f"a checkpoint must hold the state this version of slurm_rl writes ({error})",
-            action="resume with the code snapshot of the run, or start a new run with model.init_from",
-        ) from None
+        self.saver.close(within_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.train.data.identity import check_same_prompts
 from slurm_rl.train.data.load import load_data
 from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
@@ -20,13 +22,15 @@ from slurm_rl.train.engine.lora import check_targets
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.policy import PolicyWorker, WorkerPlace
 from slurm_rl.train.grpo.policy_group import PolicyGroup
+from slurm_rl.train.grpo.reference import ReferenceWorker
 from slurm_rl.train.grpo.rollout import RolloutEngine
 from slurm_rl.train.grpo.sampling import Sampler
 from slurm_rl.train.grpo.saving import RunSaver, RunState
-from slurm_rl.train.grpo.stop import StopFlag
 from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
-from slurm_rl.train.rewards.pool import RewardPool
+from slurm_rl.train.model_folder import load_context_length, prepare_model
+from slurm_rl.train.rewards.scorer import Scorer, open_scorer
+from slurm_rl.train.stop import StopFlag
 
 _PROBE_TOKENS = 64
 
@@ -45,13 +49,16 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     model_path = prepare_model(run, config)
     check_targets(model_path, config.model)
     prompts = prepare_prompts(config, model_path)
+    check_same_prompts(run.prompts, prompts.train, prompts.held_out)
     stop.check()
     cluster = Cluster(plan, stop)
     cluster.connect()
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
     try:
-        with RewardPool(config.reward) as rewards:
+        host = os.environ["RAY_ADDRESS"].rpartition(":")[0]
+        report = functools.partial(append_event, run)
+        with open_scorer(config.reward, run.secrets, attempt.logs, host, report) as rewards:
             state = _train(run, config, cluster, model_path, prompts, rewards, metrics)
     finally:
         metrics.close()
@@ -64,7 +71,7 @@ def _train(
     cluster: Cluster,
     model_path: str,
     prompts: Prompts,
-    rewards: RewardPool,
+    rewards: Scorer,
     metrics: MetricsLogger,
 ) -> RunState:
     timeout_s = config.trainer.step_timeout_s
@@ -75,8 +82,10 @@ def _train(
         model_path,
         cluster.plan.layout.micro_batch_tokens,
         timeout_s,
+        references=start_references(cluster, config),
     )
-    _wait_until_ready(cluster, policy.workers, config.rollout.start_timeout_s, "starting the policy")
+    started = {id(actor): actor for actor in (*policy.workers, *policy.references)}
+    _wait_until_ready(cluster, [*started.values()], config.rollout.start_timeout_s, "starting the policy")
     append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
     trainer = GRPOTrainer(
         config,
@@ -101,24 +110,13 @@ def _train(
     def wait_for_engines() -> None:
         _wait_until_ready(cluster, engines, config.rollout.start_timeout_s, "starting the rollout engines")
         append_event(run, "engine/ready", num_engines=len(engines))
-        if config.rollout.transfers_directly and trainer.sync.sizes is None:
+        if config.rollout.transfers_directly:
             trainer.sync.open([max(1, len(a.gpus)) for a in cluster.plan.actors if a.role == "rollout"])
 
     state = trainer.run(wait_for_engines)
     adapted = config.model.lora
     (policy.export_adapter if adapted and adapted.export == "adapter" else policy.export)(run.export)
     return state
-
-
-def prepare_model(run: RunDir, config: RunConfig) -> str:
-    """The folder both policy and engines load; builds the tiny model when the config asks for one."""
-    if config.model.path is not None:
-        return config.model.path
-    from slurm_rl.train.engine.tiny import build_tiny_model
-
-    if not run.model.is_dir():
-        build_tiny_model(config.model.require_tiny(), config.seed, run.model)
-    return str(run.model)
 
 
 def prepare_prompts(config: RunConfig, model_path: str) -> Prompts:
@@ -149,14 +147,6 @@ def encode_answers(answers: Sequence[str], tokenizer: Any) -> list[list[int]]:
     return [[*ids, tokenizer.eos_token_id] for ids in encoded]
 
 
-def load_context_length(model_path: str, trust_remote_code: bool) -> int:
-    """Longest sequence the model was made for, in tokens."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-    return int(config.get_text_config().max_position_embeddings)
-
-
 def choose_probe(prompts: Prompts, longest: int) -> list[int]:
     """Tokens of the first training prompts, end to end: text of the right vocabulary."""
     tokens = [token for prompt in prompts.train[:_PROBE_TOKENS] for token in prompt.token_ids]
@@ -166,8 +156,15 @@ def choose_probe(prompts: Prompts, longest: int) -> list[int]:
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str) -> list[Actor]:
     """Start the rollout engines without waiting: they load while the policy does."""
     max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
+    # Batches and weights under way at once, where engines take them so.
+    num_calls = 2 * (config.rollout.max_staleness + 1) if config.rollout.continuous else 1
     return [
-        cluster.place(actor, RolloutEngine, model_path, config.model, config.rollout, max_model_len, len(actor.gpus))
+        cluster.place(
+            actor,
+            RolloutEngine,
+            *(model_path, config.model, config.rollout, max_model_len, len(actor.gpus)),
+            max_concurrency=num_calls,
+        )
         for actor in cluster.plan.actors
         if actor.role == "rollout"
     ]
@@ -182,6 +179,15 @@ def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> list[A
     return [
         cluster.place(actor, PolicyWorker, config, model_path, place)
         for actor, place in zip(actors, places, strict=True)
+    ]
+
+
+def start_references(cluster: Cluster, config: RunConfig) -> list[Actor]:
+    """Start the actors that hold the reference apart from the policy; none when its workers hold it."""
+    return [
+        cluster.place(actor, ReferenceWorker, config, actor.num_threads)
+        for actor in cluster.plan.actors
+        if actor.role == "reference"
     ]
 
 

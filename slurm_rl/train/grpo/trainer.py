@@ -6,10 +6,8 @@ lines of `grpo_step`, the run can be resumed at the last saved step and goes on 
 
 from __future__ import annotations
 
-import contextlib
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_rl.config.run import RunConfig
@@ -30,16 +28,17 @@ from slurm_rl.train.grpo.batch import (
 )
 from slurm_rl.train.grpo.collect import Collected, collect_groups
 from slurm_rl.train.grpo.dump import dump_groups, replay_groups
-from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_staleness
+from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_mixed_share, compute_staleness
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, score_groups
 from slurm_rl.train.grpo.saving import RunSaver, RunState
-from slurm_rl.train.grpo.seeds import derive_seed
 from slurm_rl.train.grpo.step_metrics import accuracy, pass_metrics, sampling_metrics, training_metrics
 from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.rewards.failures import check_failures
-from slurm_rl.train.rewards.pool import RewardPool
+from slurm_rl.train.rewards.scorer import Scorer
+from slurm_rl.train.seeds import derive_seed
+from slurm_rl.train.timer import Timer
 from slurm_rl.train.types import FloatArray
 
 # A run that fails gives a checkpoint under way so long; its workers may be dead.
@@ -56,20 +55,6 @@ class Prompts:
     """Token ids of each training row's reference answer; empty without a warm-up."""
 
 
-@dataclass
-class Timer:
-    """Seconds by phase of one step."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        key = f"time/{name}_s"
-        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
-
-
 class GRPOTrainer:
     """Owns the order of things; every piece of machinery is handed in."""
 
@@ -81,7 +66,7 @@ class GRPOTrainer:
         policy: PolicyGroup,
         sampler: Sampler,
         sync: WeightSync,
-        rewards: RewardPool,
+        rewards: Scorer,
         saver: RunSaver,
         metrics: MetricsLogger,
     ) -> None:
@@ -285,7 +270,8 @@ class GRPOTrainer:
 
         Under adapters the model given needs no copy: it is the policy without them.
         """
-        if self.config.algorithm.kl.coefficient == 0 or (self.config.model.lora is not None and not self.num_warmup):
+        is_base = self.config.model.lora is not None and not self.num_warmup and self.policy.holds_reference
+        if self.config.algorithm.kl.coefficient == 0 or is_base:
             return
         reference = self.policy.model_path
         if self.num_warmup:
@@ -315,6 +301,7 @@ class GRPOTrainer:
         found: dict[str, float] = {}
         passed: dict[str, float] = {}
         timer = Timer()
+        self.sync.verify()  # engines that take requests and weights in any order might measure older ones
         with timer.phase("eval"):
             for name in ("sampled", "greedy") if self.config.eval.greedy else ("sampled",):
                 count = self.config.eval.num_samples if name == "sampled" else 1
@@ -344,6 +331,8 @@ class GRPOTrainer:
         values["tokens/computed"] = float(num_tokens)
         if self.pipeline.staleness:
             values["rollout/staleness"] = compute_staleness(groups, self.state.step - 1)
+            if self.config.rollout.continuous:
+                values["rollout/mixed_weights"] = compute_mixed_share(groups)
         else:
             values["sync/probe_difference"] = self.probe_difference
         per_s = values["tokens/trained"] / self.timer.seconds["time/step_s"]

@@ -7,7 +7,7 @@ group_norm makes their advantages +0.71 and -0.71.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.rewards.pool import RewardResult
@@ -26,7 +26,14 @@ class Completion:
     truncated: bool
     """The length limit cut it."""
     weight_version: int
-    """Version of the engine's weights: the number of GRPO steps they had seen."""
+    """Version of the engine's weights: the number of GRPO steps they had seen. Of the first token, where they changed
+    on the way."""
+    token_versions: list[int] = field(default_factory=list)
+    """Of each token, where new weights came while it was sampled (`rollout.continuous`); else empty."""
+
+    def versions(self) -> list[int]:
+        """Version of the weights that sampled each token."""
+        return self.token_versions or [self.weight_version] * len(self.token_ids)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ _WARM_PAUSE_S = 0.05
 class VerifierProcesses:
     """`num_workers` processes that score chunks of items with the verifiers of `table`.
 
-    Used from one thread. Call `start` first and `stop` last.
+    Used from one thread, but for `wake`. Call `start` first and `stop` last.
     """
 
     def __init__(self, num_workers: int, table: Mapping[str, str]) -> None:
@@ -47,12 +47,11 @@ class VerifierProcesses:
             RewardError: a verifier cannot be imported, or START_DEADLINE_S is over.
         """
         self._done = SimpleQueue()
-        # spawn, not fork: the trainer has threads and perhaps a GPU context, and neither survives a fork.
         self._pool = ProcessPool(
             max_workers=self._num_workers,
             initializer=worker.start_worker,
             initargs=(self._table,),
-            context=multiprocessing.get_context("spawn"),
+            context=_fork_server(self._table),
         )
         try:
             self._warm_up(time.monotonic() + START_DEADLINE_S)
@@ -97,6 +96,10 @@ class VerifierProcesses:
         future.add_done_callback(self._done.put)
         return future
 
+    def wake(self) -> None:
+        """Have `next_done` return at once, with a future that nobody submitted. From any thread."""
+        self._done.put(Future())
+
     def next_done(self, deadline_s: float) -> Future[Outcomes] | None:
         """Return a submitted future that is done; None when the pool broke and needs a `restart`.
 
@@ -111,7 +114,7 @@ class VerifierProcesses:
                 if self._pool.active:
                     continue
                 return None
-            broken = not future.cancelled() and isinstance(future.exception(), BrokenProcessPool)
+            broken = future.done() and not future.cancelled() and isinstance(future.exception(), BrokenProcessPool)
             return None if broken else future
         return None
 
@@ -126,3 +129,16 @@ class VerifierProcesses:
             self._pool.stop()
             self._pool.join()
             self._pool = None
+
+
+def _fork_server(table: Mapping[str, str]) -> Any:
+    """How workers are started: forked off a process that has imported the verifiers, and nothing else.
+
+    Not forked off this one: the trainer has threads and perhaps a GPU context, and neither survives a fork. With
+    spawn, every worker that is ended for a hang would import sympy anew, a second of CPU for each.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # Of the modules only ours: what an import of others does is a worker's risk. The first pool's stay.
+    modules = {spec.partition(":")[0] for spec in table.values() if spec.startswith("slurm_rl.")}
+    context.set_forkserver_preload(["slurm_rl.train.rewards.worker", *sorted(modules)])
+    return context

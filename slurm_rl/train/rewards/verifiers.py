@@ -7,9 +7,10 @@ never pays for sympy, and a verifier that breaks on import breaks there.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Final
 
-from slurm_rl.config.reward import VerifierName
+from slurm_rl.config.reward import RewardConfig, VerifierName
 from slurm_rl.errors import DataError
 
 VERIFIERS: Final[dict[VerifierName, str]] = {
@@ -20,6 +21,16 @@ VERIFIERS: Final[dict[VerifierName, str]] = {
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+def choose_verifiers(
+    config: RewardConfig, table: Mapping[VerifierName, str] | None = None
+) -> tuple[dict[str, str], dict[str, float]]:
+    """What the workers run, by name, and the weight of each score in the reward."""
+    if config.function is not None:
+        # It makes the whole reward; what else it tells has no weight.
+        return {"function": config.function}, {"reward": 1.0}
+    return {name: (table or VERIFIERS)[name] for name in config.verifiers}, dict(config.verifiers.items())
 
 
 def score_arithmetic(completion: str, answer: str) -> float:

@@ -21,6 +21,7 @@ from contextlib import suppress
 from functools import cache
 
 from slurm_rl.errors import DataError
+from slurm_rl.train.rewards.function import call_function, is_file, load_function
 from slurm_rl.train.rewards.types import Failure, RewardItem, Verifier
 
 _SHOWN_CHARS = 500
@@ -58,7 +59,9 @@ def _die_with_parent() -> None:
 
 @cache
 def load_verifier(spec: str) -> Verifier:
-    """Import `module:function`. Raises ImportError or AttributeError when there is no such thing."""
+    """Import `module:function` or `file.py:function`. Raises ImportError or AttributeError when there is none."""
+    if is_file(spec):
+        return load_function(spec)
     module, function = spec.split(":")
     verifier: Verifier = getattr(importlib.import_module(module), function)
     return verifier
@@ -101,15 +104,24 @@ def _score_item(table: Mapping[str, str], item: RewardItem) -> dict[str, float] 
     scores: dict[str, float] = {}
     for name, spec in table.items():
         try:
-            score = load_verifier(spec)(item.completion, item.answer)
+            found = _run_verifier(name, spec, item)
         except DataError as error:
             return error
         except BaseException as error:  # also SystemExit: nothing a verifier raises may end the worker
             return Failure("exception", f"{name}: {_words(error)}")
-        if not isinstance(score, numbers.Real) or not math.isfinite(score) or not 0 <= score <= 1:
-            return Failure("bad score", f"{name} returned {type(score).__name__} {_shorten(ascii(score))}")
-        scores[name] = float(score)
+        if isinstance(found, Failure):
+            return found
+        scores |= found
     return scores
+
+
+def _run_verifier(name: str, spec: str, item: RewardItem) -> dict[str, float] | Failure:
+    if is_file(spec):
+        return call_function(load_verifier(spec), item)
+    score = load_verifier(spec)(item.completion, item.answer)
+    if not isinstance(score, numbers.Real) or not math.isfinite(score) or not 0 <= score <= 1:
+        return Failure("bad score", f"{name} returned {type(score).__name__} {_shorten(ascii(score))}")
+    return {name: float(score)}
 
 
 def _words(error: BaseException) -> str:

@@ -45,9 +45,11 @@ def render_slurm_conf(root: Path, slot: Slot, shape: Shape, settings: Mapping[st
     gres = f" Gres=gpu:fake:{shape.gpus}" if shape.gpus else ""
     for index in range(1, shape.num_nodes + 1):
         name = slot.node(index)
+        # As on a cluster that grew: the nodes bought first have a feature of their own.
+        feature = "old" if index <= shape.num_nodes // 2 else "new"
         lines.append(
             f"NodeName={name} NodeAddr={slot.ip(index)} NodeHostname={name} CPUs={shape.cpus} "
-            f"RealMemory={shape.mem_mb}{gres} State=UNKNOWN"
+            f"RealMemory={shape.mem_mb}{gres} Feature={feature} State=UNKNOWN"
         )
     everywhere = "Nodes=ALL State=UP MaxTime=INFINITE"
     lines.append(f"PartitionName=main {everywhere} Default=YES PriorityTier=1 GraceTime=10")

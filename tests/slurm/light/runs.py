@@ -19,6 +19,7 @@ from slurm_rl.slurm.submit import create_run, submit_run
 from tests.slurm.cluster import Cluster, wait_until
 
 TRAINER = Path(__file__).with_name("trainer.py")
+RANKS = Path(__file__).with_name("ranks.py")
 _one_at_a_time = threading.Lock()
 
 
@@ -34,6 +35,8 @@ class LightRun:
             config = load_config([*small, *words])
         plan = build_plan(config, str(folder), SubmitFacts(sys.executable, 2, "test"))
         argv = [sys.executable, str(TRAINER), "--run-dir", str(folder)]
+        if plan.torchrun is not None:
+            argv = [sys.executable, "-u", "-m", "slurm_rl.node.rank", str(RANKS), str(folder)]
         argv += [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
         self.plan = replace(plan, driver_argv=tuple(argv))
         with slurm_environment(cluster):

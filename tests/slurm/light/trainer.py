@@ -14,18 +14,17 @@ import argparse
 import json
 import sys
 import time
-from typing import Any
 
 from slurm_rl.config.logging import WandbConfig
-from slurm_rl.errors import SlurmRLError, StopRequested
+from slurm_rl.errors import StopRequested
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, append_event, read_json
+from slurm_rl.train.ending import run_to_outcome
 from slurm_rl.train.engine.checkpoint import CheckpointStore
 from slurm_rl.train.grpo.cluster import Actor, Cluster
-from slurm_rl.train.grpo.main import EXIT_CHECKPOINTED, _end
-from slurm_rl.train.grpo.stop import StopFlag
+from slurm_rl.train.stop import StopFlag
 
 _STEP_TIMEOUT_S = 120.0
 
@@ -118,17 +117,7 @@ def main() -> int:
     run = RunDir(args.run_dir)
     attempt = run.attempt(args.attempt)
     time.sleep(args.import_s)
-    try:
-        train(run, args)
-    except StopRequested as stop:
-        return _end(attempt, "checkpointed", EXIT_CHECKPOINTED, cause=str(stop))
-    except SlurmRLError as error:
-        return _end(attempt, "failed", error.exit_code, cause=str(error), **_name(error))
-    return _end(attempt, "finished", 0)
-
-
-def _name(error: Exception) -> dict[str, Any]:
-    return {"error": type(error).__name__}
+    return run_to_outcome(run, attempt, lambda run, _: train(run, args))
 
 
 if __name__ == "__main__":

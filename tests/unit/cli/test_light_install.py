@@ -41,6 +41,7 @@ def run_light(folder: Path, *words: str) -> tuple[subprocess.CompletedProcess[st
         (["--cfg", "job"], "object_store_gb"),
         (["here", "--print-template"], "#SBATCH --requeue"),
         (["status", "run"], "not submitted"),
+        (["prepare", "--help"], "mathv60k"),
     ],
 )
 def test_light_verbs_are_light_and_quick(words: list[str], said: str, tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from slurm_rl.errors import ConfigError
             ["+algorithm=dapo", "rollout.max_staleness=1"],
             ["algorithm.dynamic_sampling_rounds", "rollout.max_staleness=0"],
         ),
+        (["rollout.continuous=true"], ["rollout.continuous", "rollout.max_staleness=1"]),
+        (["rollout.max_staleness=-1"], ["rollout.max_staleness", "-1"]),
         (["trainer.num_epochs=0"], ["trainer.num_epochs", "0"]),
         (["policy.logprob_chunk_tokens=0"], ["policy.logprob_chunk_tokens", "0"]),
         (

@@ -10,7 +10,11 @@ from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, load_config
 from slurm_rl.errors import ConfigError
 
 # What a preset leaves to the user, and says so.
-NEEDED = {"model/hf": ["model.path=hub/model"]}
+NEEDED = {
+    "model/hf": ["model.path=hub/model"],
+    # Longer prompts than the demo's model has room for.
+    **{f"data/{name}": ["model=hf", "model.path=hub/model"] for name in ("gsm8k", "math", "mathv60k")},
+}
 PRESETS = sorted(str(path.relative_to(conf_dir()).with_suffix("")) for path in conf_dir().glob("*/*.yaml"))
 # Groups of the base config's defaults list are replaced, the others appended.
 REPLACED = ("model",)
@@ -58,3 +62,9 @@ def test_a_table_says_how_it_grows() -> None:
 def test_quoting_is_explained() -> None:
     with pytest.raises(ConfigError, match=r"quote values"):
         load_config(["run_dir=a(b"])
+
+
+def test_presets_of_prepared_data_begin_where_they_were_prepared() -> None:
+    config = load_config(["+data=gsm8k", "data.root=/shared/data", "model=hf", "model.path=hub/model"])
+    assert config.data.train == "/shared/data/gsm8k/train.jsonl"
+    assert config.data.eval == "/shared/data/gsm8k/test.jsonl"

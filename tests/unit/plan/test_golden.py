@@ -25,23 +25,26 @@ IMAGES = {
 }
 # A fixed machine and moment, so that the text is the same everywhere.
 FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")
-CASES = list(itertools.product(CLUSTERS, IMAGES))
+# Under torchrun: one of each kind.
+UNDER_TORCHRUN = [("local", "none", "sft"), ("slurm_cpu", "none", "sft"), ("nvidia_h100", "pyxis", "dpo")]
+CASES = [*((*case, "grpo") for case in itertools.product(CLUSTERS, IMAGES)), *UNDER_TORCHRUN]
 
 
-def render(cluster: str, runtime: str) -> str:
+def render(cluster: str, runtime: str, task: str) -> str:
     words = [f"+cluster={cluster}", "name=golden", "run_dir=/shared/runs/golden", "container.mounts=[/data:/data:ro]"]
+    words += [f"task={task}"] if task != "grpo" else []
     if runtime != "none":
         words += [f"container.runtime={runtime}", f"container.image={IMAGES[runtime]}"]
     return render_plan(build_plan(load_config(words), "/shared/runs/golden", FACTS)) + "\n"
 
 
-def golden_file(cluster: str, runtime: str) -> Path:
-    return GOLDEN / f"plan-{cluster}-{runtime}.txt"
+def golden_file(cluster: str, runtime: str, task: str) -> Path:
+    return GOLDEN / f"plan-{cluster}-{runtime}{'' if task == 'grpo' else f'-{task}'}.txt"
 
 
-@pytest.mark.parametrize(("cluster", "runtime"), CASES)
-def test_the_plan_is_as_before(cluster: str, runtime: str) -> None:
-    assert render(cluster, runtime) == golden_file(cluster, runtime).read_text()
+@pytest.mark.parametrize(("cluster", "runtime", "task"), CASES)
+def test_the_plan_is_as_before(cluster: str, runtime: str, task: str) -> None:
+    assert render(cluster, runtime, task) == golden_file(cluster, runtime, task).read_text()
 
 
 def test_no_golden_file_is_without_its_preset() -> None:

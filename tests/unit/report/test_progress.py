@@ -31,7 +31,7 @@ def test_the_stage_follows_the_events() -> None:
     assert stages == [
         "waiting for the job to start",
         "starting the nodes",
-        "starting Ray",
+        "starting the processes",
         "loading engines",
         "loading engines",
     ]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.prompts import PromptRow, load_rows
+from slurm_rl.train.data.prompts import Columns, PromptRow, load_rows
 
 GOOD = '{"prompt": "3+4=", "answer": "7"}\n'
 
@@ -14,7 +14,7 @@ GOOD = '{"prompt": "3+4=", "answer": "7"}\n'
 def load(tmp_path: Path, content: str | bytes) -> list[PromptRow]:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return load_rows(path, "prompt", "answer")
+    return load_rows(path, Columns())
 
 
 def test_rows_keep_their_order_and_index(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_wide_encodings_are_named_with_the_command_that_converts(tmp_path: Path,
         ('{"prompt": "3+4="', ["must be JSON", '{"prompt": "3+4="']),
         ("[" * 100_000, ["must be JSON"]),
         ('[{"prompt": "1", "answer": "1"}]', ["one JSON object", "list", "jq -c '.[]'"]),
-        ('{"prompts": "1", "answer": "1"}', ["'prompt'", "'prompts', 'answer'", "set data.prompt_key=prompts"]),
-        ('{"prompt": "1", "solution": "1", "Answer": "1"}', ["'answer'", "set data.answer_key=Answer"]),
+        ('{"prompts": "1", "answer": "1"}', ["'prompt'", "'prompts', 'answer'", "set data.input_key=prompts"]),
+        ('{"prompt": "1", "solution": "1", "Answer": "1"}', ["'answer'", "set data.label_key=Answer"]),
         ("{}", ["'prompt'", "(none)"]),
         ('{"prompt": "1", "answer": 7}', ["'answer' must be a string", "int 7"]),
         ('{"prompt": "1", "answer": null}', ["'answer' must be a string", "NoneType"]),
@@ -59,6 +59,7 @@ def test_wide_encodings_are_named_with_the_command_that_converts(tmp_path: Path,
         ('{"prompt": [], "answer": "1"}', ["not empty"]),
         ('{"prompt": ["hi"], "answer": "1"}', ["role and content"]),
         ('{"prompt": [{"role": "user"}], "answer": "1"}', ["role and content"]),
+        ('{"prompt": "1", "answer": "1", "prompt": "2"}', ["'prompt' twice"]),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, bad: str | bytes, words: list[str]) -> None:
@@ -77,8 +78,22 @@ def test_an_empty_file_is_an_error(tmp_path: Path, content: str) -> None:
 
 
 def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
-    for path, why in ((tmp_path / "none.jsonl", "No such file"), (tmp_path, "Is a directory")):
+    (tmp_path / "folder.jsonl").mkdir()
+    for path, why in ((tmp_path / "none.jsonl", "No such file"), (tmp_path / "folder.jsonl", "any data files")):
         with pytest.raises(DataError) as caught:
-            load_rows(path, "prompt", "answer")
+            load_rows(path, Columns())
         assert str(path) in str(caught.value)
         assert why in str(caught.value)
+
+
+def test_messages_in_a_string_are_messages_and_other_lists_are_text(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "3+4?"}]}]
+    texts = [json.dumps(messages), "[1, 2, 3]", '[{"role": "user"}]', '[broken "role"']
+    rows = load(tmp_path, "".join(json.dumps({"prompt": text, "answer": "7"}) + "\n" for text in texts))
+    assert [row.prompt for row in rows] == [messages, *texts[1:]]
+
+
+def test_without_a_label_key_there_are_no_answers(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"q": "3+4="}\n')
+    assert load_rows(path, Columns(input="q", label=None)) == [PromptRow(index=0, prompt="3+4=", answer="")]

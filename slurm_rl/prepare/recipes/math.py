@@ -1,0 +1,64 @@
+"""MATH: competition mathematics with LaTeX answers. https://arxiv.org/abs/2103.03874"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_rl.prepare.manifest import Output
+from slurm_rl.prepare.recipe import BOXED, Recipe, Workspace
+from slurm_rl.prepare.rows import read_parquet, write_rows
+
+
+def build(work: Workspace) -> list[Output]:
+    return [_build_split(work, split) for split in ("train", "test")]
+
+
+def _build_split(work: Workspace, split: str) -> Output:
+    rows: list[dict[str, Any]] = []
+    for name, path in sorted(work.sources.items()):
+        if f"/{split}-" not in name:
+            continue
+        for number, row in read_parquet(path, ("problem", "solution", "level", "type")):
+            problem, solution = row["problem"], row["solution"]
+            answer = find_boxed(solution) if isinstance(solution, str) else ""
+            if not isinstance(problem, str) or not problem.strip():
+                work.bad_rows.add(f"{name} row {number}", "column 'problem' has no text")
+            elif not answer:
+                work.bad_rows.add(f"{name} row {number}", "column 'solution' has no \\boxed answer")
+            else:
+                text = problem.strip() + BOXED
+                rows.append({"prompt": text, "answer": f"${answer}$", "level": row["level"], "type": row["type"]})
+    work.bad_rows.check(f"math {split}", len(rows))
+    return write_rows(work.folder, f"{split}.jsonl", rows)
+
+
+def find_boxed(solution: str) -> str:
+    r"""What stands in the last \boxed or \fbox; "" when there is none, or its braces do not close.
+
+    >>> find_boxed(r"so \boxed{1} or rather \boxed{\frac{1}{2}}.")
+    '\\frac{1}{2}'
+    >>> find_boxed(r"so \boxed 7.")
+    '7'
+    """
+    start = max(solution.rfind("\\boxed"), solution.rfind("\\fbox"))
+    if start < 0:
+        return ""
+    rest = solution[start:].removeprefix("\\boxed").removeprefix("\\fbox").lstrip()
+    if not rest.startswith("{"):
+        return rest[:1].strip("$.")  # TeX takes the next character alone
+    depth = 0
+    for end, character in enumerate(rest):
+        escaped = end > 0 and rest[end - 1] == "\\"
+        depth += 0 if escaped else {"{": 1, "}": -1}.get(character, 0)
+        if depth == 0:
+            return rest[1:end].strip()
+    return ""
+
+
+RECIPE = Recipe(
+    name="math",
+    about="MATH, 7,500 + 5,000 competition problems",
+    repo="EleutherAI/hendrycks_math",
+    files=("*/train-*.parquet", "*/test-*.parquet"),
+    build=build,
+)

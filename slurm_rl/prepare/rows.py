@@ -1,0 +1,83 @@
+"""Rows on their way into a data file: the bad ones are collected, the good ones written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.errors import ConfigError, DataError
+from slurm_rl.prepare.checksum import sha256_of
+from slurm_rl.prepare.manifest import Output
+from slurm_rl.run_dir import write_text
+
+_SHOWN = 10
+
+
+class BadRows:
+    """Rows that break a rule, by number; all are looked for before any is reported.
+
+    Args:
+        leave_out: go on without them; the manifest names each.
+    """
+
+    def __init__(self, leave_out: bool) -> None:
+        self.leave_out = leave_out
+        self.found: list[str] = []
+
+    def add(self, where: str, why: str) -> None:
+        self.found.append(f"{where}: {why}")
+
+    def check(self, source: str, num_good: int) -> None:
+        """Report what was found.
+
+        Raises:
+            DataError: there are bad rows that may not be left out, or no good row.
+        """
+        if self.found and not self.leave_out:
+            more = len(self.found) - _SHOWN
+            raise DataError(
+                f"{source}: every row must be whole; {len(self.found)} of {len(self.found) + num_good} are not",
+                seen="; ".join(self.found[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""),
+                action="go on without them with --leave-out-bad-rows, or choose another --revision",
+            )
+        if not num_good:
+            raise DataError(f"{source}: there must be a row that can be used", seen="none")
+
+
+def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (row from 0, values of these columns).
+
+    Raises:
+        DataError: the file is no parquet file, or lacks a column.
+        ConfigError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigError(
+            "parquet files need pyarrow", seen="not installed", action="pip install slurm_rl[prepare]"
+        ) from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            missing = [column for column in columns if column not in names]
+            if missing:
+                raise DataError(f"{path} must have the column {missing[0]!r}", seen=f"the columns {', '.join(names)}")
+            number = 0
+            for batch in file.iter_batches(batch_size=1024, columns=list(columns)):
+                for row in batch.to_pylist():
+                    yield number, row
+                    number += 1
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowIOError) as error:
+        raise DataError(f"{path} must be a parquet file", seen=str(error)) from None
+
+
+def write_rows(folder: Path, name: str, rows: Iterable[Mapping[str, Any]]) -> Output:
+    """Write one JSON object a line, beside and renamed."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    path = folder / name
+    write_text(path, "".join(lines))
+    return Output(file=name, size=path.stat().st_size, sha256=sha256_of(path), rows=len(lines))

@@ -1,0 +1,115 @@
+"""Puts the images of a row into its messages, and finds those that are not there.
+
+    prompt "How long is <image>?" + images ["1.png"]
+    -> [{"role": "user", "content": [{"type": "text", "text": "How long is "},
+                                     {"type": "image", "image": "/data/1.png"}, {"type": "text", "text": "?"}]}]
+
+No image is opened here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+from slurm_rl.errors import DataError
+
+MARK = "<image>"
+
+
+def place_images(prompt: Any, values: Any, where: str) -> list[dict[str, Any]]:
+    """The prompt as messages, with every image in its place.
+
+    Args:
+        prompt: text, or messages.
+        values: of the image column: a path, bytes, {"path": ..., "bytes": ...}, a list of these, or None.
+
+    Raises:
+        DataError: there are more or fewer images than places, or a value is no image.
+    """
+    listed = values if isinstance(values, list) else [] if values is None else [values]
+    images = [_parse_image(value, where) for value in listed]
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    spread = [{**message, "content": _spread(message["content"])} for message in messages]
+    places = [part for part in _image_parts(spread) if part.get("image") is None]
+    if not places and images:
+        user = next((message for message in spread if message["role"] == "user"), spread[0])
+        places = [{"type": "image"} for _ in images]
+        content = user["content"]
+        user["content"] = [*places, *([{"type": "text", "text": content}] if isinstance(content, str) else content)]
+    if len(places) != len(images):
+        raise DataError(
+            f"{where}: each image needs a place in the prompt (data.image_key)",
+            seen=f"{len(images)} images for {len(places)} places",
+            action='write {"type": "image"} or <image> once for each, or none at all',
+        )
+    for place, image in zip(places, images, strict=True):
+        place["image"] = image
+    return spread
+
+
+def resolve_images(messages: list[dict[str, Any]], folder: Path | None) -> list[str]:
+    """Make the paths of all image parts absolute, in place; returns them. Addresses and data: stay as they are.
+
+    Args:
+        folder: where relative paths start; None leaves them.
+    """
+    paths = []
+    for part in _image_parts(messages):
+        value = part.get("image")
+        if not isinstance(value, str) or value.startswith("data:") or "://" in value.removeprefix("file://"):
+            continue
+        # An absolute path stays what it is when it is joined to a folder.
+        path = (folder or Path()) / value.removeprefix("file://")
+        if value.startswith("file://") and str(path) not in _paths_in(path.parent):
+            path = Path(unquote(str(path)))  # some write %20, some a blank
+        part["image"] = str(path)
+        paths.append(str(path))
+    return paths
+
+
+def find_missing(paths: Iterable[str]) -> str | None:
+    """The first path that is no file; each folder is listed once, which a shared disk answers quickly."""
+    return next((path for path in paths if path not in _paths_in(Path(path).parent)), None)
+
+
+@lru_cache(maxsize=64)
+def _paths_in(folder: Path) -> frozenset[str]:
+    try:
+        return frozenset(map(str, folder.iterdir()))
+    except OSError:
+        return frozenset()
+
+
+def _image_parts(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for message in messages:
+        if isinstance(message["content"], list):
+            yield from (part for part in message["content"] if isinstance(part, dict) and part.get("type") == "image")
+
+
+def _spread(content: Any) -> Any:
+    """Text with marks as parts; anything else in a new list of new parts."""
+    if isinstance(content, list):
+        return [dict(part) if isinstance(part, dict) else part for part in content]
+    if not isinstance(content, str) or MARK not in content:
+        return content
+    parts: list[dict[str, Any]] = []
+    for number, text in enumerate(content.split(MARK)):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": text}] if text else []
+    return parts
+
+
+def _parse_image(value: Any, where: str) -> str | bytes:
+    if isinstance(value, dict):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, str | bytes) and value:
+        return value
+    raise DataError(
+        f"{where}: an image must be a path or bytes (data.image_key)",
+        seen=type(value).__name__,
+        action="correct the row",
+    )

@@ -1,0 +1,25 @@
+"""The folder a run's model is loaded from."""
+
+from __future__ import annotations
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.run_dir import RunDir
+
+
+def prepare_model(run: RunDir, config: RunConfig) -> str:
+    """The folder that every part of the run loads; builds the tiny model when the config asks for one."""
+    if config.model.path is not None:
+        return config.model.path
+    from slurm_rl.train.engine.tiny import build_tiny_model
+
+    if not run.model.is_dir():
+        build_tiny_model(config.model.require_tiny(), config.seed, run.model)
+    return str(run.model)
+
+
+def load_context_length(model_path: str, trust_remote_code: bool) -> int:
+    """Longest sequence the model was made for, in tokens."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
+    return int(config.get_text_config().max_position_embeddings)

@@ -1,0 +1,117 @@
+"""When checkpoints are written, read and removed, whatever they hold."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slurm_rl.errors import CheckpointError
+from slurm_rl.run_dir import RunDir, append_event
+from slurm_rl.train.engine.background import wait_for_files
+from slurm_rl.train.engine.checkpoint import Checkpoint, CheckpointStore
+
+State = TypeVar("State")
+
+
+class StepSaver:
+    """The checkpoints of one run, as the one process that writes them sees them.
+
+    Args:
+        background: `save` returns when what it saves is copied; files are finished, hashed and named meanwhile.
+        timeout_s: for those files to be there.
+    """
+
+    def __init__(self, run: RunDir, keep: int, *, background: bool = False, timeout_s: float = 3600.0) -> None:
+        self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
+        self.store = CheckpointStore(run.checkpoints)
+        self.saved_step = -1
+        self._given_up = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._pending: Future[None] | None = None
+
+    def newest(self) -> Checkpoint | None:
+        """The newest that verifies; what was passed over is an event."""
+        newest = self.store.latest()
+        for reason in self.store.skipped:
+            append_event(self.run_dir, "checkpoint/skipped", reason=reason)
+        if newest is not None:
+            self.saved_step = newest.step
+        return newest
+
+    def save(
+        self,
+        step: int,
+        meta: dict[str, Any],
+        write: Callable[[Path], Sequence[Path] | None],
+        spare: Collection[int] = (),
+    ) -> None:
+        """Write a checkpoint of this step unless there is one; older ones go after it verifies.
+
+        In the background it has its name later than this returns: see `wait`.
+
+        Args:
+            write: fills the folder it is given; returns files that others are still writing there, from copies.
+            spare: steps whose checkpoints stay.
+
+        Raises:
+            CheckpointError: this one, or the one before it, could not be written; older ones are untouched.
+        """
+        self.wait()
+        if step == self.saved_step:
+            return
+        start = time.perf_counter()
+        files = write(self.store.begin(step)) or ()
+        self.saved_step = step
+        self._pending = self._thread.submit(self._finish, step, dict(meta), files, frozenset(spare), start)
+        if not self.background:
+            self.wait()
+
+    def _finish(
+        self, step: int, meta: dict[str, Any], files: Sequence[Path], spare: Collection[int], start: float
+    ) -> None:
+        wait_for_files(files, self.timeout_s, self._given_up)
+        self.store.commit(step, meta)
+        self.store.prune(self.keep, spare=spare)
+        append_event(self.run_dir, "checkpoint/saved", step=step, seconds=round(time.perf_counter() - start, 3))
+
+    def check(self) -> None:
+        """Raise what went wrong in the background, if anything did by now."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the newest checkpoint is whole on disk.
+
+        Raises:
+            CheckpointError: it could not be written; older ones are untouched.
+        """
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def close(self, within_s: float) -> None:
+        """Give a checkpoint under way so long to end; never raises, for a run that ends anyway."""
+        if self._pending is not None:
+            wait_for_futures([self._pending], within_s)
+        self._given_up.set()
+        self._thread.shutdown(wait=False)
+
+
+def parse_state(kind: type[State], meta: dict[str, Any]) -> State:
+    """The dataclass whose fields a checkpoint's meta holds.
+
+    Raises:
+        CheckpointError: it was written by another version.
+    """
+    try:
+        return kind(**meta)
+    except TypeError as error:
+        raise CheckpointError(
+            f"a checkpoint must hold the state this version of slurm_rl writes ({error})",
+            action="resume with the code snapshot of the run, or start a new run with model.init_from",
+        ) from None

@@ -1,0 +1,95 @@
+"""The policy engine on one GPU: bfloat16 steps, and flash-attn beside SDPA."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+
+CHARACTERS = "0123456789+="
+LENGTHS = [(3, 20), (10, 5), (40, 17), (2, 1)]
+"""(prompt, completion) tokens of each sequence."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from slurm_rl.train.engine.tiny import build_tiny_model
+
+    path = tmp_path_factory.mktemp("gpu") / "model"
+    # Flash attention wants heads of a multiple of 8.
+    build_tiny_model(TinyModelConfig(characters=CHARACTERS, hidden_size=256, num_heads=4), 0, path)
+    return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def process_group() -> Iterator[None]:
+    from benchmarks.trainer_throughput import free_port
+    from slurm_rl.train.engine.distributed import init_process_group, leave_process_group
+
+    init_process_group(0, 1, "127.0.0.1", free_port(), timeout_s=60)
+    yield
+    leave_process_group()
+
+
+def build_engine(folder: Path, **model: Any) -> Any:
+    from slurm_rl.train.engine.policy import PolicyEngine
+
+    config = ModelConfig(**{"path": str(folder), **model})
+    return PolicyEngine(folder, config, PolicyConfig(num_workers=1), OptimConfig(lr=1e-3), temperature=1.0)
+
+
+def build_sequences() -> list[Any]:
+    from slurm_rl.train.types import TrainSequence
+
+    random = np.random.default_rng(0)
+    return [
+        TrainSequence(
+            token_ids=random.integers(2, len(CHARACTERS) + 2, prompt + completion),
+            trained_from=prompt,
+            weight=1 / 43,
+            advantages=np.full(completion, 1.0, np.float32),
+            old_logprobs=np.full(completion, -2.0, np.float32),
+        )
+        for prompt, completion in LENGTHS
+    ]
+
+
+def test_a_bfloat16_step_on_the_gpu_raises_what_was_rewarded(folder: Path) -> None:
+    from slurm_rl.train.grpo.loss import build_policy_loss
+
+    engine = build_engine(folder, dtype="bfloat16")
+    assert engine.device.type == "cuda"
+    batch = [build_sequences()]
+    before = np.concatenate(engine.compute_logprobs(batch)[0]).mean()
+    for _ in range(5):
+        totals = engine.train(batch, build_policy_loss(AlgorithmConfig()), 1e-3)
+        assert np.isfinite(totals["loss"]) and totals["grad_norm"] > 0
+    assert np.concatenate(engine.compute_logprobs(batch)[0]).mean() > before
+
+
+def test_packed_sequences_do_not_see_each_other(folder: Path) -> None:
+    engine = build_engine(folder, dtype="float32")
+    together = engine.compute_logprobs([build_sequences()])[0]
+    alone = [engine.compute_logprobs([[sequence]])[0][0] for sequence in build_sequences()]
+    for a, b in zip(together, alone, strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="flash-attn is not installed")
+def test_flash_attention_says_what_sdpa_says(folder: Path) -> None:
+    """Both in bfloat16, which flash-attn wants; their difference is that of their rounding."""
+    both = [
+        np.concatenate(
+            build_engine(folder, dtype="bfloat16", attention=attention).compute_logprobs([build_sequences()])[0]
+        )
+        for attention in ("sdpa", "flash_attention_2")
+    ]
+    assert np.abs(both[0] - both[1]).mean() < 1e-2

@@ -1,0 +1,16 @@
+"""The table of the trainer's speed; read it with `pytest -s`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_the_trainer_of_a_real_shape_prints_its_row() -> None:
+    words = [sys.executable, "-m", "benchmarks.trainer_throughput", "--shape", "0.5b", "1.5b", "--tokens", "16384"]
+    done = subprocess.run([*words, "--gradient-checkpointing"], capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    print("\n" + done.stdout)
+    rows = [line.split("|") for line in done.stdout.splitlines()[2:]]
+    assert [row[1].strip() for row in rows] == ["0.5b", "1.5b"]
+    assert all(float(row[3]) > 0 and row[2].strip() != "CPU" for row in rows)

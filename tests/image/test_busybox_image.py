@@ -1,0 +1,116 @@
+"""podman and mksquashfs for real, on a busybox: from a root file system to a .sqsh in enroot's layout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.podman_kit import install_missing, make_busybox_root, podman_environment
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"podman": "podman", "runc": "runc", "busybox": "busybox-static", "unsquashfs": "squashfs-tools"}
+BASE, IMAGE = "localhost/busybox:1", "localhost/with-config:1"
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """podman with the busybox in its store, and an image on top of it that says how it is started."""
+    install_missing(PACKAGES)
+    folder = tmp_path_factory.mktemp("store")
+    env = podman_environment(folder) | {"PYTHONPATH": str(ROOT)}
+    make_busybox_root(folder / "root.tar")
+    recipe = f'FROM {BASE}\nENV GREETING="hello you"\nWORKDIR /work\nENTRYPOINT ["/bin/env"]\nCMD ["cat"]\n'
+    (folder / "Containerfile").write_text(recipe)
+    for argv in (
+        ["podman", "import", str(folder / "root.tar"), BASE],
+        ["podman", "build", f"--tag={IMAGE}", f"--file={folder}/Containerfile", str(folder)],
+    ):
+        done = subprocess.run(argv, env=env, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"podman does not run here: {done.stderr.strip().splitlines()[-1:]}")
+    return env
+
+
+def image(env: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "slurm_rl", "image", *words]
+    return subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=120)
+
+
+def for_pyxis(path: Path) -> list[str]:
+    return ["container.runtime=pyxis", f"container.image={path}"]
+
+
+def test_a_sqsh_in_enroots_layout_and_twice_is_a_no_op(env: Mapping[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "rl.sqsh"
+    words = ["import", "--engine=podman", f"--from={IMAGE}", *for_pyxis(path)]
+    done = image(env, *words)
+    assert done.returncode == 0, done.stderr
+    assert "is ready" in done.stderr
+    listing = subprocess.run(["unsquashfs", "-ll", str(path)], capture_output=True, text=True, check=True).stdout
+    lines = [line.split() for line in listing.splitlines() if "squashfs-root" in line]
+    names = {line[5].removeprefix("squashfs-root"): line[:2] for line in lines}
+    assert {"/etc/rc", "/etc/environment", "/etc/rc.local", "/dev", "/proc", "/sys", "/bin/busybox"} <= set(names)
+    assert not [name for name in names if name.startswith("/dev/")]
+    assert {mode[0] for mode, _ in names.values()} <= {"d", "-", "l"}
+    assert {owner for _, owner in names.values()} == {"root/root"}
+    read = ["unsquashfs", "-cat", str(path)]
+    text = subprocess.run([*read, "etc/environment", "etc/rc"], capture_output=True, text=True, check=True).stdout
+    assert "GREETING=hello you\n" in text and "cd /work" in text and 'exec /bin/env "$@"' in text
+    assert "exec /bin/env cat" in text
+    assert json.loads((tmp_path / "rl.sqsh.json").read_text())["size"] == path.stat().st_size
+    before = path.stat().st_mtime_ns
+    again = image(env, *words)
+    assert again.returncode == 0 and "is up to date" in again.stderr and path.stat().st_mtime_ns == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["rl.sqsh", "rl.sqsh.json"]
+    left = subprocess.run(["podman", "ps", "--all", "--quiet"], env=dict(env), capture_output=True, text=True)
+    assert left.stdout == ""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KiB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True)
+    if done.returncode:
+        pytest.skip("only root can mount a small disk")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_fills_while_the_image_is_written(env: Mapping[str, str], small_disk: Path) -> None:
+    done = image(env, "import", f"--from={IMAGE}", *for_pyxis(small_disk / "rl.sqsh"))
+    assert done.returncode == 2, done.stderr
+    assert "an image needs room on the disk" in done.stderr and "Traceback" not in done.stderr
+    assert list(small_disk.iterdir()) == []
+
+
+def test_a_disk_that_fills_while_the_image_is_unpacked(
+    env: Mapping[str, str], small_disk: Path, tmp_path: Path
+) -> None:
+    done = image({**env, "TMPDIR": str(small_disk)}, "import", f"--from={IMAGE}", *for_pyxis(tmp_path / "rl.sqsh"))
+    assert done.returncode == 2, done.stderr
+    assert "an image needs room on the disk" in done.stderr and "TMPDIR" in done.stderr
+    assert list(small_disk.iterdir()) == [] and not list(tmp_path.glob("*.sqsh*"))
+
+
+def test_a_machine_without_any_tool(env: Mapping[str, str], tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    for word in ("build", "import"):
+        words = [word, *(["--from=x/y:1"] if word == "import" else []), *for_pyxis(tmp_path / "rl.sqsh")]
+        done = image({**env, "PATH": str(tmp_path / "bin")}, *words)
+        assert done.returncode == 2, done.stderr
+        assert "podman, docker or buildah" in done.stderr and "is not on PATH" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["bin"]
+
+
+def test_an_engine_that_has_no_such_image_says_so(env: Mapping[str, str], tmp_path: Path) -> None:
+    done = image(env, "import", "--engine=podman", "--from=localhost/nothing:1", *for_pyxis(tmp_path / "rl.sqsh"))
+    assert done.returncode == 2, done.stderr
+    assert "podman pull must succeed" in done.stderr
+    assert list(tmp_path.iterdir()) == []

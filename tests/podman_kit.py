@@ -1,0 +1,63 @@
+"""podman on storage of its own, for tests: the machine's own containers and images are not touched."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+APPLETS = ("sh", "env", "cat", "touch", "sleep", "true")
+
+
+def install_missing(packages: Mapping[str, str]) -> None:
+    """Program -> Debian package; the test is skipped, with the reason, where they cannot be had."""
+    missing = sorted({package for program, package in packages.items() if shutil.which(program) is None})
+    if not missing:
+        return
+    if os.getuid() != 0 or shutil.which("apt-get") is None:
+        pytest.skip(f"needs {', '.join(missing)}, and only root on Debian can install them here")
+    install = ["apt-get", "install", "--yes", "--quiet", "--no-install-recommends", *missing]
+    env = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    if subprocess.run(install, env=env, capture_output=True).returncode:
+        pytest.skip(f"apt-get cannot install {', '.join(missing)} here")
+
+
+def podman_environment(folder: Path, *, driver: str = "vfs", graph: str | None = None) -> dict[str, str]:
+    """Variables that point podman to storage in `folder`.
+
+    Args:
+        driver: vfs works everywhere and copies all it is given; overlay needs to mount.
+        graph: where the images lie; a folder of each node's own, when nodes share `folder`.
+    """
+    # A sandbox may not raise limits to podman's defaults.
+    limits = 'default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]'
+    (folder / "containers.conf").write_text(f'[containers]\n{limits}\n[engine]\nruntime = "runc"\n')
+    graph = graph or f"{folder}/graph"
+    storage = f'[storage]\ndriver = "{driver}"\ngraphroot = "{graph}"\nrunroot = "{graph}-run"\n'
+    (folder / "storage.conf").write_text(storage)
+    return {
+        **os.environ,
+        "CONTAINERS_CONF": str(folder / "containers.conf"),
+        "CONTAINERS_STORAGE_CONF": str(folder / "storage.conf"),
+    }
+
+
+def make_busybox_root(path: Path) -> None:
+    """A tar of a root file system that holds busybox and nothing else."""
+    busybox = shutil.which("busybox")
+    assert busybox is not None
+    with tarfile.open(path, "w") as tar:
+        tar.add(busybox, "bin/busybox")
+        for applet in APPLETS:
+            link = tarfile.TarInfo(f"bin/{applet}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(link)
+        for folder in ("tmp", "proc", "sys", "dev", "etc"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
+            tar.addfile(entry)

@@ -1,0 +1,41 @@
+"""New weights in the middle of completions, on a real vLLM engine. One process for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from slurm_rl.plan.accelerator import accelerator_env
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    env = {var.name: var.value for var in accelerator_env("cpu", cpu_kv_cache_gb=1)}
+    command = [sys.executable, "-m", "tests.train.continuous_script", str(tmp_path_factory.mktemp("continuous"))]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_each_token_has_the_logprob_that_its_weights_give_it(sampled: dict[str, Any]) -> None:
+    assert sampled["difference"] < 1e-4
+    assert sampled["probe"] < 1e-4
+
+
+def test_completions_under_way_go_on_with_new_weights(sampled: dict[str, Any]) -> None:
+    versions = [[version for version, _ in runs] for runs in sampled["versions"]]
+    assert [sum(count for _, count in runs) for runs in sampled["versions"]] == sampled["lengths"]
+    assert all(of == sorted(of) for of in versions), "an older version came back"
+    assert any({0, 1} <= set(of) for of in versions[:6]), "no completion saw the first update"
+    assert any({1, 2} <= set(of) for of in versions), "no completion saw the second update"
+
+
+def test_a_second_batch_begins_before_the_first_has_ended(sampled: dict[str, Any]) -> None:
+    first, second = sampled["versions"][:6], sampled["versions"][6:]
+    assert min(runs[0][0] for runs in second) < max(runs[-1][0] for runs in first)

@@ -1,0 +1,68 @@
+"""`submit` names its image, and refuses one that could not start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.cli.image_check import srun_of_its_own
+from slurm_rl.cli.image_line import check_image_is_there, describe_image
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from tests.unit.image.test_image_files import sqsh
+
+
+def plan_for(*words: str) -> JobPlan:
+    return build_plan(load_config(["+cluster=nvidia_h100", *words]), "/runs/1", SubmitFacts("python", 2, "test"))
+
+
+def with_image(runtime: str, image: Any) -> JobPlan:
+    return plan_for(f"container.runtime={runtime}", f"container.image={image}")
+
+
+def test_no_container_no_line() -> None:
+    assert describe_image(plan_for()) is None
+    check_image_is_there(plan_for())
+
+
+def test_a_reference_is_the_runtimes_business() -> None:
+    plan = with_image("podman", "localhost/rl:1")
+    check_image_is_there(plan)
+    assert describe_image(plan) == "image   localhost/rl:1, from podman's store on each node or its registry"
+
+
+def test_a_file_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "rl.sqsh").write_bytes(sqsh(3_000_000))
+    plan = with_image("pyxis", tmp_path / "rl.sqsh")
+    check_image_is_there(plan)
+    assert describe_image(plan) == f"image   {tmp_path}/rl.sqsh (3 MB)"
+
+
+def test_a_file_that_is_missing_or_damaged_is_refused_with_how_to_make_it(tmp_path: Path) -> None:
+    plan = with_image("pyxis", tmp_path / "rl.sqsh")
+    with pytest.raises(ConfigError, match=r"must be there.*image build"):
+        check_image_is_there(plan)
+    (tmp_path / "rl.sqsh").write_bytes(sqsh(300)[:200])
+    with pytest.raises(ConfigError, match=r"must be whole.*image build --force"):
+        check_image_is_there(plan)
+
+
+def test_a_folder_of_the_nodes_alone_is_for_them_to_judge() -> None:
+    plan = with_image("apptainer", "/nodes/only/rl.sif")
+    check_image_is_there(plan)
+    assert "image check asks a node" in str(describe_image(plan))
+
+
+def test_a_relative_path_means_another_file_on_each_node() -> None:
+    with pytest.raises(ConfigError, match="absolute path"):
+        check_image_is_there(with_image("apptainer", "./rl.sif"))
+
+
+def test_check_asks_for_one_node_where_the_job_would_be_let_in() -> None:
+    argv = srun_of_its_own(plan_for("cluster.slurm.partition=p", "cluster.slurm.account=a", "cluster.num_nodes=9"), 900)
+    assert argv[:3] == ["srun", "--nodes=1", "--ntasks=1"]
+    assert {"--partition=p", "--account=a", "--gres=gpu:h100:8", "--time=15"} <= set(argv)
+    assert not [word for word in argv if word.startswith(("--signal", "--output", "--open-mode", "--requeue"))]

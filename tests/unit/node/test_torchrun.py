@@ -1,0 +1,161 @@
+"""What the agent makes of torchrun: the cause of its end, signals to its ranks; and one rank by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.errors import TrainingError
+from slurm_rl.node.discovery import NodeRole
+from slurm_rl.node.processes import become_subreaper, find_marked, mark_env
+from slurm_rl.node.torchrun import RankSignals, describe_torchrun_end, judge_torchrun
+from slurm_rl.run_dir import RunDir, write_json
+
+# As torch 2.13 writes it.
+LOG = """
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-21_10:00:01
+  host      : n2
+  rank      : 2 (local_rank: 0)
+  exitcode  : 1 (pid: 4242)
+  error_file: <N/A>
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-21_10:00:00
+  host      : n2
+  rank      : 3 (local_rank: 1)
+  exitcode  : {code} (pid: 4243)
+  error_file: <N/A>
+"""
+HEAD, OTHER = NodeRole(0, 2, "7"), NodeRole(1, 2, "7")
+
+# Stands for torchrun: two children of the agent's child, each with a handler of its own after a while.
+RANK = """
+import os, signal, sys, time
+if sys.argv[1] == "hears":
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit(open(sys.argv[2], "a").write("told\\n") and 0))
+os.write(1, b"up\\n")
+time.sleep(60)
+"""
+PARENT = """
+import subprocess, sys
+ranks = [subprocess.Popen([sys.executable, "-c", sys.argv[1], *sys.argv[2:]]) for _ in range(2)]
+[rank.wait() for rank in ranks]
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"), [("-9", "rank 3 was killed by SIGKILL"), ("2", "rank 3 ended with exit status 2")]
+)
+def test_the_first_rank_that_failed_is_named(tmp_path: Path, code: str, expected: str) -> None:
+    log = tmp_path / "driver.log"
+    log.write_text(LOG.format(code=code))
+    assert describe_torchrun_end(log, 1).startswith(expected)
+    log.write_text("torchrun: error: no such option")
+    assert describe_torchrun_end(log, 2) == "exit status 2"
+
+
+def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None) -> int:
+    attempt = RunDir(tmp_path).attempt(1)
+    attempt.logs.mkdir(parents=True, exist_ok=True)
+    attempt.log("driver" if role.is_head else "torchrun-1").write_text(LOG.format(code=code) if code else "")
+    if outcome is not None:
+        write_json(attempt.outcome, outcome)
+    return judge_torchrun(attempt, role, 1 if code else 0)
+
+
+def test_rank_0_has_the_word_on_how_the_run_ended(tmp_path: Path) -> None:
+    saved = {"outcome": "checkpointed", "exit_code": 75}
+    assert judge(tmp_path / "a", HEAD, "", saved) == 75
+    assert judge(tmp_path / "b", HEAD, "1", {"outcome": "failed", "exit_code": 2}) == 2
+    assert judge(tmp_path / "c", OTHER, "", saved) == 0
+
+
+def test_a_killed_rank_is_a_cause_whatever_rank_0_saw_of_it(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"rank 3 was killed by SIGKILL"):
+        judge(tmp_path / "a", HEAD, "-9", {"outcome": "failed", "exit_code": 1})
+    with pytest.raises(TrainingError, match=r"rank 3 ended with exit status 1 \[torchrun-1.log\]"):
+        judge(tmp_path / "b", OTHER, "1", {"outcome": "failed", "exit_code": 1})
+
+
+def test_ranks_that_end_without_a_word_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="rank 0 must say how"):
+        judge(tmp_path, HEAD, "", None)
+
+
+def start_ranks(mark: str, kind: str, heard: Path) -> subprocess.Popen[bytes]:
+    env = {**os.environ, **mark_env(mark)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, RANK, kind, str(heard)], env=env, stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    assert [parent.stdout.readline() for _ in range(2)] == [b"up\n"] * 2
+    return parent
+
+
+def test_every_rank_is_told_once_and_torchrun_itself_is_not(tmp_path: Path) -> None:
+    mark, heard = f"t{os.getpid()}:1:0:/x", tmp_path / "heard"
+    with start_ranks(mark, "hears", heard) as torchrun:
+        signals = RankSignals(mark, 2)
+        signals.tell(torchrun, time.monotonic())
+        assert signals.is_done
+        assert torchrun.wait(timeout=20) == 0, "SIGUSR2 would have killed it"
+    assert heard.read_text() == "told\n" * 2
+    assert find_marked(mark) == []
+
+
+def test_ranks_without_a_handler_are_spared_and_in_the_end_given_up(tmp_path: Path) -> None:
+    mark = f"d{os.getpid()}:1:0:/x"
+    with start_ranks(mark, "deaf", tmp_path / "heard") as torchrun:
+        signals = RankSignals(mark, 2)
+        signals.tell(torchrun, time.monotonic())
+        assert not signals.is_done and len(find_marked(mark)) == 3
+        signals.tell(torchrun, time.monotonic() - 60)
+        assert signals.is_done
+        assert torchrun.wait(timeout=20) == -signal.SIGTERM
+        for pid in find_marked(mark):
+            os.kill(pid, signal.SIGKILL)
+
+
+def run_rank(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    script = folder / "program.py"
+    script.write_text(program)
+    argv = [sys.executable, "-m", "slurm_rl.node.rank", str(script), "one", "two"]
+    return subprocess.run(argv, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+
+
+@pytest.mark.parametrize(("code", "expected"), [("75", 0), ("0", 0), ("None", 0), ("3", 3), ("'why'", 1)])
+def test_a_rank_that_saved_is_no_failure_to_torchrun(code: str, expected: int, tmp_path: Path) -> None:
+    done = run_rank(f"import sys; print(sys.argv[1:], __name__); sys.exit({code})", tmp_path)
+    assert done.stdout == "['one', 'two'] __main__\n"
+    assert done.returncode == expected
+
+
+def test_a_rank_dies_with_its_torchrun(tmp_path: Path) -> None:
+    become_subreaper()
+    script = tmp_path / "program.py"
+    script.write_text("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
+    argv = [sys.executable, "-m", "slurm_rl.node.rank", str(script)]
+    body = "import subprocess, sys; subprocess.run(sys.argv[1:])"
+    with subprocess.Popen([sys.executable, "-c", body, *argv], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: os.waitpid(pid, os.WNOHANG)[0] == pid)
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.errors import DataError, PrepareError
+from slurm_rl.prepare.archive import extract_archive
+
+
+def make_tar(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for info, content in members:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def entry(name: str, kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, mode
+    return info
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "in/folder").mkdir(parents=True)
+    return tmp_path / "in/folder"
+
+
+def files_below(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+def test_files_come_out_with_their_bytes_and_our_mode(kind: str, folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / f"a.{kind}"
+    content = {"./a/1.txt": b"one", "b.txt": b"", "c/d/e.txt": b"x" * 3_000_000}
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as bundle:
+            for name, data in content.items():
+                bundle.writestr(name, data)
+    else:
+        with tarfile.open(archive, "w:gz" if kind.endswith("gz") else "w") as tar:
+            tar.addfile(entry("a", tarfile.DIRTYPE))
+            for name, data in content.items():
+                info = entry(name, mode=0o4777)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    assert extract_archive(archive, folder) == (3, 3_000_003)
+    assert files_below(folder) == {name.removeprefix("./"): data for name, data in content.items()}
+    assert {path.stat().st_mode & 0o7111 for path in folder.rglob("*.txt")} == {0}
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/tmp/evil-of-slurm-rl", "a\\..\\evil", ".", ""])
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_a_member_that_leaves_the_folder_is_refused(name: str, kind: str, folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "a"
+    if kind == "tar":
+        make_tar(archive, (entry(name), b"evil"))
+    else:
+        with zipfile.ZipFile(archive, "w") as bundle:
+            bundle.writestr(zipfile.ZipInfo(name), b"evil")
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(DataError, match="must be a regular file inside the folder"):
+        extract_archive(archive, folder)
+    assert set(tmp_path.rglob("*")) == before
+    assert not Path("/tmp/evil-of-slurm-rl").exists()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_of_a_tar_are_refused_by_name(kind: bytes, folder: Path, tmp_path: Path) -> None:
+    link = entry("a/link", kind, link="../../../etc")
+    archive = make_tar(tmp_path / "a", (link, b""), (entry("a/link/passwd"), b"evil"))
+    with pytest.raises(DataError, match=r"'a/link'.*a link or a device"):
+        extract_archive(archive, folder)
+    assert not (folder / "a/link").exists()
+
+
+def test_a_link_in_a_zip_is_refused_by_name(folder: Path, tmp_path: Path) -> None:
+    info = zipfile.ZipInfo("link")
+    info.create_system, info.external_attr = 3, 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "a", "w") as bundle:
+        bundle.writestr(info, "/etc")
+    with pytest.raises(DataError, match=r"'link'.*a link or a device"):
+        extract_archive(tmp_path / "a", folder)
+
+
+def test_bounds_hold_for_bytes_and_files(folder: Path, tmp_path: Path) -> None:
+    bomb = make_tar(tmp_path / "bomb", (entry("zeros"), bytes(50_000_000)))
+    assert bomb.stat().st_size < 100_000
+    with pytest.raises(DataError, match=r"'zeros'.*more than 1000000 bytes"):
+        extract_archive(bomb, folder, max_bytes=1_000_000)
+    assert (folder / "zeros").stat().st_size <= 1_000_000
+    many = make_tar(tmp_path / "many", *[(entry(str(n)), b"") for n in range(4)])
+    with pytest.raises(DataError, match=r"'3'.*more than 3 files"):
+        extract_archive(many, folder, max_files=3)
+
+
+def test_a_zip_whose_header_lies_about_its_size_is_still_bounded(folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as bundle:
+        bundle.writestr("zeros", bytes(5_000_000))
+    with pytest.raises(DataError, match="more than 1000 bytes"):
+        extract_archive(archive, folder, max_bytes=1000)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_an_archive_that_was_cut_off_is_named(share: float, folder: Path, tmp_path: Path) -> None:
+    import random
+
+    noise = random.Random(0).randbytes(100_000)
+    archive = make_tar(tmp_path / "images.tar.gz", *[(entry(f"{n}.bin"), noise) for n in range(5)])
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(PrepareError, match=r"images\.tar\.gz must be a whole"):
+        extract_archive(archive, folder)
+
+
+@pytest.mark.parametrize("names", [("a", "a/b"), ("a/b", "a")])
+def test_a_name_that_is_a_file_and_a_folder_is_refused(names: tuple[str, str], folder: Path, tmp_path: Path) -> None:
+    archive = make_tar(tmp_path / "a.tar", *[(entry(name), b"x") for name in names])
+    with pytest.raises(DataError, match="a file and a folder at once"):
+        extract_archive(archive, folder)
+
+
+def test_a_tar_that_ends_with_a_zip_is_a_tar(folder: Path, tmp_path: Path) -> None:
+    inner = io.BytesIO()
+    with zipfile.ZipFile(inner, "w") as bundle:
+        bundle.writestr("x", b"x")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        info = entry("inner.zip")
+        info.size = len(inner.getvalue())
+        tar.addfile(info, io.BytesIO(inner.getvalue()))
+    assert extract_archive(tmp_path / "a.tar", folder)[0] == 1
+    assert files_below(folder) == {"inner.zip": inner.getvalue()}
