@@ -9,15 +9,28 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.train.grpo.continuous import ContinuousEngine
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
+from slurm_rl.train.grpo.vision_inputs import build_input, build_options, check_expanded
 from slurm_rl.train.grpo.weights import HeldWeights, WeightRecord
+from slurm_rl.train.types import TokenPrompt
 
 
 class RolloutEngine:
     """Samples completions; proves which weights it holds. Runs as a Ray actor."""
 
     def __init__(
-        self, model_path: str, model: ModelConfig, rollout: RolloutConfig, max_model_len: int, num_gpus: int
+        self,
+        model_path: str,
+        model: ModelConfig,
+        rollout: RolloutConfig,
+        max_model_len: int,
+        num_gpus: int,
+        max_images: int | None = None,
     ) -> None:
+        """Start vLLM.
+
+        Args:
+            max_images: most images of one prompt; None for a text model.
+        """
         from vllm import LLM
 
         self.version = -1
@@ -36,7 +49,9 @@ class RolloutEngine:
             worker_extension_cls="slurm_rl.train.grpo.worker_extension.RolloutWorkerExtension",
             **_gpu_options(rollout, num_gpus),
             **_transfer_options(rollout),
+            **({} if max_images is None else build_options(model, max_images)),
         )
+        self.sees_images = max_images is not None
         self.sleeps = rollout.colocate and num_gpus > 0
         self.asleep: set[str] = set()
         self.tokenizer = self.llm.get_tokenizer()
@@ -45,8 +60,8 @@ class RolloutEngine:
     def ready(self) -> bool:
         return True
 
-    def generate(self, prompts: Sequence[Sequence[int]], spec: SamplingSpec) -> list[list[Completion]]:
-        """Sample `num_completions` for each prompt, given as token ids, in order."""
+    def generate(self, prompts: Sequence[TokenPrompt], spec: SamplingSpec) -> list[list[Completion]]:
+        """Sample `num_completions` for each prompt, in order."""
         from vllm import SamplingParams
 
         def seed() -> None:
@@ -60,7 +75,7 @@ class RolloutEngine:
             logprobs=0,
             detokenize=False,
         )
-        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        inputs = [build_input(prompt) for prompt in prompts]
         if self.continuous is not None:
             self.continuous.run(seed)
             return [
@@ -69,6 +84,7 @@ class RolloutEngine:
             ]
         seed()
         outputs = self.llm.generate(inputs, params, use_tqdm=False)
+        check_expanded(prompts, outputs)
         return [
             [self._completion(item, []) for item in sorted(output.outputs, key=lambda item: item.index)]
             for output in outputs
@@ -83,7 +99,7 @@ class RolloutEngine:
         mixed = versions if versions and versions[-1] != version else []
         return Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
 
-    def load_weights(self, version: int, records: Sequence[WeightRecord], probe: Sequence[int]) -> HeldWeights:
+    def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
         """Take new weights, or adapters over the base; then say what is held: version, checksums, the probe."""
         return self._take(version, lambda: self._load(records), probe)
 
@@ -101,7 +117,7 @@ class RolloutEngine:
         self._wake("weights")
         self.llm.collective_rpc(method, kwargs=arguments)
 
-    def confirm_weights(self, version: int, sent: Any, probe: Sequence[int]) -> HeldWeights:
+    def confirm_weights(self, version: int, sent: Any, probe: TokenPrompt) -> HeldWeights:
         """What is held after a transfer; `sent` is there to come after the policy's sending."""
 
         def load() -> list[str]:
@@ -109,15 +125,18 @@ class RolloutEngine:
 
         return self._take(version, load, probe)
 
-    def _take(self, version: int, load: Callable[[], list[str]], probe: Sequence[int]) -> HeldWeights:
+    def _take(self, version: int, load: Callable[[], list[str]], probe: TokenPrompt) -> HeldWeights:
         from vllm import SamplingParams
 
         def take() -> list[str]:
             checksums = load()
+            if self.sees_images:
+                # What the vision tower made of images is of the old weights, and vLLM knows images by their pixels.
+                self.llm.llm_engine.reset_encoder_cache()
             self.version = version
             return checksums
 
-        prompt = {"prompt_token_ids": list(probe)}
+        prompt = build_input(probe)
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
         if self.continuous is not None:
             checksums, found = self.continuous.update(version, take, prompt, params)
@@ -128,7 +147,7 @@ class RolloutEngine:
             self.llm.reset_prefix_cache()
             found = self.llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
         # Of each token after the first, at temperature 1.
-        logprobs = [float(step[token].logprob) for step, token in zip(found[1:], probe[1:], strict=True)]
+        logprobs = [float(step[token].logprob) for step, token in zip(found[1:], probe.token_ids[1:], strict=True)]
         return HeldWeights(version, checksums, logprobs)
 
     def sleep(self) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 from slurm_rl.config.reward import RewardConfig, split_urls
 from slurm_rl.train.rewards.client import RewardClient
 from slurm_rl.train.rewards.pool import RewardPool
+from slurm_rl.train.rewards.sandbox.probe import probe_sandbox
 from slurm_rl.train.rewards.service import TOKEN_VARIABLE, read_token
 from slurm_rl.train.rewards.supervise import RewardServices, choose_ports
 from slurm_rl.train.rewards.types import RewardItem, RewardResult
@@ -40,6 +41,8 @@ def open_scorer(
         cluster_host: address of this node that others reach.
         report: called with events and their fields.
     """
+    if config.url is None and config.function is None and "code" in config.verifiers:
+        report("reward/sandbox", **probe_sandbox())
     if config.url is not None:
         urls = split_urls(config.url)
         with RewardClient(config.service, lambda: urls, _token_for_others(config)) as client:

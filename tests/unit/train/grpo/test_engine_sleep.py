@@ -17,6 +17,9 @@ from slurm_rl.run_dir import RunDir
 from slurm_rl.train.grpo.rollout import RolloutEngine
 from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
 from slurm_rl.train.grpo.types import Group
+from slurm_rl.train.types import TokenPrompt
+
+PROBE = TokenPrompt(token_ids=[1, 2])
 
 
 class FakeLLM:
@@ -63,7 +66,7 @@ def test_it_wakes_weights_then_loads_then_wakes_the_cache_then_generates() -> No
     assert engine.llm.options["enable_sleep_mode"]
     engine.sleep()
     engine.sleep()  # asleep already
-    held = engine.load_weights(3, [], [1, 2])
+    held = engine.load_weights(3, [], PROBE)
     assert engine.llm.calls == [
         ("sleep", 2),
         ("wake_up", "weights"),
@@ -73,7 +76,7 @@ def test_it_wakes_weights_then_loads_then_wakes_the_cache_then_generates() -> No
         "generate",
     ]
     assert held.version == 3
-    engine.load_weights(4, [], [1, 2])
+    engine.load_weights(4, [], PROBE)
     assert engine.llm.calls[6:] == ["load_named_weights", "reset_prefix_cache", "generate"]
 
 
@@ -81,7 +84,7 @@ def test_it_wakes_weights_then_loads_then_wakes_the_cache_then_generates() -> No
 def test_an_engine_with_gpus_of_its_own_or_none_never_sleeps(colocate: bool, num_gpus: int) -> None:
     engine = build_engine(colocate=colocate, num_gpus=num_gpus)
     engine.sleep()
-    engine.load_weights(0, [], [1, 2])
+    engine.load_weights(0, [], PROBE)
     assert engine.llm.calls == ["load_named_weights", "reset_prefix_cache", "generate"]
     assert "enable_sleep_mode" not in engine.llm.options
 
@@ -89,7 +92,7 @@ def test_an_engine_with_gpus_of_its_own_or_none_never_sleeps(colocate: bool, num
 def test_every_tensor_parallel_rank_answers_for_its_weights() -> None:
     engine = build_engine(colocate=False, num_gpus=4)
     assert engine.llm.options["distributed_executor_backend"] == "mp"
-    assert engine.load_weights(0, [], [1, 2]).checksums == ["sum"] * 4
+    assert engine.load_weights(0, [], PROBE).checksums == ["sum"] * 4
 
 
 class Recorder:

@@ -14,6 +14,7 @@ from slurm_rl.train.grpo.cluster import Actor
 from slurm_rl.train.grpo.transfer import EngineClient
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.grpo.weights import HeldWeights, SentWeights
+from slurm_rl.train.types import TokenPrompt
 
 
 class Remote:
@@ -25,9 +26,9 @@ class FakeEngine:
     def __init__(self, said: list[Any], *, checksums: Sequence[str] = ("sum",)) -> None:
         self.call_workers = Remote(lambda method, arguments: said.append((method, arguments)))
 
-        def confirm(version: int, sent: SentWeights, probe: Sequence[int]) -> HeldWeights:
+        def confirm(version: int, sent: SentWeights, probe: TokenPrompt) -> HeldWeights:
             said.append(("confirm", version, sent.checksum))
-            return HeldWeights(version, list(checksums), [-1.0] * (len(probe) - 1))
+            return HeldWeights(version, list(checksums), [-1.0] * (len(probe.token_ids) - 1))
 
         self.confirm_weights = Remote(confirm)
 
@@ -37,9 +38,9 @@ class FakePolicy:
         self.find_address = Remote(lambda: ("10.0.0.1", 4242))
         self.open_sender = Remote(lambda *args: said.append(("open", args[1], args[2])))
 
-        def send(probe: Sequence[int]) -> SentWeights:
+        def send(probe: TokenPrompt) -> SentWeights:
             said.append("send")
-            return SentWeights("sum", [-1.0] * (len(probe) - 1))
+            return SentWeights("sum", [-1.0] * (len(probe.token_ids) - 1))
 
         self.send_state = Remote(send)
 
@@ -53,7 +54,7 @@ def build_sync(said: list[Any], **lies: Any) -> WeightSync:
     cluster: Any = FakeCluster()
     policy = [Actor(f"policy-{rank}", FakePolicy(said)) for rank in range(2)]
     engines = [Actor("rollout-0", FakeEngine(said, **lies))]
-    return WeightSync(cluster, policy, engines, probe=[1, 2], tolerance=1e-3, timeout_s=1)
+    return WeightSync(cluster, policy, engines, probe=TokenPrompt(token_ids=[1, 2]), tolerance=1e-3, timeout_s=1)
 
 
 def test_every_tensor_parallel_rank_of_every_engine_has_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
