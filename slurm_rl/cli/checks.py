@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from slurm_rl.cli.lora_check import check_lora_targets
 from slurm_rl.cli.model_shape import sees_images
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
@@ -37,6 +38,7 @@ def _check_model(config: RunConfig) -> None:
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
     if config.model.path:
         _check_pad_token(Path(config.model.path))
+    check_lora_targets(config.model)
 
 
 def _check_pad_token(folder: Path) -> None:

@@ -186,6 +186,26 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _transfer_fits_the_machines(self) -> RunConfig:
+        transfer = self.rollout.weight_transfer
+        if transfer in ("nccl", "ipc") and self.cluster.accelerator == "cpu":
+            raise ValueError(
+                f"rollout.weight_transfer={transfer} needs GPUs; got accelerator 'cpu'. "
+                "Next: rollout.weight_transfer=auto"
+            )
+        if transfer == "gloo" and self.cluster.accelerator != "cpu":
+            raise ValueError(
+                "rollout.weight_transfer=gloo is for accelerator 'cpu'; "
+                f"got {self.cluster.accelerator!r}. Next: rollout.weight_transfer=auto"
+            )
+        if self.rollout.transfers_directly and self.model.lora is not None:
+            raise ValueError(
+                "rollout.weight_transfer must be auto with model.lora, whose adapters are small and travel alone; "
+                f"got {transfer}. Next: rollout.weight_transfer=auto"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _flash_attention_needs_a_gpu(self) -> RunConfig:
         if self.model.attention == "flash_attention_2" and self.cluster.accelerator == "cpu":
             raise ValueError(

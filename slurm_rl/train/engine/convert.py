@@ -25,6 +25,7 @@ from slurm_rl.train.engine.export import copy_processors
 from slurm_rl.train.engine.folders import written_beside
 from slurm_rl.train.engine.lora import merge_into_base, plain_name, read_base
 from slurm_rl.train.engine.model import load_tokenizer, model_class
+from slurm_rl.train.engine.shards import load_rank
 
 INDEX = "model.safetensors.index.json"
 
@@ -93,8 +94,7 @@ def read_parameters(policy: Path) -> Iterator[tuple[str, Tensor]]:
             action="let the run end, which exports its model, or use DeepSpeed's zero_to_fp32",
         )
     ranks = range(layout["num_workers"])
-    # weights_only: tensors and plain containers, never code.
-    shards = [torch.load(policy / f"rank-{n}.pt", map_location="cpu", weights_only=True, mmap=True) for n in ranks]
+    shards = [load_rank(policy, rank, mmap=True) for rank in ranks]
     for name in layout["parameters"]:
         parts = [shard["parameters"][name] for shard in shards]
         yield name, parts[0] if len(parts) == 1 else torch.cat(parts)

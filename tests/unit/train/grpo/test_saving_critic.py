@@ -18,8 +18,9 @@ class Workers:
     def __init__(self, number: int = 0, *, is_built: bool = True) -> None:
         self.number, self.is_built = number, is_built
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, background: bool) -> list[Path]:
         (folder / "number").write_text(str(self.number))
+        return []
 
     def load(self, folder: Path) -> None:
         self.number = int((folder / "number").read_text())
