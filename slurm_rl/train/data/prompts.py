@@ -76,7 +76,7 @@ def _build_row(row: dict[str, Any], index: int, columns: Columns, where: str) ->
             seen=f"{type(answer).__name__} {shorten(repr(answer))}",
             action="write it in quotes, or set data.label_key to the column with the answer (null: there is none)",
         )
-    prompt = _parse_prompt(row[columns.input])
+    prompt = parse_prompt(row[columns.input])
     if prompt is None:
         raise DataError(
             f"{where}: column {columns.input!r} must be text or a list of messages, each with role and content, "
@@ -101,8 +101,8 @@ def _find_images(row: PromptRow, folder: Path | None, folders: Folders, where: s
         )
 
 
-def _parse_prompt(value: Any) -> str | list[Message] | None:
-    """Text, or messages; None for anything else."""
+def parse_prompt(value: Any) -> str | list[Message] | None:
+    """Text, or messages (also as JSON in a string); None for anything else."""
     if isinstance(value, str):
         return _parse_messages(value) or value or None
     if not isinstance(value, list) or not value:
@@ -118,7 +118,7 @@ def _parse_messages(text: str) -> list[Message] | None:
         value = json.loads(text)
     except ValueError:
         return None
-    return _parse_prompt(value) if isinstance(value, list) else None  # type: ignore[return-value]
+    return parse_prompt(value) if isinstance(value, list) else None  # type: ignore[return-value]
 
 
 def _is_message(value: Any) -> bool:

@@ -40,6 +40,12 @@ class DataSource:
     subset: str | None = None
     revision: str | None = None
     split: str = "train"
+    optional: tuple[str, ...] = ()
+    """Columns to read as well where they are there; rows of text have all of theirs anyway."""
+
+    def present(self, names: Sequence[str]) -> list[str]:
+        """The columns to read of a source with these."""
+        return [column for column, _ in self.columns] + [column for column in self.optional if column in names]
 
     @property
     def folder(self) -> Path | None:
@@ -125,7 +131,7 @@ def _read_parquet(source: DataSource, path: Path) -> Iterator[Record]:
         with pyarrow.parquet.ParquetFile(path) as file:
             require_columns(source, file.schema_arrow.names, str(path))
             number = 0
-            for batch in file.iter_batches(batch_size=_BATCH, columns=[column for column, _ in source.columns]):
+            for batch in file.iter_batches(batch_size=_BATCH, columns=source.present(file.schema_arrow.names)):
                 for row in batch.to_pylist():
                     yield f"{path} row {number}", row
                     number += 1
@@ -140,7 +146,7 @@ def _read_dataset(source: DataSource, folder: Path | None) -> Iterator[Record]:
     require_columns(source, data.column_names, f"{source.name} (split {source.split})")
     from datasets import Image
 
-    data = data.select_columns([column for column, _ in source.columns])
+    data = data.select_columns(source.present(data.column_names))
     for name, feature in data.features.items():
         if isinstance(feature, Image):
             # Paths or bytes as they are; decoding belongs to the one who looks at the picture.
