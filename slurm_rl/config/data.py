@@ -19,6 +19,8 @@ class DataConfig(Section):
     """Rows held out when `eval` is null, or read from the eval data at the most."""
     subset: str | None = None
     """For a folder or a hub name with several data sets in it: which."""
+    revision: str | None = None
+    """For a hub name: branch, tag or commit; null takes the newest, to which a run is held once it began."""
     train_split: str = "train"
     """For a folder or a hub name: the split to train on."""
     eval_split: str = "test"

@@ -185,7 +185,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         num_spare_nodes=0 if local else config.job.num_spare_nodes,
         node_features=_node_features(config),
         torchrun=_torchrun(actors) if under_torchrun else None,
-        expected=expected_versions(cluster.accelerator, config.model.attention),
+        expected=expected_versions(cluster.accelerator, config.task, config.model.attention),
     )
     if local:
         return plan

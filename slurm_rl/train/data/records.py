@@ -38,6 +38,7 @@ class DataSource:
     columns: tuple[tuple[str, str], ...]
     """(column, the config key that names it) of every column that must be there."""
     subset: str | None = None
+    revision: str | None = None
     split: str = "train"
     optional: tuple[str, ...] = ()
     """Columns to read as well where they are there; rows of text have all of theirs anyway."""
@@ -167,12 +168,15 @@ def _open_dataset(source: DataSource, folder: Path | None) -> Any:
             if source.split not in data:
                 raise ValueError(f"the splits are {', '.join(data)}")
             return data[source.split]
-        return load_dataset(str(folder or source.name), source.subset, split=source.split)
+        if folder is not None:
+            return load_dataset(str(folder), source.subset, split=source.split)
+        return load_dataset(source.name, source.subset, split=source.split, revision=source.revision)
     except Exception as error:  # the library raises what its many readers raise
         raise DataError(
             f"data set {source.name} (subset {source.subset}, split {source.split}) must be one that can be read",
-            seen=f"{type(error).__name__}: {shorten(str(error).strip() or 'no word', 300)}",
-            action="check the name, data.subset, data.train_split and data.eval_split; a private one needs HF_TOKEN",
+            seen=f"{type(error).__name__}: {shorten(' '.join(str(error).split()) or 'no word', 300)}",
+            action="check its name, data.subset, data.revision, data.train_split and data.eval_split; a private one "
+            "needs HF_TOKEN",
         ) from None
 
 

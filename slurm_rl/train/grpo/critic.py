@@ -73,9 +73,12 @@ class CriticGroup(WorkerGroup):
 
     def __init__(self, cluster: Cluster, workers: Sequence[Actor], micro_batch_tokens: int, timeout_s: float) -> None:
         super().__init__(cluster, workers, micro_batch_tokens, timeout_s, "critic")
+        self.is_built = False
+        """Not before the warm-up is over: the critic begins as what that made."""
 
     def build(self, model_path: str, init_from: str | None) -> None:
         self.call("loading the critic", lambda _, it: it.build.remote(model_path, init_from))
+        self.is_built = True
 
     def values(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         """What is expected before each token of each completion, [num_trained] each."""

@@ -72,7 +72,7 @@ class RunSaver:
         def write(folder: Path) -> None:
             (folder / "policy").mkdir()
             self.policy.save(folder / "policy")
-            if self.critic is not None and state.stage == "grpo":
+            if self.critic is not None and self.critic.is_built:
                 (folder / "critic").mkdir()
                 self.critic.save(folder / "critic")
             save_rollouts(folder, rollouts)
