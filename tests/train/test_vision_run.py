@@ -25,6 +25,7 @@ OVERRIDES = (
     "rollout.colocate=false",
     "rollout.max_tokens=16",
     "rollout.max_num_seqs=32",
+    "rollout.dump=true",
     "data.num_eval=4",
     "data.max_prompt_tokens=400",
     "eval.greedy=false",
@@ -91,5 +92,6 @@ def test_the_export_is_the_trained_model_with_its_image_processor(run_dir: Path)
 
 
 def test_prompts_with_several_images_and_with_none_were_trained_on(run_dir: Path) -> None:
-    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
-    assert {sample["prompt"].count("<|image_pad|>") for sample in samples} >= {1}
+    groups = [json.loads(line) for path in (run_dir / "rollouts").iterdir() for line in path.read_text().splitlines()]
+    assert {len(group["prompt"]["images"]) for group in groups} == {0, 1, 2}
+    assert len(groups) == 3 * 8
