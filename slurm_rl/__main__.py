@@ -23,6 +23,7 @@ VERBS = {
     "resume": "go on with a run from its newest checkpoint",
     "results": "the runs of a sweep (-m), best first (--metric, --min, --json)",
     "convert": "write a checkpoint as a Hugging Face model (--step, --out)",
+    "reward-server": "answer OpenRLHF's reward requests (--host, --port; reward.* overrides)",
     "report": "write summary.json and report.html of a run again",
 }
 SWEEP_FLAGS = {"-m", "--multirun"}
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             return run_hydra(words)
         if verb == "submit" and SWEEP_FLAGS & set(words):
             verb = "sweep"
-        module = importlib.import_module(f"slurm_rl.cli.{verb}")
+        module = importlib.import_module(f"slurm_rl.cli.{verb.replace('-', '_')}")
         return int(module.run(words))
     except SlurmRLError as error:
         print(f"slurm_rl: {error}", file=sys.stderr)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from pathlib import Path
 
 from slurm_rl.cli.model_shape import sees_images
+from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, MissingLibraryError
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Check the model folder and the data files that this machine can see.
+    """Check the model folder, the data files and the reward function that this machine can see.
 
     Raises:
         ConfigError, DataError: naming the field, the file and the line.
     """
     _check_model(config)
     _check_data(config)
+    check_reward(config.reward)
 
 
 def _check_model(config: RunConfig) -> None:
-    for field, value in (("model.path", config.model.path), ("model.init_from", config.model.init_from)):
+    reward_model = config.reward.model.path
+    folders = {"model.path": config.model.path, "model.init_from": config.model.init_from}
+    for field, value in {**folders, "reward.model.path": reward_model}.items():
         # A name without a slash in front may be one of the hub; the node looks that up in its cache.
         if value and value.startswith(("/", "./", "../", "~")) and not Path(value).expanduser().is_dir():
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
@@ -60,3 +65,38 @@ def _check_data(config: RunConfig) -> None:
             action="set model.path to a Qwen2.5-VL or Qwen3-VL, or data.image_key=null and prompts without images",
         )
     check_sources(images)
+
+
+def check_reward(config: RewardConfig) -> None:
+    """Look for the reward function in its file, without running the file: that happens in the workers alone.
+
+    Raises:
+        ConfigError: no such file, no Python, or nothing of that name at its top level.
+    """
+    if config.function is None:
+        return
+    file, _, name = config.function.rpartition(":")
+    try:
+        tree = ast.parse(Path(file).expanduser().read_text(encoding="utf-8"), filename=file)
+    except OSError as error:
+        raise ConfigError(
+            "reward.function must name a file that can be read",
+            seen=f"{file} ({error.strerror})",
+            action="write reward.function=/absolute/path.py:name",
+        ) from None
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError("reward.function must name a Python file", seen=f"{file}: {error}") from None
+    names = sorted({found for node in tree.body for found in _names_bound_by(node)})
+    if name not in names:
+        raise ConfigError(f"{file} must define {name}", seen=", ".join(names) or "nothing")
+
+
+def _names_bound_by(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    # Also what an `if` or `try` at the top level binds.
+    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)] + [
+        n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)
+    ]

@@ -17,7 +17,7 @@ def render_help(verbs: Mapping[str, str]) -> str:
         "  python -m slurm_rl trainer.num_steps=20      with another value; every key: --cfg job",
         "",
         "verbs (submit when none is given):",
-        *(f"  {verb:<10}{text}" for verb, text in verbs.items()),
+        *(f"  {verb:<{max(map(len, verbs)) + 2}}{text}" for verb, text in verbs.items()),
         "",
         "config groups (+group=option appends, group=option replaces a default):",
         *(f"  {group:<12}{' '.join(options)}" for group, options in find_groups().items()),

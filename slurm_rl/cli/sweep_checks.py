@@ -104,7 +104,7 @@ class _SeenInputs:
         self._errors: dict[str, SlurmRLError | None] = {}
 
     def check(self, config: RunConfig) -> None:
-        key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r}"
+        key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r} {config.reward.function!r}"
         if key not in self._errors:
             try:
                 check_inputs(config)

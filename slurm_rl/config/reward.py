@@ -2,23 +2,146 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from slurm_rl.config.base import Fraction, PositiveFloat, PositiveInt, Section
 
-VerifierName = Literal["arithmetic", "math", "format"]
+VerifierName = Literal["arithmetic", "math", "format", "code"]
+
+CODE_SHARE: Final = 0.8
+"""Share of `timeout_s` that the tests of one completion get; the rest is for starting and ending processes."""
+
+
+class CodeConfig(Section):
+    """The `code` verifier: what one run of a completion may use, and how its tests become a score."""
+
+    score: Literal["all", "share"] = "all"
+    """`all`: 1.0 when every test passes, else 0.0. `share`: tests passed / tests."""
+    test_timeout_s: PositiveFloat = 4.0
+    """Deadline of one test, or of one call of an assert; a test that is late has failed."""
+    memory_mb: int = Field(default=1024, ge=128)
+    """Address space of one process, in MiB; a reward worker runs one such process at a time, two for asserts."""
+    output_mb: PositiveFloat = 1.0
+    """What a program may write, in MiB; more ends it."""
+
+
+class RewardServiceConfig(Section):
+    """Reward services: one that the run starts for itself, and how any is asked."""
+
+    enabled: bool = False
+    """Score in a service of the run, which is watched and started again, rather than inside the trainer."""
+    num_replicas: PositiveInt = 1
+    """Services the run starts, each with reward.num_workers processes; requests go to them in turn."""
+    address: Literal["loopback", "cluster"] = "loopback"
+    """Whether only the head node reaches it, or every node of the cluster; either way with a token."""
+    items_per_request: PositiveInt = 64
+    """Completions in one request, at the most."""
+    num_connections: PositiveInt = 16
+    """Requests under way at once."""
+    request_timeout_s: PositiveFloat = 180.0
+    """Deadline of one try of one request."""
+    deadline_s: PositiveFloat = 300.0
+    """How long a request is tried again, with growing pauses, before the run ends."""
+    token_file: str | None = None
+    """File of mode 0600 with the token of the services under reward.url; null: the environment variable
+    SLURM_RL_REWARD_TOKEN, and without it no token is sent. The run's own services get one made for them."""
+    max_body_mb: PositiveFloat = 64.0
+    """Largest request the service of the run takes, in megabytes."""
+
+
+class RewardModelConfig(Section):
+    """A trained reward model."""
+
+    path: str | None = None
+    """Folder or hub name of a sequence classifier with one output; its logit is the reward. null: none."""
+    device: str = "cpu"
+    """Where each worker holds it: cpu, or a GPU that neither policy nor engines use (cuda:0 in a reward-server)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of its weights."""
+    batch_size: PositiveInt = 16
+    """Completions in one forward pass."""
 
 
 class RewardConfig(Section):
     """Verifiers, and what happens when one fails."""
 
     verifiers: dict[VerifierName, float] = Field(default={"arithmetic": 1.0}, min_length=1)
-    """Verifier name to weight; the reward is the weighted sum."""
+    """Verifier name to weight; the reward is the weighted sum, and a weight of null leaves a verifier out. Not used
+    beside `function`, `model` or `url`."""
+    function: str | None = None
+    """`file.py:name`, a function (queries, prompts, labels) that makes the whole reward; runs in the workers."""
+    model: RewardModelConfig = RewardModelConfig()
+    """A trained model that makes the whole reward; runs in the workers, a copy in each."""
+    url: str | None = None
+    """Reward services outside of the run, comma-separated, with OpenRLHF's protocol: http://host:5000/get_reward."""
     num_workers: PositiveInt = 1
     """Processes that run verifiers."""
+    start_timeout_s: PositiveFloat = 120.0
+    """Deadline of all workers to be up; importing sympy from a slow shared disk takes a minute at the worst, loading
+    a large reward model longer."""
     timeout_s: PositiveFloat = 10.0
     """Deadline of one completion; a verifier that is late is ended and counted as a failure."""
     max_failure_rate: Fraction = 0.02
     """Largest share of failed rewards in one step; above it the run stops with the cause."""
+    code: CodeConfig = CodeConfig()
+    """Settings of the `code` verifier."""
+    service: RewardServiceConfig = RewardServiceConfig()
+    """Scoring over HTTP."""
+
+    @field_validator("verifiers", mode="before")
+    @classmethod
+    def _null_leaves_out(cls, value: object) -> object:
+        # A preset adds to the table of the defaults; how else could it take one away?
+        return (
+            {key: weight for key, weight in value.items() if weight is not None} if isinstance(value, dict) else value
+        )
+
+    @field_validator("function")
+    @classmethod
+    def _names_a_function(cls, value: str | None) -> str | None:
+        if value is not None and not re.fullmatch(r".+\.py:[A-Za-z_]\w*", value):
+            raise ValueError(f"reward.function must be file.py:name; got {value!r}")
+        return value
+
+    @field_validator("url")
+    @classmethod
+    def _are_urls(cls, value: str | None) -> str | None:
+        for url in split_urls(value):
+            if not re.fullmatch(r"https?://[^\s/]+\S*", url):
+                raise ValueError(f"reward.url must be http://host:port/path, or several with commas; got {url!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_place_to_score(self) -> RewardConfig:
+        chosen = {
+            "reward.function": self.function is not None,
+            "reward.model.path": self.model.path is not None,
+            "reward.url": self.url is not None,
+        }
+        names = [name for name, is_chosen in chosen.items() if is_chosen]
+        if len(names) > 1:
+            raise ValueError(f"one of them makes the whole reward, so set one alone; got {' and '.join(names)}")
+        if self.url is not None and self.service.enabled:
+            raise ValueError(
+                "reward.url names services outside of the run, so reward.service.enabled would have no effect. "
+                "Next: unset one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_test_ends_before_its_item(self) -> Self:
+        longest = CODE_SHARE * self.timeout_s
+        if "code" in self.verifiers and self.code.test_timeout_s > longest:
+            raise ValueError(
+                f"code.test_timeout_s must be at most {CODE_SHARE:g} x timeout_s = {longest:g}, "
+                f"got {self.code.test_timeout_s:g}: set reward.timeout_s={self.code.test_timeout_s / CODE_SHARE:g}"
+            )
+        return self
+
+
+def split_urls(value: str | None) -> list[str]:
+    """The parts of a comma-separated list; none of null."""
+    return [url.strip() for url in (value or "").split(",") if value is not None]

@@ -19,6 +19,7 @@ PHRASES: dict[str, str] = {
     "torchrun/started": "torchrun started on the head node",
     "ray/cluster_ready": "Ray cluster is complete",
     "engine/ready": "rollout engine is ready",
+    "reward/sandbox": "code of completions is confined",
     "trainer/started": "trainer started",
     "trainer/resumed": "trainer resumed from its checkpoint",
     "checkpoint/saved": "checkpoint saved",

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.types import Group, SamplingSpec
-from slurm_rl.train.rewards.pool import RewardItem, RewardPool
+from slurm_rl.train.rewards.scorer import Scorer
+from slurm_rl.train.rewards.types import RewardItem
 from slurm_rl.train.seeds import derive_seed
 
 T = TypeVar("T")
@@ -63,12 +64,12 @@ def split_evenly(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
     return [items[start:end] for start, end in itertools.pairwise(bounds)]
 
 
-def score_groups(groups: Sequence[Group], pool: RewardPool) -> list[Group]:
+def score_groups(groups: Sequence[Group], scorer: Scorer) -> list[Group]:
     """The groups with one result a completion."""
     items = [
-        RewardItem(completion=completion.text, answer=group.prompt.answer)
+        RewardItem(completion=completion.text, answer=group.prompt.answer, prompt=group.prompt.text)
         for group in groups
         for completion in group.completions
     ]
-    results = iter(pool.score(items))
+    results = iter(scorer.score(items))
     return [replace(group, results=[next(results) for _ in group.completions]) for group in groups]

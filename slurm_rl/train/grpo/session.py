@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -29,7 +30,7 @@ from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.model_folder import load_context_length, prepare_model
-from slurm_rl.train.rewards.pool import RewardPool
+from slurm_rl.train.rewards.scorer import Scorer, open_scorer
 from slurm_rl.train.stop import StopFlag
 from slurm_rl.train.types import TokenPrompt
 
@@ -57,7 +58,9 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
     try:
-        with RewardPool(config.reward) as rewards:
+        host = os.environ["RAY_ADDRESS"].rpartition(":")[0]
+        report = functools.partial(append_event, run)
+        with open_scorer(config.reward, run.secrets, attempt.logs, host, report) as rewards:
             state = _train(run, config, cluster, model_path, prompts, rewards, metrics)
     finally:
         metrics.close()
@@ -70,7 +73,7 @@ def _train(
     cluster: Cluster,
     model_path: str,
     prompts: Prompts,
-    rewards: RewardPool,
+    rewards: Scorer,
     metrics: MetricsLogger,
 ) -> RunState:
     timeout_s = config.trainer.step_timeout_s

@@ -12,8 +12,8 @@ from slurm_rl.train.grpo.types import Group
 from slurm_rl.train.rewards.types import RewardResult
 from slurm_rl.train.totals import add_totals, is_maximum
 
-# Verifiers that judge the answer; others judge its form.
-_CORRECTNESS = ("arithmetic", "math")
+# Scores that judge the answer, from verifiers and from OpenRLHF's services and functions; others judge its form.
+_CORRECTNESS = ("arithmetic", "math", "acc_rewards", "scores")
 
 
 def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -34,6 +34,8 @@ def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
     if len(rewards):
         metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+    for name in dict.fromkeys(name for result in results for name in result.parts):
+        metrics[f"score/{name}"] = float(np.mean([r.parts[name] for r in results if name in r.parts]))
     for cause, count in Counter(result.failure for result in results if result.failure).items():
         metrics[f"reward/failed_{cause.replace(' ', '_')}"] = float(count)
     return metrics

@@ -36,7 +36,7 @@ from slurm_rl.train.grpo.step_metrics import accuracy, pass_metrics, sampling_me
 from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.rewards.failures import check_failures
-from slurm_rl.train.rewards.pool import RewardPool
+from slurm_rl.train.rewards.scorer import Scorer
 from slurm_rl.train.seeds import derive_seed
 from slurm_rl.train.timer import Timer
 from slurm_rl.train.types import FloatArray
@@ -65,7 +65,7 @@ class GRPOTrainer:
         policy: PolicyGroup,
         sampler: Sampler,
         sync: WeightSync,
-        rewards: RewardPool,
+        rewards: Scorer,
         saver: RunSaver,
         metrics: MetricsLogger,
     ) -> None:

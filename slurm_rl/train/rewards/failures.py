@@ -15,6 +15,7 @@ _REMEDIES: dict[FailureCause, str] = {
     "crash": "run the verifier on this completion alone, and give the job more memory if the kernel ended it",
     "exception": "mend the verifier or the row's answer",
     "bad score": "have the verifier return a number in [0, 1]",
+    "service": "read the log of the reward service, which failed on this completion alone",
 }
 
 

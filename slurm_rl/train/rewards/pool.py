@@ -16,7 +16,7 @@ from slurm_rl.config.reward import RewardConfig, VerifierName
 from slurm_rl.train.rewards.processes import VerifierProcesses
 from slurm_rl.train.rewards.scoring import Scoring
 from slurm_rl.train.rewards.types import RewardItem, RewardResult
-from slurm_rl.train.rewards.verifiers import VERIFIERS
+from slurm_rl.train.rewards.verifiers import choose_verifiers
 
 __all__ = ["RewardItem", "RewardPool", "RewardResult"]
 
@@ -32,10 +32,9 @@ class RewardPool:
     """
 
     def __init__(self, config: RewardConfig, table: Mapping[VerifierName, str] | None = None) -> None:
-        chosen: dict[str, str] = {name: (table or VERIFIERS)[name] for name in config.verifiers}
+        chosen, self._weights = choose_verifiers(config, table)
         self._config = config
-        self._weights: dict[str, float] = dict(config.verifiers.items())
-        self._processes = VerifierProcesses(config.num_workers, chosen)
+        self._processes = VerifierProcesses(config.num_workers, chosen, config.start_timeout_s)
         self._turn = threading.Lock()
 
     def __enter__(self) -> RewardPool:

@@ -22,20 +22,19 @@ from slurm_rl.train.rewards.types import Failure, RewardItem
 
 Outcomes: TypeAlias = list[dict[str, float] | Failure | DataError]
 
-START_DEADLINE_S = 120.0
-"""For all workers to be up; importing sympy from a slow shared disk takes a minute at the worst."""
 _POLL_S = 0.5
 _WARM_PAUSE_S = 0.05
 
 
 class VerifierProcesses:
-    """`num_workers` processes that score chunks of items with the verifiers of `table`.
+    """`num_workers` processes that score chunks of items with the verifiers of `table`, up within `start_timeout_s`.
 
-    Used from one thread. Call `start` first and `stop` last.
+    Used from one thread, but for `wake`. Call `start` first and `stop` last.
     """
 
-    def __init__(self, num_workers: int, table: Mapping[str, str]) -> None:
+    def __init__(self, num_workers: int, table: Mapping[str, str], start_timeout_s: float) -> None:
         self._num_workers = num_workers
+        self.start_timeout_s = start_timeout_s
         self._table = dict(table)
         self._pool: Any = None
         self._done: SimpleQueue[Future[Outcomes]] = SimpleQueue()
@@ -44,18 +43,17 @@ class VerifierProcesses:
         """Start the processes and wait until each has imported the verifiers.
 
         Raises:
-            RewardError: a verifier cannot be imported, or START_DEADLINE_S is over.
+            RewardError: a verifier cannot be imported, or `start_timeout_s` is over.
         """
         self._done = SimpleQueue()
-        # spawn, not fork: the trainer has threads and perhaps a GPU context, and neither survives a fork.
         self._pool = ProcessPool(
             max_workers=self._num_workers,
             initializer=worker.start_worker,
             initargs=(self._table,),
-            context=multiprocessing.get_context("spawn"),
+            context=_fork_server(self._table),
         )
         try:
-            self._warm_up(time.monotonic() + START_DEADLINE_S)
+            self._warm_up(time.monotonic() + self.start_timeout_s)
         except BaseException:
             self.stop()
             raise
@@ -81,9 +79,10 @@ class VerifierProcesses:
 
     def _not_up(self, num_ready: int) -> RewardError:
         return RewardError(
-            f"{self._num_workers} reward workers must be up within {START_DEADLINE_S:g} s",
+            f"{self._num_workers} reward workers must be up within {self.start_timeout_s:g} s",
             seen=f"{num_ready} up",
-            action="read the log above for what ended them, or lower reward.num_workers to the CPUs of the node",
+            action="read the log above for what ended them, lower reward.num_workers to the CPUs of the node, "
+            "or raise reward.start_timeout_s",
         )
 
     def submit(self, items: Sequence[RewardItem], *, budget_s: float, deadline_s: float) -> Future[Outcomes]:
@@ -96,6 +95,10 @@ class VerifierProcesses:
             future.set_exception(BrokenProcessPool())
         future.add_done_callback(self._done.put)
         return future
+
+    def wake(self) -> None:
+        """Have `next_done` return at once, with a future that nobody submitted. From any thread."""
+        self._done.put(Future())
 
     def next_done(self, deadline_s: float) -> Future[Outcomes] | None:
         """Return a submitted future that is done; None when the pool broke and needs a `restart`.
@@ -111,7 +114,7 @@ class VerifierProcesses:
                 if self._pool.active:
                     continue
                 return None
-            broken = not future.cancelled() and isinstance(future.exception(), BrokenProcessPool)
+            broken = future.done() and not future.cancelled() and isinstance(future.exception(), BrokenProcessPool)
             return None if broken else future
         return None
 
@@ -126,3 +129,16 @@ class VerifierProcesses:
             self._pool.stop()
             self._pool.join()
             self._pool = None
+
+
+def _fork_server(table: Mapping[str, str]) -> Any:
+    """How workers are started: forked off a process that has imported the verifiers, and nothing else.
+
+    Not forked off this one: the trainer has threads and perhaps a GPU context, and neither survives a fork. With
+    spawn, every worker that is ended for a hang would import sympy anew, a second of CPU for each.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # Of the modules only ours: what an import of others does is a worker's risk. The first pool's stay.
+    modules = {spec.partition(":")[0] for spec in table.values() if spec.startswith("slurm_rl.")}
+    context.set_forkserver_preload(["slurm_rl.train.rewards.worker", *sorted(modules)])
+    return context

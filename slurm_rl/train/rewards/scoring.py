@@ -18,10 +18,12 @@ from concurrent.futures import Future
 from pebble import ProcessExpired
 
 from slurm_rl.errors import DataError, RewardError
-from slurm_rl.train.rewards.processes import START_DEADLINE_S, Outcomes, VerifierProcesses
+from slurm_rl.train.rewards.processes import Outcomes, VerifierProcesses
 from slurm_rl.train.rewards.types import Failure, RewardItem, RewardResult
 
-_MAX_RESTARTS = 3
+MAX_RESTARTS = 3
+"""Broken pools in a row, without one score between them, that are put up with."""
+BUDGET_SHARE = 1 / 10
 
 
 class Scoring:
@@ -44,7 +46,7 @@ class Scoring:
         self._items = items
         self._weights = weights
         self._timeout_s = timeout_s
-        self._budget_s = timeout_s / 10
+        self._budget_s = timeout_s * BUDGET_SHARE
         self._results: dict[int, RewardResult] = {}
         self._pending: dict[Future[Outcomes], list[int]] = {}
         self._restarts = 0
@@ -71,7 +73,7 @@ class Scoring:
     def _settle_next(self) -> None:
         """Wait for one task, keep what it scored and submit what it left undone."""
         # The workers may first have to be replaced, which takes as long as a start.
-        future = self._processes.next_done(self._timeout_s + self._budget_s + START_DEADLINE_S)
+        future = self._processes.next_done(self._timeout_s + self._budget_s + self._processes.start_timeout_s)
         if future is None:
             self._restart()
             return
@@ -79,43 +81,53 @@ class Scoring:
         if positions is None:  # of an earlier call that ended in an exception
             return
         self._restarts = 0
-        outcomes = self._outcomes(future, alone=len(positions) == 1)
+        outcomes = read_outcomes(future, len(positions), self._timeout_s)
         for position, outcome in zip(positions, outcomes, strict=False):
-            self._results[position] = self._result(self._items[position], outcome)
+            self._results[position] = build_result(self._items[position], outcome, self._weights)
         for position in positions[len(outcomes) :]:
             self._submit([position])
-
-    def _outcomes(self, future: Future[Outcomes], *, alone: bool) -> Outcomes:
-        """Return what became of the first items of a task; of none when a chunk gave no answer."""
-        error = future.exception()
-        if error is None:
-            return future.result()
-        if isinstance(error, TimeoutError):
-            failure = Failure("hang", f"no score within {self._timeout_s:g} s")
-        elif isinstance(error, ProcessExpired):
-            failure = Failure("crash", f"the process died with exit code {error.exitcode}")
-        else:
-            raise error
-        return [failure] if alone else []
-
-    def _result(self, item: RewardItem, outcome: dict[str, float] | Failure | DataError) -> RewardResult:
-        if isinstance(outcome, DataError):
-            raise outcome
-        if isinstance(outcome, Failure):
-            return RewardResult(item=item, value=None, failure=outcome.cause, detail=outcome.detail)
-        value = sum(self._weights[name] * score for name, score in outcome.items())
-        return RewardResult(item=item, value=value, parts=outcome)
 
     def _restart(self) -> None:
         """Start new processes and submit again what had no answer; nobody is to blame yet."""
         self._restarts += 1
-        if self._restarts > _MAX_RESTARTS:
-            raise RewardError(
-                "the reward workers must stay alive",
-                seen=f"{self._restarts} broken pools without one score between them",
-                action="look for the kernel ending processes for memory (dmesg), and give the job more",
-            )
+        if self._restarts > MAX_RESTARTS:
+            raise keeps_breaking(self._restarts)
         self._processes.restart()
         lost, self._pending = list(self._pending.values()), {}
         for positions in lost:
             self._submit(positions)
+
+
+def read_outcomes(future: Future[Outcomes], num_items: int, timeout_s: float) -> Outcomes:
+    """Return what became of the first items of a task; of none when a chunk gave no answer."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, TimeoutError):
+        failure = Failure("hang", f"no score within {timeout_s:g} s")
+    elif isinstance(error, ProcessExpired):
+        failure = Failure("crash", f"the process died with exit code {error.exitcode}")
+    else:
+        raise error
+    return [failure] if num_items == 1 else []
+
+
+def build_result(
+    item: RewardItem, outcome: dict[str, float] | Failure | DataError, weights: Mapping[str, float]
+) -> RewardResult:
+    """The reward of one item: the weighted sum of its scores. Raises the DataError that an outcome is."""
+    if isinstance(outcome, DataError):
+        raise outcome
+    if isinstance(outcome, Failure):
+        return RewardResult(item=item, value=None, failure=outcome.cause, detail=outcome.detail)
+    value = sum(weights.get(name, 0.0) * score for name, score in outcome.items())
+    return RewardResult(item=item, value=value, parts=outcome)
+
+
+def keeps_breaking(num_restarts: int) -> RewardError:
+    """What is raised when new processes do not help."""
+    return RewardError(
+        "the reward workers must stay alive",
+        seen=f"{num_restarts} broken pools without one score between them",
+        action="look for the kernel ending processes for memory (dmesg), and give the job more",
+    )

@@ -16,8 +16,9 @@ from typing import Literal, TypeAlias
 Verifier: TypeAlias = Callable[[str, str], float]
 """(completion text, reference answer) -> score in [0, 1]."""
 
-FailureCause: TypeAlias = Literal["hang", "crash", "exception", "bad score"]
-"""hang: over the deadline. crash: the process died. bad score: NaN, infinite, not a number, or outside [0, 1]."""
+FailureCause: TypeAlias = Literal["hang", "crash", "exception", "bad score", "service"]
+"""hang: over the deadline. crash: the process died. bad score: NaN, infinite, not a number, or outside [0, 1].
+service: a reward service answered every try of this item alone with an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class RewardItem:
 
     completion: str
     answer: str
+    prompt: str = ""
+    """What the completion follows, as the model saw it; a reward function and a reward service get it too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,8 @@ class RewardResult:
     value: float | None
     """Sum over verifiers of weight x score."""
     parts: dict[str, float] = field(default_factory=dict)
-    """Verifier name to its score in [0, 1], before the weight; empty for a failure."""
+    """Verifier name to its score in [0, 1], before the weight; of a reward function or another's service, what
+    it told beside the reward, under its own names. Empty for a failure."""
     failure: FailureCause | None = None
     detail: str = ""
     """Of a failure: the exception, the exit code or the score, in words."""

@@ -1,25 +1,46 @@
 """The verifiers a config can name. Add one: write a `Verifier`, name it here and in `VerifierName`.
 
 The table holds import paths, not functions: only the worker processes import them, so the trainer
-never pays for sympy, and a verifier that breaks on import breaks there.
+never pays for sympy, and a verifier that breaks on import breaks there. Settings travel in the same
+string, as JSON after a question mark: `module:function?{"score": "share"}` is called with `score="share"`.
 """
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from typing import Final
 
-from slurm_rl.config.reward import VerifierName
+from slurm_rl.config.reward import CODE_SHARE, RewardConfig, VerifierName
 from slurm_rl.errors import DataError
+from slurm_rl.train.rewards.model import specify_model
 
 VERIFIERS: Final[dict[VerifierName, str]] = {
     "arithmetic": "slurm_rl.train.rewards.verifiers:score_arithmetic",
     "format": "slurm_rl.train.rewards.verifiers:score_format",
     "math": "slurm_rl.train.rewards.math_answer:score_math",
+    "code": "slurm_rl.train.rewards.code_answer:score_code",
 }
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+def choose_verifiers(
+    config: RewardConfig, table: Mapping[VerifierName, str] | None = None
+) -> tuple[dict[str, str], dict[str, float]]:
+    """What the workers run, by name, and the weight of each score in the reward."""
+    if config.function is not None:
+        # It makes the whole reward; what else it tells has no weight.
+        return {"function": config.function}, {"reward": 1.0}
+    if config.model.path is not None:
+        return {"model": specify_model(config.model, config.num_workers)}, {"model": 1.0}
+    specs: dict[str, str] = {name: (table or VERIFIERS)[name] for name in config.verifiers}
+    if "code" in specs:
+        settings = config.code.model_dump() | {"total_s": CODE_SHARE * config.timeout_s}
+        specs["code"] += f"?{json.dumps(settings)}"
+    return specs, dict(config.verifiers.items())
 
 
 def score_arithmetic(completion: str, answer: str) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import importlib
+import json
 import math
 import multiprocessing
 import numbers
@@ -18,9 +19,11 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 
 from slurm_rl.errors import DataError
+from slurm_rl.train.rewards.function import call_function, is_file, load_function
+from slurm_rl.train.rewards.model import PREFIX, load_model, score_by_model
 from slurm_rl.train.rewards.types import Failure, RewardItem, Verifier
 
 _SHOWN_CHARS = 500
@@ -36,7 +39,7 @@ def start_worker(table: Mapping[str, str]) -> None:
     _die_with_parent()
     with suppress(Exception):
         for spec in table.values():
-            load_verifier(spec)
+            _load(spec)
 
 
 def _die_with_parent() -> None:
@@ -58,10 +61,23 @@ def _die_with_parent() -> None:
 
 @cache
 def load_verifier(spec: str) -> Verifier:
-    """Import `module:function`. Raises ImportError or AttributeError when there is no such thing."""
-    module, function = spec.split(":")
+    """Import `module:function`, `module:function?{its settings}` or `file.py:function`.
+
+    Raises ImportError or AttributeError when there is no such thing.
+    """
+    if is_file(spec):
+        return load_function(spec)
+    path, _, settings = spec.partition("?")
+    module, function = path.split(":")
     verifier: Verifier = getattr(importlib.import_module(module), function)
-    return verifier
+    return partial(verifier, **json.loads(settings)) if settings else verifier
+
+
+def _load(spec: str) -> None:
+    if spec.startswith(PREFIX):
+        load_model(spec)
+    else:
+        load_verifier(spec)
 
 
 def warm_up(table: Mapping[str, str], pause_s: float) -> int | Failure:
@@ -71,7 +87,7 @@ def warm_up(table: Mapping[str, str], pause_s: float) -> int | Failure:
     """
     for name, spec in table.items():
         try:
-            load_verifier(spec)
+            _load(spec)
         except Exception as error:
             return Failure("exception", f"verifier {name} ({spec}): {_words(error)}")
     time.sleep(pause_s)
@@ -83,12 +99,14 @@ def score_items(
 ) -> list[dict[str, float] | Failure | DataError]:
     """Score items in order; after `budget_s` seconds stop early, with at least one done.
 
-    Stopping early lets the pool tell a chunk of slow items from one hung item.
+    Stopping early lets the pool tell a chunk of slow items from one hung item. A reward model takes all at once.
 
     Returns:
         One entry an item that was reached: verifier name to score, or why there is none.
     """
     started = time.monotonic()
+    if "model" in table:
+        return list(score_by_model(table["model"], items))
     outcomes: list[dict[str, float] | Failure | DataError] = []
     for item in items:
         outcomes.append(_score_item(table, item))
@@ -101,15 +119,24 @@ def _score_item(table: Mapping[str, str], item: RewardItem) -> dict[str, float] 
     scores: dict[str, float] = {}
     for name, spec in table.items():
         try:
-            score = load_verifier(spec)(item.completion, item.answer)
+            found = _run_verifier(name, spec, item)
         except DataError as error:
             return error
         except BaseException as error:  # also SystemExit: nothing a verifier raises may end the worker
             return Failure("exception", f"{name}: {_words(error)}")
-        if not isinstance(score, numbers.Real) or not math.isfinite(score) or not 0 <= score <= 1:
-            return Failure("bad score", f"{name} returned {type(score).__name__} {_shorten(ascii(score))}")
-        scores[name] = float(score)
+        if isinstance(found, Failure):
+            return found
+        scores |= found
     return scores
+
+
+def _run_verifier(name: str, spec: str, item: RewardItem) -> dict[str, float] | Failure:
+    if is_file(spec):
+        return call_function(load_verifier(spec), item)
+    score = load_verifier(spec)(item.completion, item.answer)
+    if not isinstance(score, numbers.Real) or not math.isfinite(score) or not 0 <= score <= 1:
+        return Failure("bad score", f"{name} returned {type(score).__name__} {_shorten(ascii(score))}")
+    return {name: float(score)}
 
 
 def _words(error: BaseException) -> str:

@@ -35,6 +35,17 @@ def test_sampling_metrics_count_failures_apart_from_zeros() -> None:
     assert metrics["completion/length_mean"] == 1.25
 
 
+def test_everything_that_scorers_told_is_logged_as_the_mean_of_those_it_was_told_of() -> None:
+    from dataclasses import replace
+
+    scored = group([1.0, 0.0, None], [[9], [8], [7]])
+    results = [replace(scored.results[0], parts={"length": 3.0, "rare": 5.0}), *scored.results[1:]]
+    results[1] = replace(results[1], parts={"length": 0.0})
+    metrics = sampling_metrics([replace(scored, results=results)])
+    assert metrics["score/length"] == 1.5
+    assert metrics["score/rare"] == 5.0
+
+
 def test_training_metrics_are_means_over_tokens() -> None:
     totals = [
         {"loss": 1.0, "grad_norm": 2.0, "entropy/mean": 6.0},

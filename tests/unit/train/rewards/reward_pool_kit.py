@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import psutil
@@ -25,7 +26,7 @@ def build_items(num: int, deeds: dict[int, str]) -> list[RewardItem]:
 
 
 def workers() -> list[psutil.Process]:
-    """Living children of this process; multiprocessing's own tracker stays until we end.
+    """Living children of this process; multiprocessing's own tracker and fork server stay until we end.
 
     Children of other tests may be among them, dead but not waited for yet, or gone while we look.
     """
@@ -35,6 +36,8 @@ def workers() -> list[psutil.Process]:
 def _is_worker(process: psutil.Process) -> bool:
     try:
         words = " ".join(process.cmdline())
+        # A worker has the fork server's command line, and the fork server for a parent.
+        is_fork_server = "forkserver" in words and process.ppid() == os.getpid()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
-    return "resource_tracker" not in words
+    return "resource_tracker" not in words and not is_fork_server

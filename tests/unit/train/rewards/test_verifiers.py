@@ -10,7 +10,8 @@ from slurm_rl.train.rewards.worker import load_verifier
 
 @pytest.mark.parametrize("name", sorted(VERIFIERS))
 def test_every_verifier_of_the_table_scores(name: str) -> None:
-    assert load_verifier({**VERIFIERS}[name])("no", "7") == 0.0  # type: ignore[index]
+    answer = '{"stdio": [{"stdin": "", "stdout": "7"}]}' if name == "code" else "7"
+    assert load_verifier({**VERIFIERS}[name])("no", answer) == 0.0  # type: ignore[index]
 
 
 @pytest.mark.parametrize(

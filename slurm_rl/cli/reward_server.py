@@ -1,0 +1,83 @@
+"""`python -m slurm_rl reward-server [flags] [reward.* overrides]`: a reward service outside of any run.
+
+    export SLURM_RL_REWARD_TOKEN=$(openssl rand -hex 16)
+    python -m slurm_rl reward-server --host 0.0.0.0 --port 5000 +reward=math_format reward.num_workers=16
+
+A run asks it with reward.url=http://<host>:5000/get_reward; so does OpenRLHF, with --remote_rm_url (the token as the
+password in the address, http://any:<token>@<host>:5000/get_reward, or a server started with --no-token).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.cli.checks import check_reward
+from slurm_rl.config.load import load_config
+from slurm_rl.config.reward import RewardConfig
+from slurm_rl.errors import ConfigError
+
+
+def run(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m slurm_rl reward-server", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
+    parser.add_argument("--port", type=int, default=5000, help="0 takes a free one and prints it")
+    token = parser.add_mutually_exclusive_group()
+    token.add_argument("--token-file", type=Path, help="mode 0600; else the variable SLURM_RL_REWARD_TOKEN")
+    token.add_argument("--no-token", action="store_true", help="everybody who reaches the port may ask")
+    parser.add_argument("--answers", type=Path, help=".jsonl with the answers, for clients that send no labels")
+    parser.add_argument("--prompt-key", default="prompt", help="column of --answers that clients send under prompts")
+    parser.add_argument("--answer-key", default="answer", help="column of --answers with the reference answer")
+    parser.add_argument("--failure-reward", type=float, default=0.0, help="what other clients get for a failed item")
+    parser.add_argument("--config-dir", help="folder with presets of your own")
+    args, overrides = parser.parse_known_args(words)
+    if not math.isfinite(args.failure_reward):
+        raise ConfigError("--failure-reward must be a finite number", seen=args.failure_reward)
+    serve = _import_service()
+    config = configure(overrides, args.config_dir)
+    return serve(config, args)
+
+
+def configure(overrides: list[str], config_dir: str | None) -> RewardConfig:
+    """The reward section of these overrides.
+
+    Raises:
+        ConfigError: one that is not of the form reward.key=value or +reward=preset, or a service of others.
+    """
+    for word in overrides:
+        if not word.lstrip("+~").startswith(("reward.", "reward=")):
+            raise ConfigError(
+                "a reward server takes overrides of reward alone", seen=word, action="see reward-server --help"
+            )
+    config = load_config(overrides, config_dir=config_dir).reward
+    if config.url is not None:
+        raise ConfigError("a reward server scores by itself", seen=f"reward.url={config.url}", action="unset it")
+    check_reward(config)
+    return config
+
+
+def _import_service() -> Callable[[RewardConfig, Any], int]:
+    try:
+        from slurm_rl.train.rewards import service
+    except ImportError as error:
+        raise ConfigError(
+            "reward-server needs the reward workers' packages",
+            seen=str(error),
+            action="pip install slurm_rl[cpu], or run it in the image",
+        ) from None
+
+    def serve(config: RewardConfig, args: Any) -> int:
+        token = None if args.no_token else service.read_token(args.token_file)
+        answers = service.read_answers(args.answers, args.prompt_key, args.answer_key) if args.answers else None
+        if args.no_token:
+            print("reward service: no token, everybody who reaches the port may ask", file=sys.stderr)
+        listener = service.listen(args.host, args.port)
+        return service.serve(config, listener, token=token, failure_reward=args.failure_reward, answers=answers)
+
+    return serve

@@ -1,0 +1,84 @@
+"""Feeds and drains the pipes of sandboxed processes within a deadline."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import IO
+
+
+@dataclass
+class Reader:
+    """Collects what comes out of a descriptor; beyond `limit` bytes it is thrown away."""
+
+    limit: int
+    stops: bool = False
+    """More than `limit` ends the watch."""
+    awaited: bool = True
+    """The watch goes on until this one is at its end."""
+    data: bytearray = field(default_factory=bytearray)
+    overflowed: bool = False
+
+    def take(self, chunk: bytes) -> None:
+        room = self.limit - len(self.data)
+        self.data += chunk[:room]
+        self.overflowed = self.overflowed or len(chunk) > room
+
+
+def watch(readers: Mapping[int, Reader], give_up: float, writer: IO[bytes] | None = None, text: bytes = b"") -> bool:
+    """Drain `readers` (by descriptor) until all awaited ones are at their end, and write `text` to `writer`.
+
+    The writer, an unbuffered pipe, is closed when all is written or nobody reads any more.
+
+    Returns:
+        False when `give_up` (of the monotonic clock) came first, or a reader that `stops` was given too much.
+    """
+    awaited = {fd for fd, reader in readers.items() if reader.awaited}
+    left = memoryview(text)
+    with selectors.DefaultSelector() as selector:
+        for fd in readers:
+            os.set_blocking(fd, False)
+            selector.register(fd, selectors.EVENT_READ)
+        if writer is not None:
+            os.set_blocking(writer.fileno(), False)
+            selector.register(writer, selectors.EVENT_WRITE)
+        while awaited:
+            if time.monotonic() >= give_up:
+                return False
+            for key, _ in selector.select(max(0.0, give_up - time.monotonic())):
+                if writer is not None and key.fileobj is writer:
+                    left = _feed(writer.fileno(), left)
+                    if not left:
+                        selector.unregister(writer)
+                        writer.close()
+                    continue
+                reader = readers[key.fd]
+                if _drain(key.fd, reader):
+                    selector.unregister(key.fd)
+                    awaited.discard(key.fd)
+                if reader.stops and reader.overflowed:
+                    return False
+    return True
+
+
+def _drain(fd: int, reader: Reader) -> bool:
+    """Take one chunk; True at the end."""
+    try:
+        chunk = os.read(fd, 1 << 16)
+    except BlockingIOError:
+        return False
+    reader.take(chunk)
+    return not chunk
+
+
+def _feed(fd: int, left: memoryview) -> memoryview:
+    """Write what fits and return the rest; nothing when nobody reads any more."""
+    try:
+        return left[os.write(fd, left) :] if left else left
+    except BlockingIOError:
+        return left
+    except BrokenPipeError:
+        return left[:0]

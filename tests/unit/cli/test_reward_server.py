@@ -1,0 +1,113 @@
+"""`reward-server`: what it refuses before it serves, and that it serves OpenRLHF's clients."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.cli.checks import check_reward
+from slurm_rl.cli.reward_server import configure, run
+from slurm_rl.config.load import load_config
+from slurm_rl.config.reward import RewardConfig
+from slurm_rl.errors import ConfigError
+from tests.unit.train.rewards.service_kit import ODD_FUNCTION
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trainer.num_steps=3"], "takes overrides of reward alone; got trainer.num_steps=3"),
+        (["rewardverifiers=3"], "takes overrides of reward alone"),
+        (["reward.url=http://a/b"], "scores by itself"),
+        (["reward.function=/none.py:f"], r"must name a file that can be read; got /none.py \(No such file"),
+        (["reward.function=f.py"], "reward.function must be file.py:name"),
+        (["reward.verifiers.arithmetic=null"], "at least 1 item"),
+    ],
+)
+def test_bad_words_are_refused(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        configure(words, None)
+
+
+def test_a_failure_is_worth_a_number() -> None:
+    with pytest.raises(ConfigError, match="must be a finite number; got nan"):
+        run(["--failure-reward", "nan"])
+
+
+def test_presets_replace_the_demos_verifier() -> None:
+    assert configure(["+reward=math_format"], None).verifiers == {"math": 1.0, "format": 0.5}
+    assert load_config(["+reward=[math,service]"]).reward.service.enabled
+
+
+def test_without_a_token_it_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SLURM_RL_REWARD_TOKEN", raising=False)
+    with pytest.raises(ConfigError, match="needs a token"):
+        run(["--port", "0"])
+    loose = tmp_path / "token"
+    loose.write_text("abc")
+    loose.chmod(0o640)
+    with pytest.raises(ConfigError, match="only you may read the token file"):
+        run(["--port", "0", "--token-file", str(loose)])
+
+
+def test_a_function_is_looked_for_without_running_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from a import b as imported\nif True:\n    def inner(q, p, l): ...\nlater = inner\nraise SystemExit\n"
+    )
+    for name in ("imported", "inner", "later"):
+        check_reward(RewardConfig(function=f"{file}:{name}"))
+    with pytest.raises(ConfigError, match="must define reward; got imported, inner, later"):
+        check_reward(RewardConfig(function=f"{file}:reward"))
+    file.write_text("def f(:\n")
+    with pytest.raises(ConfigError, match="must name a Python file"):
+        check_reward(RewardConfig(function=f"{file}:f"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"url": "http://a/b", "function": "f.py:g"}, "set one alone; got reward.function and reward.url"),
+        ({"url": "http://a/b", "service": {"enabled": True}}, "reward.service.enabled would have no effect"),
+        ({"url": "a/b"}, "reward.url must be http://host:port/path"),
+        ({"url": "http://a/b,"}, "got ''"),
+        ({"url": ""}, "got ''"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RewardConfig.model_validate(fields)
+
+
+def test_it_serves_clients_that_send_no_labels_and_ends_on_sigterm(tmp_path: Path) -> None:
+    import requests  # what OpenRLHF's clients use
+
+    answers = tmp_path / "rows.jsonl"
+    answers.write_text('{"message": "[{\\"role\\": \\"user\\", \\"content\\": \\"3+4?\\"}]", "answer": "8"}\n')
+    words = ["--port", "0", "--answers", str(answers), "--prompt-key", "message", f"reward.function={ODD_FUNCTION}"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "SLURM_RL_REWARD_TOKEN": "secret-token"}
+    argv = [sys.executable, "-m", "slurm_rl", "reward-server", *words]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            found = re.search(r"at http://(\S+), 1 workers", line := server.stdout.readline())
+            assert found, line
+            query = "<|im_start|>user\n3+4?<|im_end|>\n<|im_start|>assistant\nseven<|im_end|>"
+            prompt = '[{"role": "user", "content": "3+4?"}]'
+            url = f"http://any:secret-token@{found[1]}"
+            answer = requests.post(url, json={"query": [query], "prompts": [prompt]}, timeout=30)
+            assert (answer.status_code, answer.json()["rewards"], answer.json()["length"]) == (200, [1.0], [5.0])
+            unknown = requests.post(url, json={"query": [query], "prompts": ["test problem"]}, timeout=30)
+            assert unknown.status_code == 422
+            assert "prompts[0] must be one of the prompts of --answers" in unknown.json()["error"]
+        finally:
+            server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 0

@@ -1,0 +1,28 @@
+"""A reward function that misbehaves when the completion tells it to; loaded from its file by the workers."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> Any:
+    """Else the reward is label / 8, which tells items apart, and its length is logged."""
+    completion = queries[0].removeprefix(prompts[0])
+    if completion == "hang":
+        while True:
+            pass
+    if completion == "exit":
+        os._exit(3)
+    if completion == "nan":
+        return [float("nan")]
+    return {"rewards": [int(labels[0]) / 8], "scores": [1.0], "extra_logs": {"length": [len(completion)]}}
+
+
+def wrong_length(queries: list[str], prompts: list[str], labels: list[str]) -> Any:
+    return [0.5, 0.5]
+
+
+def plain(queries: list[str], prompts: list[str], labels: list[str]) -> Any:
+    assert len(queries) == len(prompts) == len(labels) == 1
+    return [float(queries == [prompts[0] + labels[0]]) * 3 - 1]
