@@ -119,7 +119,8 @@ class ImageReader:
         ids = np.full(num_tokens + 1, self.image_token_id, dtype=np.int64)
         ids[-1] = 0
         span = ImageSpan(source=_BLANK.format(side=side), start=0, num_tokens=num_tokens)
-        self._cache.setdefault(span.source, self._blank(side))
+        if span.source not in self._cache:
+            self._cache[span.source] = self._blank(side)
         return TrainSequence(token_ids=ids, trained_from=len(ids), images=[span])
 
     def _blank(self, side: int) -> Pixels:
