@@ -11,6 +11,7 @@ from slurm_rl.config.base import NonNegativeInt, Section
 from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
 from slurm_rl.config.data import DataConfig
+from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.job import JobConfig
 from slurm_rl.config.logging import LoggingConfig
 from slurm_rl.config.model import ModelConfig
@@ -37,7 +38,7 @@ class RunConfig(Section):
     """Where this run lives; null makes <cluster.run_root>/<name>-<time>."""
     seed: NonNegativeInt = 0
     """Seeds weights, data order and sampling."""
-    task: Literal["grpo", "sft", "rm", "dpo"] = "grpo"
+    task: Literal["grpo", "sft", "rm", "dpo", "openrlhf", "verl", "maxtext", "command"] = "grpo"
     """What is trained: GRPO, or supervised fine-tuning, a reward model, DPO under torchrun."""
     cluster: ClusterConfig = ClusterConfig()
     """Machines."""
@@ -73,6 +74,8 @@ class RunConfig(Section):
     """Saving."""
     logging: LoggingConfig = LoggingConfig()
     """Reporting."""
+    external: ExternalConfig | None = None
+    """Of the tasks openrlhf, verl, maxtext and command: the program that runs in place of ours."""
 
     @model_validator(mode="after")
     def _sequences_fit_the_context(self) -> RunConfig:
@@ -138,6 +141,17 @@ class RunConfig(Section):
             raise ValueError(
                 "reference.node_feature needs reference.num_workers, since without it the policy's processes hold the "
                 f"reference; got node_feature={self.reference.node_feature!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _an_external_task_has_its_program(self) -> RunConfig:
+        wanted = None if self.task in ("grpo", "sft", "rm", "dpo") else self.task
+        found = None if self.external is None else self.external.program
+        if wanted != found:
+            raise ValueError(
+                f"task and external.program must agree; got task={self.task} and external.program={found}. "
+                f"Next: task={found or 'grpo'}" + (f", or +external.program={wanted}" if wanted else "")
             )
         return self
 
