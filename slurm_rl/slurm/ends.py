@@ -11,7 +11,7 @@ from slurm_rl.slurm.attempts import EXIT_FAILED, AttemptEnd
 
 KILLED = "its controller was killed: by a requeue, a preemption without warning, or the loss of its node"
 _MAX_CAUSES = 5
-_CHECKPOINTS = ("step-*", "global_step_*", "_actor/global_step*", "*/checkpoints/*")
+_CHECKPOINTS = ("step-*", "global_step*", "_actor/global_step*", "*/checkpoints/*")
 """Ours, verl's, OpenRLHF's, MaxText's."""
 
 

@@ -94,7 +94,14 @@ def test_a_stop_ends_it_and_its_children(tmp_path: Path, deaf: bool) -> None:
 
 @pytest.mark.parametrize(
     ("folder", "step"),
-    [("step-4", 4), ("global_step_30", 30), ("_actor/global_step5", 5), ("r1/checkpoints/12", 12), ("_actor/x", -1)],
+    [
+        ("step-4", 4),
+        ("global_step_30", 30),
+        ("global_step8", 8),
+        ("_actor/global_step5", 5),
+        ("r1/checkpoints/12", 12),
+        ("_actor/x", -1),
+    ],
 )
 def test_checkpoints_of_each_trainer_count_as_progress(tmp_path: Path, folder: str, step: int) -> None:
     (tmp_path / "checkpoints" / folder).mkdir(parents=True)
