@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from slurm_rl.cli.model_shape import sees_images
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, MissingLibraryError
@@ -26,7 +27,9 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _check_model(config: RunConfig) -> None:
-    for field, value in (("model.path", config.model.path), ("model.init_from", config.model.init_from)):
+    reward_model = config.reward.model.path
+    folders = {"model.path": config.model.path, "model.init_from": config.model.init_from}
+    for field, value in {**folders, "reward.model.path": reward_model}.items():
         # A name without a slash in front may be one of the hub; the node looks that up in its cache.
         if value and value.startswith(("/", "./", "../", "~")) and not Path(value).expanduser().is_dir():
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
@@ -46,12 +49,24 @@ def _check_pad_token(folder: Path) -> None:
 
 def _check_data(config: RunConfig) -> None:
     # Reading rows needs no torch; the same function loads them in the trainer.
+    from slurm_rl.train.data.images import check_sources
     from slurm_rl.train.data.load import load_data
+    from slurm_rl.train.data.placeholders import list_images
 
     try:
-        load_data(config.data, config.seed)
+        rows = [row for part in load_data(config.data, config.seed) for row in part]
     except MissingLibraryError as error:
         print(f"slurm_rl: the data are checked on the node only, since here {error}", file=sys.stderr)
+        return
+    places = [(row, f"row {row.index}") for row in rows]
+    images = [(source, where) for row, where in places for source in list_images(row.prompt, where)]
+    if (images or config.data.image_key is not None) and sees_images(config.model) is False:
+        raise ConfigError(
+            "data with images needs a vision-language model",
+            seen=f"{len(images)} images, data.image_key={config.data.image_key} and a model of text alone",
+            action="set model.path to a Qwen2.5-VL or Qwen3-VL, or data.image_key=null and prompts without images",
+        )
+    check_sources(images)
 
 
 def check_reward(config: RewardConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError
@@ -17,6 +18,19 @@ def find_shape(model: ModelConfig) -> ModelShape | None:
     Raises:
         ConfigError: config.json is no JSON object.
     """
+    tree = _load_config(model)
+    return None if tree is None else parse_shape(tree)
+
+
+def sees_images(model: ModelConfig) -> bool | None:
+    """Whether it is a vision-language model; None when its config.json cannot be seen from here."""
+    if model.path is None:
+        return model.tiny_vl is not None
+    tree = _load_config(model)
+    return None if tree is None else "vision_config" in tree
+
+
+def _load_config(model: ModelConfig) -> dict[str, Any] | None:
     path = None if model.path is None else _find_config(model.path)
     if path is None:
         return None
@@ -28,7 +42,7 @@ def find_shape(model: ModelConfig) -> ModelShape | None:
         ) from None
     if not isinstance(tree, dict):
         raise ConfigError("the model's config.json must be a JSON object", seen=f"{path}: {type(tree).__name__}")
-    return parse_shape(tree)
+    return tree
 
 
 def _find_config(name: str) -> Path | None:

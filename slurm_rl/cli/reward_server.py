@@ -10,6 +10,7 @@ password in the address, http://any:<token>@<host>:5000/get_reward, or a server 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -36,6 +37,8 @@ def run(words: list[str]) -> int:
     parser.add_argument("--failure-reward", type=float, default=0.0, help="what other clients get for a failed item")
     parser.add_argument("--config-dir", help="folder with presets of your own")
     args, overrides = parser.parse_known_args(words)
+    if not math.isfinite(args.failure_reward):
+        raise ConfigError("--failure-reward must be a finite number", seen=args.failure_reward)
     serve = _import_service()
     config = configure(overrides, args.config_dir)
     return serve(config, args)

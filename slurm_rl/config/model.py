@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from slurm_rl.config.base import PositiveFloat, PositiveInt, Section
+from slurm_rl.config.tiny_vl import TinyVLConfig
 from slurm_rl.errors import ConfigError
 
 
@@ -72,6 +73,8 @@ class ModelConfig(Section):
     """A Hugging Face model folder or hub name; null builds `tiny`."""
     tiny: TinyModelConfig | None = None
     """Build this model in the run directory instead of loading one."""
+    tiny_vl: TinyVLConfig | None = None
+    """The same for a vision-language model."""
     init_from: str | None = None
     """A folder with safetensors to start the weights from (never optimizer or data position)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -82,15 +85,29 @@ class ModelConfig(Section):
     """Recompute activations in the backward pass: less memory, about a third more time."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
+    min_pixels: PositiveInt | None = None
+    """Smaller images are enlarged to so many pixels; null: what the model's image processor says."""
+    max_pixels: PositiveInt | None = None
+    """Larger images are shrunk to so many pixels, which bounds the tokens of an image; null: likewise."""
     lora: LoraConfig | None = None
     """Train adapters in place of the weights (+lora=all_linear); null trains all weights."""
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
-        if (self.path is None) == (self.tiny is None):
+        if [self.path, self.tiny, self.tiny_vl].count(None) != 2:
             raise ValueError(
-                "exactly one of model.path and model.tiny must be set; "
-                f"got path={self.path!r} and tiny={'set' if self.tiny else 'null'}"
+                "exactly one of model.path, model.tiny and model.tiny_vl must be set; "
+                f"got path={self.path!r}, tiny={'set' if self.tiny else 'null'} "
+                f"and tiny_vl={'set' if self.tiny_vl else 'null'}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _pixels_are_in_order(self) -> ModelConfig:
+        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
+            raise ValueError(
+                f"model.min_pixels must be <= model.max_pixels; got {self.min_pixels} > {self.max_pixels}. "
+                "Next: lower model.min_pixels, or raise model.max_pixels"
             )
         return self
 

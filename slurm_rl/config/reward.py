@@ -52,18 +52,36 @@ class RewardServiceConfig(Section):
     """Largest request the service of the run takes, in megabytes."""
 
 
+class RewardModelConfig(Section):
+    """A trained reward model."""
+
+    path: str | None = None
+    """Folder or hub name of a sequence classifier with one output; its logit is the reward. null: none."""
+    device: str = "cpu"
+    """Where each worker holds it: cpu, or a GPU that neither policy nor engines use (cuda:0 in a reward-server)."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of its weights."""
+    batch_size: PositiveInt = 16
+    """Completions in one forward pass."""
+
+
 class RewardConfig(Section):
     """Verifiers, and what happens when one fails."""
 
     verifiers: dict[VerifierName, float] = Field(default={"arithmetic": 1.0}, min_length=1)
     """Verifier name to weight; the reward is the weighted sum, and a weight of null leaves a verifier out. Not used
-    beside `function` or `url`."""
+    beside `function`, `model` or `url`."""
     function: str | None = None
     """`file.py:name`, a function (queries, prompts, labels) that makes the whole reward; runs in the workers."""
+    model: RewardModelConfig = RewardModelConfig()
+    """A trained model that makes the whole reward; runs in the workers, a copy in each."""
     url: str | None = None
     """Reward services outside of the run, comma-separated, with OpenRLHF's protocol: http://host:5000/get_reward."""
     num_workers: PositiveInt = 1
     """Processes that run verifiers."""
+    start_timeout_s: PositiveFloat = 120.0
+    """Deadline of all workers to be up; importing sympy from a slow shared disk takes a minute at the worst, loading
+    a large reward model longer."""
     timeout_s: PositiveFloat = 10.0
     """Deadline of one completion; a verifier that is late is ended and counted as a failure."""
     max_failure_rate: Fraction = 0.02
@@ -97,22 +115,29 @@ class RewardConfig(Section):
         return value
 
     @model_validator(mode="after")
+    def _one_place_to_score(self) -> RewardConfig:
+        chosen = {
+            "reward.function": self.function is not None,
+            "reward.model.path": self.model.path is not None,
+            "reward.url": self.url is not None,
+        }
+        names = [name for name, is_chosen in chosen.items() if is_chosen]
+        if len(names) > 1:
+            raise ValueError(f"one of them makes the whole reward, so set one alone; got {' and '.join(names)}")
+        if self.url is not None and self.service.enabled:
+            raise ValueError(
+                "reward.url names services outside of the run, so reward.service.enabled would have no effect. "
+                "Next: unset one of the two"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_test_ends_before_its_item(self) -> Self:
         longest = CODE_SHARE * self.timeout_s
         if "code" in self.verifiers and self.code.test_timeout_s > longest:
             raise ValueError(
                 f"code.test_timeout_s must be at most {CODE_SHARE:g} x timeout_s = {longest:g}, "
                 f"got {self.code.test_timeout_s:g}: set reward.timeout_s={self.code.test_timeout_s / CODE_SHARE:g}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_place_to_score(self) -> RewardConfig:
-        if self.url is not None and (self.service.enabled or self.function is not None):
-            other = "reward.service.enabled" if self.service.enabled else "reward.function"
-            raise ValueError(
-                f"reward.url names services that do the scoring, so {other} would have no effect; "
-                "Next: unset one of the two"
             )
         return self
 

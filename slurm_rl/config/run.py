@@ -79,11 +79,11 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sequences_fit_the_context(self) -> RunConfig:
-        tiny = self.model.tiny
+        tiny, name = self.model.tiny or self.model.tiny_vl, "tiny" if self.model.tiny else "tiny_vl"
         longest = self.data.max_prompt_tokens + self.rollout.max_tokens
         if tiny is not None and longest > tiny.context_length:
             raise ValueError(
-                "data.max_prompt_tokens + rollout.max_tokens must be <= model.tiny.context_length; got "
+                f"data.max_prompt_tokens + rollout.max_tokens must be <= model.{name}.context_length; got "
                 f"{self.data.max_prompt_tokens} + {self.rollout.max_tokens} > {tiny.context_length}. "
                 "Next: shorten either, or raise the context"
             )

@@ -34,6 +34,8 @@ class ModelShape:
     """The output layer is the embedding."""
     num_experts: int = 1
     context_length: int | None = None
+    vision_parameters: int = 0
+    """Of the vision tower, when there is one."""
 
     @property
     def layer_parameters(self) -> int:
@@ -47,7 +49,8 @@ class ModelShape:
 
     @property
     def num_parameters(self) -> int:
-        return self.num_layers * self.layer_parameters + self.embedding_parameters + self.hidden_size
+        language = self.num_layers * self.layer_parameters + self.embedding_parameters + self.hidden_size
+        return language + self.vision_parameters
 
 
 def parse_shape(config: Mapping[str, Any]) -> ModelShape | None:
@@ -73,7 +76,18 @@ def parse_shape(config: Mapping[str, Any]) -> ModelShape | None:
         is_tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
         num_experts=experts,
         context_length=text.get("max_position_embeddings"),
+        vision_parameters=_count_vision(config.get("vision_config") or {}),
     )
+
+
+def _count_vision(vision: Mapping[str, Any]) -> int:
+    """Blocks and merger of a Qwen-VL tower; of others, whose config has other names, 0."""
+    names = ("depth", "hidden_size", "intermediate_size", "out_hidden_size")
+    if not all(isinstance(vision.get(name), int) for name in names):
+        return 0
+    depth, hidden, inner, out = (vision[name] for name in names)
+    merged = hidden * vision.get("spatial_merge_size", 2) ** 2
+    return int(depth * (4 * hidden**2 + 3 * hidden * inner) + merged * (merged + out))
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,13 @@ def prepare_model(run: RunDir, config: RunConfig) -> str:
     if config.model.path is not None:
         return config.model.path
     from slurm_rl.train.engine.tiny import build_tiny_model
+    from slurm_rl.train.engine.tiny_vl import build_tiny_vl
 
     if not run.model.is_dir():
-        build_tiny_model(config.model.require_tiny(), config.seed, run.model)
+        if config.model.tiny_vl is not None:
+            build_tiny_vl(config.model.tiny_vl, config.seed, run.model)
+        else:
+            build_tiny_model(config.model.require_tiny(), config.seed, run.model)
     return str(run.model)
 
 

@@ -11,6 +11,7 @@ Everything named `[N]` runs over trained tokens only; `[T]` over all tokens of a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,26 @@ if TYPE_CHECKING:
     import torch
 
 FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSpan:
+    """An image of a prompt and the tokens that stand for it; the pixels are read where they are needed."""
+
+    source: str
+    """A path, or the bytes of the file as `data:;base64,...`."""
+    start: int
+    """Position of its first placeholder token in the prompt."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenPrompt:
+    """What a model reads of a prompt."""
+
+    token_ids: list[int]
+    """An image has as many placeholders as the model has tokens for it."""
+    images: Sequence[ImageSpan] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +61,8 @@ class TrainSequence:
     """[L - trained_from] logprobs under the policy that sampled them."""
     ref_logprobs: FloatArray | None = None
     """[L - trained_from] logprobs under the reference; None when there is no KL term."""
+    images: Sequence[ImageSpan] = ()
+    """Those of the prompt, in order."""
 
     @property
     def num_trained(self) -> int:
@@ -68,6 +91,14 @@ class PackedBatch:
     """[N] float32."""
     ref_logprobs: torch.Tensor | None
     """[N] float32."""
+    rope_position_ids: torch.Tensor | None = None
+    """[3, T] int64, time, height and width of each token, from 0 in each sequence; None for a text model."""
+    pixel_values: torch.Tensor | None = None
+    """[P, D] float32, the patches of all images, in order of the row."""
+    image_grid_thw: torch.Tensor | None = None
+    """[I, 3] int64, patches of each image in time, height and width."""
+    image_positions: torch.Tensor | None = None
+    """[I] int64, where in the row each image's first token stands."""
 
     @property
     def num_sequences(self) -> int:

@@ -20,11 +20,11 @@ from slurm_rl.train.engine.tiny import build_tiny_model
 from slurm_rl.train.grpo.rollout import RolloutEngine
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
 from slurm_rl.train.grpo.weights import checksum, pack_weights
-from slurm_rl.train.types import TrainSequence
+from slurm_rl.train.types import TokenPrompt, TrainSequence
 
 CONTEXT = 512
 TINY = TinyModelConfig(characters="".join(chr(0x4E00 + i) for i in range(2000)), context_length=CONTEXT)
-PROMPTS = [[5, 6, 7], [8, 9], [10, 11, 12, 13]]
+PROMPTS = [TokenPrompt(token_ids=ids) for ids in ([5, 6, 7], [8, 9], [10, 11, 12, 13])]
 
 
 def main(folder: Path) -> None:
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     rollout = RolloutConfig(continuous=True, max_staleness=1, max_num_seqs=16)
     engine = RolloutEngine(str(folder / "0"), ModelConfig(path=str(folder / "0")), rollout, CONTEXT, 0)
     spec = SamplingSpec(2, 400, 1.0, 1.0, 0)
-    probe = list(range(20, 40))
+    probe = TokenPrompt(token_ids=list(range(20, 40)))
     assert engine.load_weights(0, states[0], probe).checksums == [checksum(states[0])]
     with ThreadPoolExecutor(2) as threads:
         calls = [threads.submit(engine.generate, PROMPTS, spec)]
@@ -45,9 +45,11 @@ def main(folder: Path) -> None:
         held = engine.load_weights(1, states[1], probe)
         wait_for_tokens(engine, 180)
         engine.load_weights(2, states[0], probe)
-        completions = [(p, c) for call in calls for p, g in zip(PROMPTS, call.result(), strict=True) for c in g]
+        completions = [
+            (p.token_ids, c) for call in calls for p, g in zip(PROMPTS, call.result(), strict=True) for c in g
+        ]
     differences = [np.abs(np.asarray(c.logprobs) - expected_logprobs(models, p, c)).max() for p, c in completions]
-    sequence = TrainSequence(token_ids=np.asarray(probe), trained_from=1)
+    sequence = TrainSequence(token_ids=np.asarray(probe.token_ids), trained_from=1)
     wanted = compute_sequence_logprobs(models[1], [sequence], 1.0, torch.device("cpu"))[0]
     found = {
         "difference": float(max(differences)),

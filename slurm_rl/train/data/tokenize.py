@@ -9,16 +9,21 @@ template has written its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
 from slurm_rl.train.data.chat import check_chat_template, render_prompt
+from slurm_rl.train.data.placeholders import ImageCounter, expand_placeholders, list_images
 from slurm_rl.train.data.prompts import PromptRow
+from slurm_rl.train.types import ImageSpan, TokenPrompt
 
 _BATCH = 1024
 """Prompts encoded at once; offsets of a whole data set would not fit in memory."""
+
+_IMAGE_THREADS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +36,13 @@ class EncodedPrompt:
     text: str
     """What was encoded: the prompt, or the rendered chat template."""
     answer: str
+    images: Sequence[ImageSpan] = ()
+    """In the order of their placeholders."""
+
+    @property
+    def tokens(self) -> TokenPrompt:
+        """What goes to the engine."""
+        return TokenPrompt(token_ids=self.token_ids, images=self.images)
 
 
 def encode_prompts(
@@ -41,6 +53,7 @@ def encode_prompts(
     max_prompt_tokens: int,
     context_length: int,
     max_tokens: int,
+    images: ImageCounter | None = None,
 ) -> list[EncodedPrompt]:
     """Encode every row, in order.
 
@@ -50,16 +63,18 @@ def encode_prompts(
         max_prompt_tokens: longest prompt, in tokens.
         context_length: longest sequence of the model, in tokens.
         max_tokens: longest completion, in tokens.
+        images: counts those of a vision-language model; None for a text model.
 
     Raises:
-        DataError: a row cannot be rendered, loses characters or is too long (the row is named), or
-            the tokenizer has no chat template.
+        DataError: a row cannot be rendered, loses characters, is too long, or has images that cannot be read
+            or that the model does not take (the row is named), or the tokenizer has no chat template.
     """
     if chat_template:
         check_chat_template(tokenizer)
     encoded: list[EncodedPrompt] = []
     for start in range(0, len(rows), _BATCH):
-        for prompt in _encode_batch(rows[start : start + _BATCH], tokenizer, chat_template):
+        batch = rows[start : start + _BATCH]
+        for prompt in _expand_images(batch, _encode_batch(batch, tokenizer, chat_template), images):
             _check_prompt_length(prompt, max_prompt_tokens)
             _check_context(prompt, max_tokens, context_length)
             encoded.append(prompt)
@@ -83,6 +98,29 @@ def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, chat_template: bool
     for row, text, token_ids, spans in zip(rows, texts, batch["input_ids"], offsets, strict=True):
         _check_characters(row, text, find_lost_characters(text, token_ids, spans, tokenizer))
         yield EncodedPrompt(index=row.index, token_ids=list(token_ids), text=text, answer=row.answer)
+
+
+def _expand_images(
+    rows: Sequence[PromptRow], prompts: Iterator[EncodedPrompt], counter: ImageCounter | None
+) -> Iterator[EncodedPrompt]:
+    sources = [list_images(row.prompt, f"row {row.index}") for row in rows]
+    if counter is None:
+        for row, found in zip(rows, sources, strict=True):
+            if found:
+                raise DataError(
+                    f"row {row.index}: a prompt with images needs a vision-language model",
+                    seen=f"{len(found)} images and a model of text alone",
+                    action="set model.path to a Qwen2.5-VL or Qwen3-VL, or take the images out",
+                )
+        return prompts
+    # Most of the time goes into opening files, at once on a parallel file system.
+    with ThreadPoolExecutor(_IMAGE_THREADS) as threads:
+        return iter(list(threads.map(lambda prompt, found: _expand(prompt, found, counter), prompts, sources)))
+
+
+def _expand(prompt: EncodedPrompt, sources: Sequence[str], counter: ImageCounter) -> EncodedPrompt:
+    token_ids, spans = expand_placeholders(prompt.token_ids, sources, counter, f"row {prompt.index}")
+    return replace(prompt, token_ids=token_ids, images=tuple(spans))
 
 
 def _check_characters(row: PromptRow, text: str, lost: str) -> None:

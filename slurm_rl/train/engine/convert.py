@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import read_json, write_text
+from slurm_rl.train.engine.export import copy_processors
 from slurm_rl.train.engine.folders import written_beside
 from slurm_rl.train.engine.lora import merge_into_base, plain_name, read_base
-from slurm_rl.train.engine.model import load_tokenizer
+from slurm_rl.train.engine.model import load_tokenizer, model_class
 
 INDEX = "model.safetensors.index.json"
 
@@ -64,6 +65,7 @@ def convert_checkpoint(policy: Path, model_path: str, model: ModelConfig, out: P
         writer.finish()
         config.save_pretrained(beside)
         load_tokenizer(model_path, trust_remote_code=model.trust_remote_code).save_pretrained(beside)
+        copy_processors(model_path, beside)
     return count
 
 
@@ -101,7 +103,7 @@ def read_parameters(policy: Path) -> Iterator[tuple[str, Tensor]]:
 def _expected_shapes(config: Any, model: ModelConfig) -> dict[str, torch.Size]:
     """Shapes by name of each parameter, under the first of its names."""
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(config, trust_remote_code=model.trust_remote_code)
+        module = model_class(config).from_config(config, trust_remote_code=model.trust_remote_code)
     return {name: parameter.shape for name, parameter in module.named_parameters()}
 
 

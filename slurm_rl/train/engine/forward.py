@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slurm_rl.train.engine.chunked_head import chunked_head
 from slurm_rl.train.engine.rows import build_row_layout
+from slurm_rl.train.engine.vision import ImageReader
 from slurm_rl.train.math.logprobs import compute_token_logprobs
 from slurm_rl.train.math.packing import build_packed_batch, split_by_sequence
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
@@ -57,16 +58,19 @@ def _forward_one_row(model: Callable[..., Any], module: Any, batch: PackedBatch)
     The varlen arguments tell flash attention where sequences end.
     """
     longest = int(batch.cu_seqlens.diff().max())
+    text_positions = batch.position_ids.unsqueeze(0)
+    inputs: dict[str, Any] = {
+        "position_ids": text_positions,
+        "cu_seq_lens_q": batch.cu_seqlens,
+        "cu_seq_lens_k": batch.cu_seqlens,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
+    if batch.rope_position_ids is not None:
+        # The vision tower would take the lengths for those of its images; the positions tell them as well.
+        inputs = build_vision_inputs(batch, text_positions, torch.arange(len(batch.token_ids)))
     with _head_on(module, batch.trained_positions - 1):
-        output = model(
-            input_ids=batch.token_ids.unsqueeze(0),
-            position_ids=batch.position_ids.unsqueeze(0),
-            use_cache=False,
-            cu_seq_lens_q=batch.cu_seqlens,
-            cu_seq_lens_k=batch.cu_seqlens,
-            max_length_q=longest,
-            max_length_k=longest,
-        )
+        output = model(input_ids=batch.token_ids.unsqueeze(0), use_cache=False, **inputs)
     return output.logits[0]
 
 
@@ -77,13 +81,37 @@ def _forward_rows(model: Callable[..., Any], module: Any, batch: PackedBatch) ->
     places = layout.places.to(device)
     token_ids = torch.zeros(layout.num_rows * layout.width, dtype=torch.long, device=device)
     token_ids[places] = batch.token_ids
+    text_positions = layout.position_ids.to(device)
+    inputs: dict[str, Any] = {"position_ids": text_positions}
+    if batch.rope_position_ids is not None:
+        inputs = build_vision_inputs(batch, text_positions, places)
     with _head_on(module, places[batch.trained_positions - 1]):
-        output = model(
-            input_ids=token_ids.view(layout.num_rows, layout.width),
-            position_ids=layout.position_ids.to(device),
-            use_cache=False,
-        )
+        output = model(input_ids=token_ids.view(layout.num_rows, layout.width), use_cache=False, **inputs)
     return output.logits[0]
+
+
+def build_vision_inputs(batch: PackedBatch, text_positions: Tensor, places: Tensor) -> dict[str, Tensor]:
+    """What a vision-language model wants beside the token ids.
+
+    Its positions are [4, R, W]: those of the text, by which it keeps packed sequences apart, then time, height and
+    width. It puts the images into the placeholders row by row, so they go in the order in which those stand there.
+
+    Args:
+        text_positions: [R, W].
+        places: [T], where each token of the batch stands in the flattened [R * W].
+    """
+    assert batch.rope_position_ids is not None and batch.image_positions is not None
+    assert batch.pixel_values is not None and batch.image_grid_thw is not None
+    places = places.to(text_positions.device)
+    rope = text_positions.reshape(1, -1).repeat(3, 1)
+    rope[:, places] = batch.rope_position_ids
+    order = places[batch.image_positions].argsort()
+    images = batch.pixel_values.split(batch.image_grid_thw.prod(-1).tolist())
+    return {
+        "position_ids": torch.cat([text_positions.unsqueeze(0), rope.view(3, *text_positions.shape)]),
+        "pixel_values": torch.cat([images[index] for index in order.tolist()]),
+        "image_grid_thw": batch.image_grid_thw[order],
+    }
 
 
 @contextlib.contextmanager
@@ -113,11 +141,24 @@ def compute_sequence_logprobs(
     device: torch.device,
     *,
     chunk_tokens: int | None = None,
+    images: ImageReader | None = None,
 ) -> list[FloatArray]:
-    """Logprobs of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
-    batch = move_batch(build_packed_batch(sequences or [DUMMY]), device)
+    """Logprobs of each sequence, each [num_trained] float32; of none, [] after a dummy run.
+
+    Args:
+        images: reads those of a vision-language model; None for a text model.
+    """
+    batch = build_batch(sequences or [DUMMY], images, device)
     logprobs, _ = forward_packed(model, batch, temperature, chunk_tokens=chunk_tokens)
     return split_by_sequence(logprobs, batch.sequence_ids, len(sequences)) if sequences else []
+
+
+def build_batch(sequences: Sequence[TrainSequence], images: ImageReader | None, device: torch.device) -> PackedBatch:
+    """The packed row of these sequences, with its pixels, on the device."""
+    if images is None:
+        return move_batch(build_packed_batch(sequences), device)
+    sequences = images.with_image(sequences)
+    return move_batch(images.attach(build_packed_batch(sequences), sequences), device)
 
 
 def move_batch(batch: PackedBatch, device: torch.device) -> PackedBatch:

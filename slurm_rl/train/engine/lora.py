@@ -76,13 +76,15 @@ def choose_targets(model: Any, config: LoraConfig) -> list[str]:
 
 def check_targets(model_path: str, config: ModelConfig) -> None:
     """Raise ConfigError for targets that the model of this folder has not, without reading its weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
+
+    from slurm_rl.train.engine.model import model_class
 
     if config.lora is None:
         return
     architecture = AutoConfig.from_pretrained(model_path, trust_remote_code=config.trust_remote_code)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(architecture, trust_remote_code=config.trust_remote_code)
+        model = model_class(architecture).from_config(architecture, trust_remote_code=config.trust_remote_code)
     choose_targets(model, config.lora)
 
 

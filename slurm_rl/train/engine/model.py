@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,29 @@ import torch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.train.engine.vision import has_vision
 
 # How many misfitting parameter names an error shows.
 _SHOWN_NAMES = 4
+_MAY_BE_ABSENT = {
+    "_raise_exceptions_for_missing_entries": False,
+    "_raise_exceptions_for_connection_errors": False,
+}
 
 
 def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
-    """The causal language model of `path` on CPU, in training mode, in `config.dtype`.
+    """The model of `path`, with a vision tower if it has one, on CPU, in training mode, in `config.dtype`.
 
     With `config.init_from` the weights come from there, the architecture still from `path`.
 
@@ -41,7 +48,7 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
     field = "model.path" if config.init_from is None else "model.init_from"
     try:
         architecture = AutoConfig.from_pretrained(path, **_source(path, config))
-        model, loaded = AutoModelForCausalLM.from_pretrained(
+        model, loaded = model_class(architecture).from_pretrained(
             weights,
             config=architecture,
             generation_config=_load_generation_config(path, architecture, config),
@@ -69,6 +76,11 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
     return _prepare(model, config)
 
 
+def model_class(architecture: PreTrainedConfig) -> Any:
+    """The class that makes a model with a language head of this config."""
+    return AutoModelForImageTextToText if has_vision(architecture) else AutoModelForCausalLM
+
+
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer beside the model.
 
@@ -92,6 +104,10 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
                 seen=str(path),
                 action=f"name one of its special tokens as {name} in tokenizer_config.json",
             )
+    # Where a vision-language model has its template in a file of its own, that one knows of images.
+    template = cached_file(path, "chat_template.json", local_files_only=True, **_MAY_BE_ABSENT)
+    if template is not None:
+        tokenizer.chat_template = json.loads(Path(template).read_text(encoding="utf-8"))["chat_template"]
     return tokenizer
 
 

@@ -27,9 +27,9 @@ from slurm_rl.train.engine.backend import build_backend
 from slurm_rl.train.engine.chunked_head import require_plain_head
 from slurm_rl.train.engine.export import export_model
 from slurm_rl.train.engine.folders import written_beside
-from slurm_rl.train.engine.forward import DUMMY, compute_sequence_logprobs, forward_packed, move_batch
+from slurm_rl.train.engine.forward import DUMMY, build_batch, compute_sequence_logprobs, forward_packed
 from slurm_rl.train.engine.model import load_model, load_tokenizer
-from slurm_rl.train.math.packing import build_packed_batch
+from slurm_rl.train.engine.vision import load_image_reader
 from slurm_rl.train.totals import add_totals
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 
@@ -66,6 +66,7 @@ class PolicyEngine:
         self.temperature, self.chunk_tokens = temperature, policy.logprob_chunk_tokens
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
         self.model_config, self.model_folder = model, str(model_folder)
+        self.images = load_image_reader(model_folder, model)
         loaded = load_model(model_folder, model)
         self.lora_targets = [] if model.lora is None else lora.add_adapters(loaded, model.lora, seed)
         self.backend = build_backend(loaded, policy, optim)
@@ -98,7 +99,12 @@ class PolicyEngine:
         with nullcontext() if adapters else lora.adapters_off(self.module):
             return [
                 compute_sequence_logprobs(
-                    self.backend.model, sequences, self.temperature, self.device, chunk_tokens=self.chunk_tokens
+                    self.backend.model,
+                    sequences,
+                    self.temperature,
+                    self.device,
+                    chunk_tokens=self.chunk_tokens,
+                    images=self.images,
                 )
                 for sequences in micro_batches
             ]
@@ -133,7 +139,7 @@ class PolicyEngine:
         self, sequences: Sequence[TrainSequence], loss_fn: LossFn, entropy_gradient: bool
     ) -> tuple[Tensor, dict[str, float]]:
         trains = any(s.num_trained for s in sequences)
-        batch = move_batch(build_packed_batch(sequences if trains else [DUMMY]), self.device)
+        batch = build_batch(sequences if trains else [DUMMY], self.images, self.device)
         logprobs, entropy = forward_packed(
             self.backend.model,
             batch,
@@ -190,7 +196,7 @@ class PolicyEngine:
         """
         state = dict(self.full_state())
         if distributed.get_rank() == 0:
-            export_model(self.module, state, self.tokenizer, folder)
+            export_model(self.module, state, self.tokenizer, folder, processors_of=self.model_folder)
 
     def export_adapter(self, folder: Path) -> None:
         """Write the adapters alone, for peft, and the tokenizer; whole or not at all; from rank 0."""

@@ -122,6 +122,7 @@ def build_train_sequences(
             advantages=np.float32(advantage) * corrections[index],
             old_logprobs=logprobs if proximal_logprobs is None else proximal_logprobs[index],
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
+            images=prompt.images,
         )
         for index, (prompt, completion, weight, advantage, logprobs) in enumerate(
             zip(prompts, completions, weights, advantages, old, strict=True)
@@ -175,6 +176,7 @@ def build_answer_sequences(prompts: Sequence[EncodedPrompt], answers: Sequence[S
             token_ids=np.asarray([*prompt.token_ids, *answer], dtype=np.int64),
             trained_from=len(prompt.token_ids),
             weight=float(weight),
+            images=prompt.images,
         )
         for prompt, answer, weight in zip(prompts, answers, weights, strict=True)
     ]

@@ -25,6 +25,7 @@ from slurm_rl.run_dir import write_json
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.rewards.types import RewardItem, RewardResult
+from slurm_rl.train.types import ImageSpan
 
 ROLLOUTS_FILE = "rollouts.json"
 
@@ -146,4 +147,5 @@ def parse_group(tree: dict[str, Any]) -> Group:
     """Back from `asdict`."""
     results = [RewardResult(**{**result, "item": RewardItem(**result["item"])}) for result in tree["results"]]
     completions = [Completion(**completion) for completion in tree["completions"]]
-    return Group(EncodedPrompt(**tree["prompt"]), completions, results)
+    images = tuple(ImageSpan(**span) for span in tree["prompt"].get("images", ()))
+    return Group(EncodedPrompt(**{**tree["prompt"], "images": images}), completions, results)

@@ -14,7 +14,7 @@ from slurm_rl.config.train import OptimConfig
 from slurm_rl.train.grpo.loss import build_policy_loss, build_warmup_loss
 from slurm_rl.train.grpo.reference import ReferenceModel
 from slurm_rl.train.grpo.weights import SentWeights, WeightRecord, checksum, pack_weights
-from slurm_rl.train.types import FloatArray, TrainSequence
+from slurm_rl.train.types import FloatArray, TokenPrompt, TrainSequence
 
 MicroBatches = Sequence[Sequence[TrainSequence]]
 
@@ -87,7 +87,7 @@ class PolicyWorker:
         """Logprobs of the trained tokens under the policy as it is."""
         return self.engine.compute_logprobs(micro_batches)
 
-    def pack_state(self, probe: Sequence[int]) -> tuple[list[WeightRecord], SentWeights]:
+    def pack_state(self, probe: TokenPrompt) -> tuple[list[WeightRecord], SentWeights]:
         """What changes of the weights, and what an engine that holds it must say.
 
         That is all of them, or the adapters alone. Every rank calls it; rank 0 alone has records.
@@ -96,13 +96,16 @@ class PolicyWorker:
         records = pack_weights(self.engine.adapter_state() if adapted else self.engine.full_state())
         return records, SentWeights(checksum(records), self._probe(probe))
 
-    def _probe(self, token_ids: Sequence[int]) -> list[float]:
+    def _probe(self, prompt: TokenPrompt) -> list[float]:
         """Logprob of each token after the first, at temperature 1."""
         from slurm_rl.train.engine.forward import compute_sequence_logprobs
 
-        sequence = TrainSequence(token_ids=np.asarray(token_ids, dtype=np.int64), trained_from=1)
+        token_ids = np.asarray(prompt.token_ids, dtype=np.int64)
+        sequence = TrainSequence(token_ids=token_ids, trained_from=1, images=prompt.images)
         self.engine.module.eval()
-        [logprobs] = compute_sequence_logprobs(self.engine.backend.model, [sequence], 1.0, self.engine.device)
+        [logprobs] = compute_sequence_logprobs(
+            self.engine.backend.model, [sequence], 1.0, self.engine.device, images=self.engine.images
+        )
         return [float(value) for value in logprobs]
 
     def save(self, folder: Path) -> None:

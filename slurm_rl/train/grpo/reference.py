@@ -17,11 +17,13 @@ class ReferenceModel:
 
     def __init__(self, model_path: str, config: RunConfig, device: torch.device) -> None:
         from slurm_rl.train.engine.model import load_model
+        from slurm_rl.train.engine.vision import load_image_reader
 
         self.config, self.device = config, device
         # After a warm-up the reference is what that made, whatever the policy began from.
         model = config.model.model_copy(update={"init_from": None} if config.warmup.num_steps else {})
         self.model = load_model(model_path, model).to(device).eval()
+        self.images = load_image_reader(model_path, model)
 
     def compute_logprobs(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[list[FloatArray]]:
         """Logprobs of the trained tokens, by micro-batch and sequence."""
@@ -29,7 +31,9 @@ class ReferenceModel:
 
         temperature, chunk = self.config.rollout.temperature, self.config.policy.logprob_chunk_tokens
         return [
-            compute_sequence_logprobs(self.model, batch, temperature, self.device, chunk_tokens=chunk)
+            compute_sequence_logprobs(
+                self.model, batch, temperature, self.device, chunk_tokens=chunk, images=self.images
+            )
             for batch in micro_batches
         ]
 

@@ -9,15 +9,28 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.train.grpo.continuous import ContinuousEngine
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
+from slurm_rl.train.grpo.vision_inputs import build_input, build_options, check_expanded
 from slurm_rl.train.grpo.weights import HeldWeights, WeightRecord
+from slurm_rl.train.types import TokenPrompt
 
 
 class RolloutEngine:
     """Samples completions; proves which weights it holds. Runs as a Ray actor."""
 
     def __init__(
-        self, model_path: str, model: ModelConfig, rollout: RolloutConfig, max_model_len: int, num_gpus: int
+        self,
+        model_path: str,
+        model: ModelConfig,
+        rollout: RolloutConfig,
+        max_model_len: int,
+        num_gpus: int,
+        max_images: int | None = None,
     ) -> None:
+        """Start vLLM.
+
+        Args:
+            max_images: most images of one prompt; None for a text model.
+        """
         from vllm import LLM
 
         self.version = -1
@@ -35,15 +48,17 @@ class RolloutEngine:
             logprobs_mode="processed_logprobs",
             worker_extension_cls="slurm_rl.train.grpo.worker_extension.RolloutWorkerExtension",
             **({"gpu_memory_utilization": rollout.gpu_memory_utilization} if num_gpus else {}),
+            **({} if max_images is None else build_options(model, max_images)),
         )
+        self.sees_images = max_images is not None
         self.tokenizer = self.llm.get_tokenizer()
         self.continuous = ContinuousEngine(self.llm.llm_engine) if rollout.continuous else None
 
     def ready(self) -> bool:
         return True
 
-    def generate(self, prompts: Sequence[Sequence[int]], spec: SamplingSpec) -> list[list[Completion]]:
-        """Sample `num_completions` for each prompt, given as token ids, in order."""
+    def generate(self, prompts: Sequence[TokenPrompt], spec: SamplingSpec) -> list[list[Completion]]:
+        """Sample `num_completions` for each prompt, in order."""
         from vllm import SamplingParams
 
         def seed() -> None:
@@ -57,7 +72,7 @@ class RolloutEngine:
             logprobs=0,
             detokenize=False,
         )
-        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        inputs = [build_input(prompt) for prompt in prompts]
         if self.continuous is not None:
             self.continuous.run(seed)
             return [
@@ -66,6 +81,7 @@ class RolloutEngine:
             ]
         seed()
         outputs = self.llm.generate(inputs, params, use_tqdm=False)
+        check_expanded(prompts, outputs)
         return [
             [self._completion(item, []) for item in sorted(output.outputs, key=lambda item: item.index)]
             for output in outputs
@@ -80,16 +96,19 @@ class RolloutEngine:
         mixed = versions if versions and versions[-1] != version else []
         return Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
 
-    def load_weights(self, version: int, records: Sequence[WeightRecord], probe: Sequence[int]) -> HeldWeights:
+    def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
         """Take new weights, or adapters over the base; then say what is held: version, checksums, the probe."""
         from vllm import SamplingParams
 
         def load() -> list[str]:
             checksums = self._load(records)
+            if self.sees_images:
+                # What the vision tower made of images is of the old weights, and vLLM knows images by their pixels.
+                self.llm.llm_engine.reset_encoder_cache()
             self.version = version
             return checksums
 
-        prompt = {"prompt_token_ids": list(probe)}
+        prompt = build_input(probe)
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
         if self.continuous is not None:
             checksums, found = self.continuous.update(version, load, prompt, params)
@@ -99,7 +118,7 @@ class RolloutEngine:
             self.llm.reset_prefix_cache()
             found = self.llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
         # Of each token after the first, at temperature 1.
-        logprobs = [float(step[token].logprob) for step, token in zip(found[1:], probe[1:], strict=True)]
+        logprobs = [float(step[token].logprob) for step, token in zip(found[1:], probe.token_ids[1:], strict=True)]
         return HeldWeights(version, checksums, logprobs)
 
     def _load(self, records: Sequence[WeightRecord]) -> list[str]:

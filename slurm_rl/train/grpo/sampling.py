@@ -42,7 +42,7 @@ class Sampler:
             (
                 engine,
                 engine.handle.generate.remote(
-                    [prompt.token_ids for prompt in share], replace(spec, seed=derive_seed(spec.seed, index))
+                    [prompt.tokens for prompt in share], replace(spec, seed=derive_seed(spec.seed, index))
                 ),
             )
             for index, (engine, share) in enumerate(zip(self.engines, shares, strict=True))

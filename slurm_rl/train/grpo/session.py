@@ -11,6 +11,7 @@ import yaml
 
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
@@ -31,6 +32,7 @@ from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.model_folder import load_context_length, prepare_model
 from slurm_rl.train.rewards.scorer import Scorer, open_scorer
 from slurm_rl.train.stop import StopFlag
+from slurm_rl.train.types import TokenPrompt
 
 _PROBE_TOKENS = 64
 
@@ -75,7 +77,7 @@ def _train(
     metrics: MetricsLogger,
 ) -> RunState:
     timeout_s = config.trainer.step_timeout_s
-    engines = start_engines(cluster, config, model_path)
+    engines = start_engines(cluster, config, model_path, prompts.max_images)
     policy = PolicyGroup(
         cluster,
         start_policy(cluster, config, model_path),
@@ -120,10 +122,18 @@ def _train(
 def prepare_prompts(config: RunConfig, model_path: str) -> Prompts:
     """Load, check and tokenize all rows; every bad row is named before anything is trained."""
     from slurm_rl.train.engine.model import load_tokenizer
+    from slurm_rl.train.engine.vision import load_image_reader
 
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     train_rows, eval_rows = load_data(config.data, config.seed)
     context_length = load_context_length(model_path, config.model.trust_remote_code)
+    images = load_image_reader(model_path, config.model)
+    if config.data.image_key is not None and images is None:
+        raise DataError(
+            "data.image_key needs a vision-language model",
+            seen=f"{config.data.image_key!r} and {model_path}",
+            action="choose a Qwen2.5-VL or Qwen3-VL, or set data.image_key=null",
+        )
 
     def encode(rows: Sequence[PromptRow]) -> list[EncodedPrompt]:
         return encode_prompts(
@@ -133,10 +143,19 @@ def prepare_prompts(config: RunConfig, model_path: str) -> Prompts:
             max_prompt_tokens=config.data.max_prompt_tokens,
             context_length=context_length,
             max_tokens=config.rollout.max_tokens,
+            images=images,
         )
 
     answers = encode_answers([row.answer for row in train_rows], tokenizer) if config.warmup.num_steps else []
-    return Prompts(encode(train_rows), encode(eval_rows), answers)
+    train, held_out = encode(train_rows), encode(eval_rows)
+    max_images = None if images is None else max(len(prompt.images) for prompt in [*train, *held_out])
+    if max_images and config.rollout.continuous:
+        raise ConfigError(
+            "rollout.continuous goes with text alone: completions under way would keep what the old vision tower saw",
+            seen=f"prompts with up to {max_images} images",
+            action="set rollout.continuous=false",
+        )
+    return Prompts(train, held_out, answers, max_images)
 
 
 def encode_answers(answers: Sequence[str], tokenizer: Any) -> list[list[int]]:
@@ -145,13 +164,19 @@ def encode_answers(answers: Sequence[str], tokenizer: Any) -> list[list[int]]:
     return [[*ids, tokenizer.eos_token_id] for ids in encoded]
 
 
-def choose_probe(prompts: Prompts, longest: int) -> list[int]:
-    """Tokens of the first training prompts, end to end: text of the right vocabulary."""
+def choose_probe(prompts: Prompts, longest: int) -> TokenPrompt:
+    """Tokens of the first training prompts, end to end: text of the right vocabulary.
+
+    With images it is the shortest of the first prompts that have one, whole: it also shows what the vision tower does.
+    """
+    seeing = [prompt.tokens for prompt in prompts.train[:_PROBE_TOKENS] if prompt.images]
+    if seeing:
+        return min(seeing, key=lambda prompt: len(prompt.token_ids))
     tokens = [token for prompt in prompts.train[:_PROBE_TOKENS] for token in prompt.token_ids]
-    return tokens[: min(_PROBE_TOKENS, longest)]
+    return TokenPrompt(token_ids=tokens[: min(_PROBE_TOKENS, longest)])
 
 
-def start_engines(cluster: Cluster, config: RunConfig, model_path: str) -> list[Actor]:
+def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_images: int | None) -> list[Actor]:
     """Start the rollout engines without waiting: they load while the policy does."""
     max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
     # Batches and weights under way at once, where engines take them so.
@@ -160,7 +185,7 @@ def start_engines(cluster: Cluster, config: RunConfig, model_path: str) -> list[
         cluster.place(
             actor,
             RolloutEngine,
-            *(model_path, config.model, config.rollout, max_model_len, len(actor.gpus)),
+            *(model_path, config.model, config.rollout, max_model_len, len(actor.gpus), max_images),
             max_concurrency=num_calls,
         )
         for actor in cluster.plan.actors

@@ -50,6 +50,8 @@ class Prompts:
     held_out: list[EncodedPrompt]
     answers: list[list[int]]
     """Token ids of each training row's reference answer; empty without a warm-up."""
+    max_images: int | None = None
+    """Most images of one prompt; None for a text model."""
 
 
 class GRPOTrainer:

@@ -15,6 +15,7 @@ from typing import Any
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.weights import HeldWeights, SentWeights
+from slurm_rl.train.types import TokenPrompt
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,12 @@ class WeightSync:
         policy: Sequence[Actor],
         engines: Sequence[Actor],
         *,
-        probe: Sequence[int],
+        probe: TokenPrompt,
         tolerance: float,
         timeout_s: float,
     ) -> None:
         self.cluster, self.policy, self.engines = cluster, policy, engines
-        self.probe, self.tolerance, self.timeout_s = list(probe), tolerance, timeout_s
+        self.probe, self.tolerance, self.timeout_s = probe, tolerance, timeout_s
         self._under_way: deque[_Push] = deque()
 
     def push(self, version: int) -> None:

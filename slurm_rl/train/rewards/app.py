@@ -99,7 +99,7 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
             f"a request must be at most {max_bytes:,} bytes",
             status=413,
             seen=f"{num_bytes:,} or more",
-            action="send fewer items in one request, or start the service with a higher --max-body-mb",
+            action="send fewer items in one request, or start the service with a higher reward.service.max_body_mb",
         )
     return bytes(body)
 

@@ -34,7 +34,7 @@ class RewardPool:
     def __init__(self, config: RewardConfig, table: Mapping[VerifierName, str] | None = None) -> None:
         chosen, self._weights = choose_verifiers(config, table)
         self._config = config
-        self._processes = VerifierProcesses(config.num_workers, chosen)
+        self._processes = VerifierProcesses(config.num_workers, chosen, config.start_timeout_s)
         self._turn = threading.Lock()
 
     def __enter__(self) -> RewardPool:

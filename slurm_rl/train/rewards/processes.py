@@ -22,20 +22,19 @@ from slurm_rl.train.rewards.types import Failure, RewardItem
 
 Outcomes: TypeAlias = list[dict[str, float] | Failure | DataError]
 
-START_DEADLINE_S = 120.0
-"""For all workers to be up; importing sympy from a slow shared disk takes a minute at the worst."""
 _POLL_S = 0.5
 _WARM_PAUSE_S = 0.05
 
 
 class VerifierProcesses:
-    """`num_workers` processes that score chunks of items with the verifiers of `table`.
+    """`num_workers` processes that score chunks of items with the verifiers of `table`, up within `start_timeout_s`.
 
     Used from one thread, but for `wake`. Call `start` first and `stop` last.
     """
 
-    def __init__(self, num_workers: int, table: Mapping[str, str]) -> None:
+    def __init__(self, num_workers: int, table: Mapping[str, str], start_timeout_s: float) -> None:
         self._num_workers = num_workers
+        self.start_timeout_s = start_timeout_s
         self._table = dict(table)
         self._pool: Any = None
         self._done: SimpleQueue[Future[Outcomes]] = SimpleQueue()
@@ -44,7 +43,7 @@ class VerifierProcesses:
         """Start the processes and wait until each has imported the verifiers.
 
         Raises:
-            RewardError: a verifier cannot be imported, or START_DEADLINE_S is over.
+            RewardError: a verifier cannot be imported, or `start_timeout_s` is over.
         """
         self._done = SimpleQueue()
         self._pool = ProcessPool(
@@ -54,7 +53,7 @@ class VerifierProcesses:
             context=_fork_server(self._table),
         )
         try:
-            self._warm_up(time.monotonic() + START_DEADLINE_S)
+            self._warm_up(time.monotonic() + self.start_timeout_s)
         except BaseException:
             self.stop()
             raise
@@ -80,9 +79,10 @@ class VerifierProcesses:
 
     def _not_up(self, num_ready: int) -> RewardError:
         return RewardError(
-            f"{self._num_workers} reward workers must be up within {START_DEADLINE_S:g} s",
+            f"{self._num_workers} reward workers must be up within {self.start_timeout_s:g} s",
             seen=f"{num_ready} up",
-            action="read the log above for what ended them, or lower reward.num_workers to the CPUs of the node",
+            action="read the log above for what ended them, lower reward.num_workers to the CPUs of the node, "
+            "or raise reward.start_timeout_s",
         )
 
     def submit(self, items: Sequence[RewardItem], *, budget_s: float, deadline_s: float) -> Future[Outcomes]:

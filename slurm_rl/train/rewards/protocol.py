@@ -119,7 +119,8 @@ def build_answer(results: Sequence[RewardResult], *, explain: bool, failure_rewa
     }
     for name in dict.fromkeys(name for result in results for name in result.parts):
         key = _KEYS.get(name, name)
-        if key not in answer:
+        # A function's own reward stands under `rewards`; OpenRLHF logs each key, and has a `reward` of its own.
+        if key not in answer and name != "reward":
             answer[key] = [result.parts.get(name, 0.0) for result in results]
     if "acc_rewards" in answer:
         answer.setdefault("scores", answer["acc_rewards"])

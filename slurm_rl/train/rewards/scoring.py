@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pebble import ProcessExpired
 
 from slurm_rl.errors import DataError, RewardError
-from slurm_rl.train.rewards.processes import START_DEADLINE_S, Outcomes, VerifierProcesses
+from slurm_rl.train.rewards.processes import Outcomes, VerifierProcesses
 from slurm_rl.train.rewards.types import Failure, RewardItem, RewardResult
 
 MAX_RESTARTS = 3
@@ -73,7 +73,7 @@ class Scoring:
     def _settle_next(self) -> None:
         """Wait for one task, keep what it scored and submit what it left undone."""
         # The workers may first have to be replaced, which takes as long as a start.
-        future = self._processes.next_done(self._timeout_s + self._budget_s + START_DEADLINE_S)
+        future = self._processes.next_done(self._timeout_s + self._budget_s + self._processes.start_timeout_s)
         if future is None:
             self._restart()
             return

@@ -60,7 +60,13 @@ def serve(
 
     table, weights = choose_verifiers(config)
     max_body_bytes = int(config.service.max_body_mb * 1e6)
-    with RewardStream(table, weights, num_workers=config.num_workers, timeout_s=config.timeout_s) as stream:
+    with RewardStream(
+        table,
+        weights,
+        num_workers=config.num_workers,
+        timeout_s=config.timeout_s,
+        start_timeout_s=config.start_timeout_s,
+    ) as stream:
         state = ServiceState(stream, token, max_body_bytes, failure_reward, answers)
         settings = uvicorn.Config(
             build_app(state),

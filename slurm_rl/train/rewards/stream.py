@@ -1,6 +1,6 @@
 """Scores requests that come at any time from many threads, so that nobody waits for another's hung item.
 
-    with RewardStream(table, weights, num_workers=4, timeout_s=10) as stream:
+    with RewardStream(table, weights, num_workers=4, timeout_s=10, start_timeout_s=120) as stream:
         future = stream.submit(items)                             # from any thread
         results = future.result()                                 # one result an item, in order
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from slurm_rl.errors import DataError, RewardError
-from slurm_rl.train.rewards.processes import START_DEADLINE_S, Outcomes, VerifierProcesses
+from slurm_rl.train.rewards.processes import Outcomes, VerifierProcesses
 from slurm_rl.train.rewards.scoring import BUDGET_SHARE, MAX_RESTARTS, build_result, keeps_breaking, read_outcomes
 from slurm_rl.train.rewards.types import RewardItem, RewardResult
 
@@ -64,12 +64,19 @@ class RewardStream:
         weights: name of a score to its weight in the reward.
         num_workers: processes.
         timeout_s: deadline of one item.
+        start_timeout_s: deadline of all processes to be up.
     """
 
     def __init__(
-        self, table: Mapping[str, str], weights: Mapping[str, float], *, num_workers: int, timeout_s: float
+        self,
+        table: Mapping[str, str],
+        weights: Mapping[str, float],
+        *,
+        num_workers: int,
+        timeout_s: float,
+        start_timeout_s: float,
     ) -> None:
-        self._processes = VerifierProcesses(num_workers, table)
+        self._processes = VerifierProcesses(num_workers, table, start_timeout_s)
         self._weights, self._num_workers, self._timeout_s = dict(weights), num_workers, timeout_s
         self._budget_s = timeout_s * BUDGET_SHARE
         self._lock = threading.Lock()
@@ -110,6 +117,8 @@ class RewardStream:
             could be judged by, and RewardError when the stream ended first.
         """
         request = _Request(list(items))
+        # From here on nobody can cancel it: the loop alone says how it ends.
+        request.future.set_running_or_notify_cancel()
         if not request.items:
             request.future.set_result([])
             return request.future
@@ -207,7 +216,7 @@ class RewardStream:
         if oldest is None:
             return math.inf
         # It may have waited for a worker, which was busy or being replaced.
-        limit_s = 2 * (self._timeout_s + self._budget_s) + START_DEADLINE_S
+        limit_s = 2 * (self._timeout_s + self._budget_s) + self._processes.start_timeout_s
         return max(0.0, oldest.submitted_at + limit_s - time.monotonic())
 
     def _restart(self) -> None:

@@ -24,13 +24,14 @@ from types import TracebackType
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, RewardError
 from slurm_rl.run_dir import write_text
-from slurm_rl.train.rewards.processes import START_DEADLINE_S
 from slurm_rl.train.rewards.service import listen
 
 _POLL_S = 0.2
 _HEALTH_EVERY_S = 5.0
 _HEALTH_TIMEOUT_S = 20.0
 _STOP_S = 10.0
+_IMPORT_S = 60.0
+"""For a service to import what it needs, beside its workers' start."""
 _MAX_DEATHS = 5
 """Deaths in a row of one service, none of which lived for _LIVED_S, before it is given up."""
 _MAX_FIRST_DEATHS = 2
@@ -78,6 +79,8 @@ class RewardServices:
     ) -> None:
         self._config, self._folder, self._logs = config, folder, logs
         self._host, self._ports, self._report = host, list(ports), report
+        # The workers' own deadline comes first, and says more.
+        self._start_s = config.start_timeout_s + _IMPORT_S
         self.token = secrets.token_hex(16)
         self._replicas: list[_Replica] = []
         self._closing = threading.Event()
@@ -96,7 +99,7 @@ class RewardServices:
         ]
         self._thread.start()
         try:
-            self._wait_until_up(time.monotonic() + START_DEADLINE_S)
+            self._wait_until_up(time.monotonic() + self._start_s)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -150,7 +153,7 @@ class RewardServices:
             if time.monotonic() > give_up:
                 waiting = next(replica for replica in self._replicas if not replica.is_up)
                 raise RewardError(
-                    f"the reward services must be up within {START_DEADLINE_S:g} s",
+                    f"the reward services must be up within {self._start_s:g} s",
                     seen=_tail(waiting.log),
                     where=str(waiting.log),
                 )
@@ -163,6 +166,8 @@ class RewardServices:
             while not self._closing.wait(_POLL_S / 4):
                 for replica in self._replicas:
                     self._look_after(replica)
+        except Exception as error:  # a full disk under events or logs; without this thread nobody would say so
+            self._error = RewardError("the reward services must be watched", seen=f"{type(error).__name__}: {error}")
         finally:
             self._end_all()
 
@@ -200,8 +205,8 @@ class RewardServices:
                 return
         if replica.is_up and now - replica.started_at > _LIVED_S:
             replica.num_deaths = 0
-        if not replica.is_up and now - replica.started_at > START_DEADLINE_S:
-            self._end(replica, f"it was not up within {START_DEADLINE_S:g} s")
+        if not replica.is_up and now - replica.started_at > self._start_s:
+            self._end(replica, f"it was not up within {self._start_s:g} s")
         elif replica.health is None and (not replica.is_up or now - replica.asked_at > _HEALTH_EVERY_S):
             replica.asked_at = now
             replica.health = threading.Thread(target=self._ask_health, args=(replica, replica.process), daemon=True)
@@ -239,6 +244,8 @@ class RewardServices:
                 where=str(replica.log),
                 action="mend what the log names",
             )
+            # Who connects from now on is turned away, rather than kept waiting for nobody.
+            replica.listener.shutdown(socket.SHUT_RDWR)
 
     def _end_all(self) -> None:
         processes = [replica.process for replica in self._replicas if replica.process is not None]

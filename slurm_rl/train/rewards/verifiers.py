@@ -14,6 +14,7 @@ from typing import Final
 
 from slurm_rl.config.reward import CODE_SHARE, RewardConfig, VerifierName
 from slurm_rl.errors import DataError
+from slurm_rl.train.rewards.model import specify_model
 
 VERIFIERS: Final[dict[VerifierName, str]] = {
     "arithmetic": "slurm_rl.train.rewards.verifiers:score_arithmetic",
@@ -33,6 +34,8 @@ def choose_verifiers(
     if config.function is not None:
         # It makes the whole reward; what else it tells has no weight.
         return {"function": config.function}, {"reward": 1.0}
+    if config.model.path is not None:
+        return {"model": specify_model(config.model, config.num_workers)}, {"model": 1.0}
     specs: dict[str, str] = {name: (table or VERIFIERS)[name] for name in config.verifiers}
     if "code" in specs:
         settings = config.code.model_dump() | {"total_s": CODE_SHARE * config.timeout_s}

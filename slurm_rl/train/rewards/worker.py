@@ -23,6 +23,7 @@ from functools import cache, partial
 
 from slurm_rl.errors import DataError
 from slurm_rl.train.rewards.function import call_function, is_file, load_function
+from slurm_rl.train.rewards.model import PREFIX, load_model, score_by_model
 from slurm_rl.train.rewards.types import Failure, RewardItem, Verifier
 
 _SHOWN_CHARS = 500
@@ -38,7 +39,7 @@ def start_worker(table: Mapping[str, str]) -> None:
     _die_with_parent()
     with suppress(Exception):
         for spec in table.values():
-            load_verifier(spec)
+            _load(spec)
 
 
 def _die_with_parent() -> None:
@@ -72,6 +73,13 @@ def load_verifier(spec: str) -> Verifier:
     return partial(verifier, **json.loads(settings)) if settings else verifier
 
 
+def _load(spec: str) -> None:
+    if spec.startswith(PREFIX):
+        load_model(spec)
+    else:
+        load_verifier(spec)
+
+
 def warm_up(table: Mapping[str, str], pause_s: float) -> int | Failure:
     """Return this worker's pid once it can score, or why it cannot.
 
@@ -79,7 +87,7 @@ def warm_up(table: Mapping[str, str], pause_s: float) -> int | Failure:
     """
     for name, spec in table.items():
         try:
-            load_verifier(spec)
+            _load(spec)
         except Exception as error:
             return Failure("exception", f"verifier {name} ({spec}): {_words(error)}")
     time.sleep(pause_s)
@@ -91,12 +99,14 @@ def score_items(
 ) -> list[dict[str, float] | Failure | DataError]:
     """Score items in order; after `budget_s` seconds stop early, with at least one done.
 
-    Stopping early lets the pool tell a chunk of slow items from one hung item.
+    Stopping early lets the pool tell a chunk of slow items from one hung item. A reward model takes all at once.
 
     Returns:
         One entry an item that was reached: verifier name to score, or why there is none.
     """
     started = time.monotonic()
+    if "model" in table:
+        return list(score_by_model(table["model"], items))
     outcomes: list[dict[str, float] | Failure | DataError] = []
     for item in items:
         outcomes.append(_score_item(table, item))

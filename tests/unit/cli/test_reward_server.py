@@ -37,6 +37,11 @@ def test_bad_words_are_refused(words: list[str], message: str) -> None:
         configure(words, None)
 
 
+def test_a_failure_is_worth_a_number() -> None:
+    with pytest.raises(ConfigError, match="must be a finite number; got nan"):
+        run(["--failure-reward", "nan"])
+
+
 def test_presets_replace_the_demos_verifier() -> None:
     assert configure(["+reward=math_format"], None).verifiers == {"math": 1.0, "format": 0.5}
     assert load_config(["+reward=[math,service]"]).reward.service.enabled
@@ -70,7 +75,7 @@ def test_a_function_is_looked_for_without_running_its_file(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"url": "http://a/b", "function": "f.py:g"}, "reward.function would have no effect"),
+        ({"url": "http://a/b", "function": "f.py:g"}, "set one alone; got reward.function and reward.url"),
         ({"url": "http://a/b", "service": {"enabled": True}}, "reward.service.enabled would have no effect"),
         ({"url": "a/b"}, "reward.url must be http://host:port/path"),
         ({"url": "http://a/b,"}, "got ''"),

@@ -12,6 +12,7 @@ from slurm_rl.errors import ConfigError
 # What a preset leaves to the user, and says so.
 NEEDED = {
     "model/hf": ["model.path=hub/model"],
+    "exp/grpo_mathv60k": ["+cluster=nvidia_a100"],
     # Longer prompts than the demo's model has room for.
     **{f"data/{name}": ["model=hf", "model.path=hub/model"] for name in ("gsm8k", "math", "mathv60k")},
 }

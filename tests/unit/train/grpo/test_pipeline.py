@@ -16,10 +16,12 @@ from slurm_rl.train.grpo.pipeline import (
 )
 from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.rewards.types import RewardItem, RewardResult
+from slurm_rl.train.types import ImageSpan
 
 
 def group_of(step: int, version: int = 0) -> Group:
-    prompt = EncodedPrompt(index=step, token_ids=[1, 2], text="1+2=", answer="3")
+    images = (ImageSpan(source="/data/1.png", start=0, num_tokens=1),)
+    prompt = EncodedPrompt(index=step, token_ids=[1, 2], text="1+2=", answer="3", images=images)
     completions = [Completion([3, 0], [-0.1, -1.0000001192092896], "3", False, version)]
     item = RewardItem(completion="3", answer="3")
     return Group(prompt, completions, [RewardResult(item=item, value=1.0, parts={"arithmetic": 1.0})])

@@ -12,6 +12,7 @@ from slurm_rl.errors import WeightSyncError
 from slurm_rl.train.grpo.cluster import Actor
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.grpo.weights import HeldWeights, SentWeights, checksum, pack_weights
+from slurm_rl.train.types import TokenPrompt
 
 WEIGHTS = {"a": torch.arange(4.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
 
@@ -32,14 +33,16 @@ class FakeCall:
 class FakePolicy:
     def __init__(self) -> None:
         records = pack_weights(WEIGHTS.items())
-        self.pack_state = FakeCall(lambda probe: (records, SentWeights(checksum(records), [-1.0] * (len(probe) - 1))))
+        self.pack_state = FakeCall(
+            lambda probe: (records, SentWeights(checksum(records), [-1.0] * (len(probe.token_ids) - 1)))
+        )
 
 
 class FakeEngine:
     def __init__(self, *, bytes_ok: bool = True, stale: bool = False, old_version: bool = False) -> None:
-        def load(version: int, records: Any, probe: Sequence[int]) -> HeldWeights:
+        def load(version: int, records: Any, probe: TokenPrompt) -> HeldWeights:
             sums = [checksum(records) if bytes_ok else "0" * 64]
-            return HeldWeights(version - old_version, sums, [-2.5 if stale else -1.0] * (len(probe) - 1))
+            return HeldWeights(version - old_version, sums, [-2.5 if stale else -1.0] * (len(probe.token_ids) - 1))
 
         self.load_weights = FakeCall(load)
 
@@ -52,7 +55,7 @@ class FakeCluster:
 def sync(engine: FakeEngine) -> WeightSync:
     cluster: Any = FakeCluster()
     policy, engines = [Actor("policy-0", FakePolicy())], [Actor("rollout-0", engine)]
-    return WeightSync(cluster, policy, engines, probe=[1, 2, 3], tolerance=1e-3, timeout_s=1)
+    return WeightSync(cluster, policy, engines, probe=TokenPrompt(token_ids=[1, 2, 3]), tolerance=1e-3, timeout_s=1)
 
 
 def test_an_engine_that_agrees_passes() -> None:

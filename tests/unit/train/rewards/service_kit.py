@@ -19,7 +19,7 @@ ODD_FUNCTION = f"{Path(__file__).with_name('odd_function.py')}:reward_func"
 
 def odd_config(**service: Any) -> RewardConfig:
     """Two workers that obey completions; an item's reward is its answer / 8."""
-    return RewardConfig(num_workers=2, timeout_s=0.5, function=ODD_FUNCTION, service=RewardServiceConfig(**service))
+    return RewardConfig(num_workers=2, timeout_s=1.0, function=ODD_FUNCTION, service=RewardServiceConfig(**service))
 
 
 def start_services(tmp_path: Path, config: RewardConfig, events: list[str] | None = None) -> RewardServices:

@@ -7,6 +7,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -55,7 +57,7 @@ GOOD = json.dumps({"query": ["3+4=7"], "prompts": ["3+4="], "labels": ["4"]}).en
 def test_a_client_of_openrlhf_gets_lists_of_numbers(services: RewardServices) -> None:
     status, answer = post(services, GOOD)
     assert status == 200
-    assert answer == {"rewards": [0.5], "scores": [1.0], "length": [1.0], "reward": [0.5], "failed": [0.0]}
+    assert answer == {"rewards": [0.5], "scores": [1.0], "length": [1.0], "failed": [0.0]}
 
 
 @pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer wrong", "Basic eDp5", "Basic \xff", "Basic !", "x"])
@@ -139,6 +141,23 @@ def test_a_service_that_keeps_dying_ends_the_run_with_its_last_words(tmp_path: P
     assert services.pids == []
 
 
+def test_a_service_that_is_given_up_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "_MAX_DEATHS", 1)
+    with start_services(tmp_path, odd_config()) as services, build_client(services) as client:
+        os.kill(services.pids[0], signal.SIGKILL)
+        with pytest.raises(RewardError, match="1 deaths, the last by exit status -9"):
+            client.score(build_items(5))
+
+
+def test_a_watch_that_ends_says_why(tmp_path: Path) -> None:
+    def full(kind: str, **fields: Any) -> None:
+        raise OSError("No space left on device")
+
+    services = RewardServices(odd_config(), tmp_path, tmp_path, report=full)
+    with pytest.raises(RewardError, match="must be watched; got OSError: No space left"), services:
+        wait_for(services.check, deadline_s=60)
+
+
 def test_a_service_that_answers_nothing_any_more_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervise, "_HEALTH_EVERY_S", 0.1)
     monkeypatch.setattr(supervise, "_HEALTH_TIMEOUT_S", 1.0)
@@ -160,6 +179,32 @@ def test_no_process_and_no_port_is_left(tmp_path: Path) -> None:
     for port in ports:
         with pytest.raises(ConnectionRefusedError):
             http.client.HTTPConnection("127.0.0.1", port, timeout=5).connect()
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from slurm_rl.config.reward import RewardConfig
+from slurm_rl.train.rewards.supervise import RewardServices
+
+if __name__ == "__main__":
+    with RewardServices(RewardConfig(), Path(sys.argv[1]), Path(sys.argv[1])) as services:
+        print(services.pids[0], flush=True)
+        time.sleep(600)
+"""
+
+
+def test_the_services_of_a_run_that_is_killed_die_with_it(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    command = [sys.executable, str(script), str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[4])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as parent:
+        assert parent.stdout is not None
+        service = psutil.Process(int(parent.stdout.readline()))
+        family = [service, *service.children(recursive=True)]
+        parent.kill()
+    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), deadline_s=20)
 
 
 def storm(tmp_path: Path, num_requests: int, num_clients: int, num_kills: int) -> None:

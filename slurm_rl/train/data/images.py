@@ -1,0 +1,146 @@
+"""Where an image of a prompt comes from, and what is said when it is none. Standard library until pixels are read.
+
+    /data/1.jpg    file:///data/1.jpg    1.jpg (beside the data file)    data:image/png;base64,iVBOR...    raw bytes
+
+Rows hold the source, never the pixels: a data set of images does not fit in memory.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from slurm_rl.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_DATA = "data:"
+_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF", b"P6", b"P5")
+"""First bytes of JPEG, PNG, GIF, BMP, TIFF, WebP and PPM."""
+_HEAD_BYTES = 16
+_THREADS = 16
+
+
+def parse_source(value: Any, folder: Path, where: str) -> str:
+    """One form for all: an absolute path, or `data:;base64,...`.
+
+    Args:
+        value: a string, bytes, or `{"bytes": ..., "path": ...}` as parquet files hold images.
+        folder: that of the data file, which relative paths start from.
+
+    Raises:
+        DataError: it is neither, or it is on the network.
+    """
+    if isinstance(value, dict) and ("bytes" in value or "path" in value):
+        value = value.get("bytes") or value.get("path")
+    if isinstance(value, (bytes, bytearray)):
+        return f"{_DATA};base64,{base64.b64encode(value).decode()}"
+    if not isinstance(value, str) or not value:
+        raise DataError(
+            f"{where}: an image must be a path, file://..., data:...;base64,... or bytes",
+            seen=f"{type(value).__name__} {_shorten(repr(value))}",
+            action="correct the row",
+        )
+    if value.startswith(_DATA):
+        return value
+    if "://" in value[:12] and not value.startswith("file://"):
+        raise DataError(
+            f"{where}: an image must be on a file system that every node sees",
+            seen=_shorten(value),
+            action="download the images first and write their paths",
+        )
+    path = unquote(urlsplit(value).path) if value.startswith("file://") else value
+    return str(folder.absolute() / Path(path).expanduser())
+
+
+def check_source(source: str, where: str) -> None:
+    """Look at the first bytes only, so that 100,000 images take seconds.
+
+    Raises:
+        DataError: the file is not there, or it does not begin as an image does.
+    """
+    try:
+        with _open(source, where) as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise DataError(
+            f"{where}: every image must be readable",
+            seen=f"{_show(source)} ({error.strerror})",
+            action="correct the path; relative ones start at the folder of the data file",
+        ) from None
+    if not head.startswith(_SIGNATURES):
+        raise _not_an_image(source, where, f"a file that begins with {head[:8]!r}")
+
+
+def check_sources(images: Sequence[tuple[str, str]]) -> None:
+    """Check many (source, where), once each; the first bad one in their order is named."""
+    first_place: dict[str, str] = {}
+    for source, where in images:
+        first_place.setdefault(source, where)
+    # Waiting for a parallel file system, many at once take little longer than one.
+    with ThreadPoolExecutor(_THREADS) as threads:
+        list(threads.map(check_source, first_place, first_place.values()))
+
+
+def open_image(source: str, where: str) -> Image:
+    """The decoded image in RGB.
+
+    Raises:
+        DataError: it cannot be read, or not decoded.
+    """
+    from PIL import Image
+
+    check_source(source, where)
+    try:
+        with _open(source, where) as file, Image.open(file) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise _not_an_image(source, where, str(error)) from None
+
+
+def read_size(source: str, where: str) -> tuple[int, int]:
+    """(width, height) in pixels, from the file's head.
+
+    Raises:
+        DataError: it cannot be read, or is no image.
+    """
+    from PIL import Image
+
+    check_source(source, where)
+    try:
+        with _open(source, where) as file, Image.open(file) as image:
+            return image.size
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise _not_an_image(source, where, str(error)) from None
+
+
+def _open(source: str, where: str) -> IO[bytes]:
+    if not source.startswith(_DATA):
+        return Path(source).open("rb")
+    try:
+        return io.BytesIO(base64.b64decode(source.partition(",")[2], validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise _not_an_image(source, where, f"base64 that does not decode ({error})") from None
+
+
+def _not_an_image(source: str, where: str, seen: str) -> DataError:
+    return DataError(
+        f"{where}: an image must be a whole JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file",
+        seen=f"{_show(source)}: {_shorten(seen)}",
+        action="convert it, or take the row out",
+    )
+
+
+def _show(source: str) -> str:
+    return source if not source.startswith(_DATA) else source[:40] + "..."
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 120 else text[:120] + "..."

@@ -1,0 +1,109 @@
+"""A trained reward model as the reward: a Hugging Face classifier with one output, in the worker processes.
+
+    reward.model.path=runs/my-rm/export reward.model.device=cpu
+
+The text is tokenized as for training (train/supervised/rm.py): the prompt, the completion and the end-of-text token,
+and the score is read at that last token. It is the logit itself, of any size and sign.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from slurm_rl.config.reward import RewardModelConfig
+from slurm_rl.train.rewards.types import Failure, RewardItem
+
+PREFIX = "model:"
+
+
+def specify_model(config: RewardModelConfig, num_workers: int) -> str:
+    """What stands in the table of verifiers for this model."""
+    return PREFIX + json.dumps({**config.model_dump(), "num_workers": num_workers})
+
+
+class RewardModel:
+    """Model and tokenizer, loaded once a worker.
+
+    Args:
+        settings: the fields of RewardModelConfig, and `num_workers` that share the CPUs.
+
+    Raises:
+        OSError, ValueError: the folder holds no such model, or one with other than one output.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        import os
+
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["num_workers"]))
+        self._tokenizer = AutoTokenizer.from_pretrained(settings["path"])
+        model = AutoModelForSequenceClassification.from_pretrained(
+            settings["path"], dtype=getattr(torch, settings["dtype"])
+        )
+        if model.config.num_labels != 1:
+            raise ValueError(f"a reward model has one output; {settings['path']} has {model.config.num_labels}")
+        if not hasattr(model, "score"):
+            raise ValueError(f"a reward model has its head under `score`; {type(model).__name__} has none")
+        self._model = model.to(settings["device"]).eval()
+        self._device, self._batch_size = settings["device"], settings["batch_size"]
+
+    def score(self, items: Sequence[RewardItem]) -> list[float]:
+        """One logit an item."""
+        tokens = [self._encode(item) for item in items]
+        # By length, so that little is padding.
+        order = sorted(range(len(items)), key=lambda i: len(tokens[i]))
+        scores = [math.nan] * len(items)
+        for first in range(0, len(order), self._batch_size):
+            chosen = order[first : first + self._batch_size]
+            for position, score in zip(chosen, self._forward([tokens[i] for i in chosen]), strict=True):
+                scores[position] = score
+        return scores
+
+    def _encode(self, item: RewardItem) -> list[int]:
+        # A rendered chat template has written its own special tokens.
+        is_rendered = any(item.prompt.startswith(token) for token in self._tokenizer.all_special_tokens)
+        before = self._tokenizer(item.prompt, add_special_tokens=not is_rendered)["input_ids"]
+        after = self._tokenizer(item.completion, add_special_tokens=False)["input_ids"]
+        token_ids = [*before, *after, self._tokenizer.eos_token_id]
+        longest = getattr(self._model.config.get_text_config(), "max_position_embeddings", math.inf)
+        if len(token_ids) > longest:
+            raise ValueError(f"the reward model reads {longest} tokens; prompt and completion have {len(token_ids)}")
+        return token_ids
+
+    def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        import torch
+
+        length = max(map(len, rows))
+        # Behind the last token stands padding that nobody looks at; 0 is in every vocabulary.
+        ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=self._device)
+        mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows], device=self._device)
+        with torch.inference_mode():
+            hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
+            # Not `logits`: they are read at the last token that is not padding, and padding is often end of text.
+            last = hidden[torch.arange(len(rows)), mask.sum(-1) - 1]
+            return [float(score) for score in self._model.score(last).float().flatten()]
+
+
+@cache
+def load_model(spec: str) -> RewardModel:
+    """The model of a spec, loaded at the first call."""
+    return RewardModel(json.loads(spec.removeprefix(PREFIX)))
+
+
+def score_by_model(spec: str, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:
+    """Outcomes of a chunk; none when it failed as a whole, so that its items are run one by one."""
+    try:
+        scores = load_model(spec).score(items)
+    except Exception as error:
+        words = f"model: {type(error).__name__}: {error}"[:500]
+        return [Failure("exception", words)] if len(items) == 1 else []
+    return [
+        {"model": score} if math.isfinite(score) else Failure("bad score", f"the model said {score}")
+        for score in scores
+    ]

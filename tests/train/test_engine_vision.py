@@ -1,0 +1,172 @@
+"""Images through the policy engine: packed or alone, every sequence gets the numbers that transformers gives it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.tiny_vl import TinyVLConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.errors import DataError
+from slurm_rl.train.engine.convert import convert_checkpoint
+from slurm_rl.train.engine.forward import compute_sequence_logprobs
+from slurm_rl.train.engine.model import load_model
+from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.engine.tiny_vl import build_tiny_vl
+from slurm_rl.train.engine.vision import ImageReader, load_image_reader
+from slurm_rl.train.grpo.loss import build_warmup_loss
+from slurm_rl.train.types import FloatArray, TrainSequence
+from tests.image_kit import build_sequence, write_image
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", params=["qwen2_5_vl", "qwen3_vl"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vl") / request.param
+    build_tiny_vl(TinyVLConfig(family=request.param), seed=0, folder=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reader(folder: Path) -> ImageReader:
+    reader = load_image_reader(folder, ModelConfig(path=str(folder)))
+    assert reader is not None
+    return reader
+
+
+@pytest.fixture(scope="module")
+def sequences(reader: ImageReader, tmp_path_factory: pytest.TempPathFactory) -> list[TrainSequence]:
+    """Two images, none, one image, and again none; of lengths that rows of the packed batch mix."""
+    folder = tmp_path_factory.mktemp("images")
+    wide, tall, small = (
+        write_image(folder / f"{seed}.png", seed, *size) for seed, size in enumerate([(140, 60), (60, 170), (20, 30)])
+    )
+    return [
+        build_sequence(reader, 1, [small, wide], 3, 5),
+        build_sequence(reader, 2, [], 4, 9),
+        build_sequence(reader, 3, [tall], 9, 3),
+        build_sequence(reader, 4, [], 2, 1),
+        build_sequence(reader, 5, [wide, wide], 1, 4),
+    ]
+
+
+def build_engine(folder: Path, *, chunk: int | None = None) -> PolicyEngine:
+    return PolicyEngine(
+        folder,
+        ModelConfig(path=str(folder)),
+        PolicyConfig(logprob_chunk_tokens=chunk),
+        OptimConfig(lr=1e-3),
+        temperature=1.0,
+    )
+
+
+def transformers_logprobs(folder: Path, reader: ImageReader, sequence: TrainSequence) -> FloatArray:
+    """One sequence alone through the model as transformers uses it: it makes the positions itself."""
+    model = load_model(folder, ModelConfig(path=str(folder))).eval()
+    ids = torch.from_numpy(sequence.token_ids).unsqueeze(0)
+    inputs = {}
+    if sequence.images:
+        pixels = [reader.read(span.source) for span in sequence.images]
+        inputs = {
+            "pixel_values": torch.cat([one.values for one in pixels]),
+            "image_grid_thw": torch.tensor([one.grid for one in pixels]),
+            "mm_token_type_ids": (ids == reader.image_token_id).int(),
+        }
+    with torch.no_grad():
+        logits = model(input_ids=ids, **inputs).logits[0, :-1]
+    chosen = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    return chosen[sequence.trained_from - 1 :].numpy()
+
+
+@pytest.mark.parametrize("chunk", [None, 3])
+def test_packed_logprobs_are_those_of_transformers(
+    folder: Path, reader: ImageReader, sequences: list[TrainSequence], chunk: int | None
+) -> None:
+    [packed] = build_engine(folder, chunk=chunk).compute_logprobs([sequences])
+    for sequence, found in zip(sequences, packed, strict=True):
+        np.testing.assert_allclose(found, transformers_logprobs(folder, reader, sequence), atol=1e-5)
+
+
+def test_other_pixels_give_other_logprobs(
+    folder: Path, reader: ImageReader, sequences: list[TrainSequence], tmp_path: Path
+) -> None:
+    """Or the equalities above would hold of a model that is blind."""
+    [span] = sequences[2].images
+    other = write_image(tmp_path / "other.png", 77, 60, 170)
+    changed = TrainSequence(
+        token_ids=sequences[2].token_ids,
+        trained_from=sequences[2].trained_from,
+        images=[type(span)(source=other, start=span.start, num_tokens=span.num_tokens)],
+    )
+    [[before, after]] = build_engine(folder).compute_logprobs([[sequences[2], changed]])
+    assert np.abs(before - after).max() > 1e-3
+
+
+def test_how_sequences_are_packed_does_not_change_the_step(folder: Path, sequences: list[TrainSequence]) -> None:
+    """Also of micro-batches of text alone, which go through the vision tower with a blank image."""
+    states = []
+    for micro_batches in ([sequences], [[one] for one in reversed(sequences)]):
+        engine = build_engine(folder)
+        totals = engine.train(micro_batches, build_warmup_loss(), lr=1e-3)
+        states.append((totals, dict(engine.full_state())))
+    (one, packed), (many, apart) = states
+    assert one["loss"] == pytest.approx(many["loss"], abs=1e-5)
+    assert one["grad_norm"] == pytest.approx(many["grad_norm"], rel=1e-4)
+    # AdamW's first step is lr times the gradient's sign, whatever its size: noise may turn a gradient of nearly 0.
+    differing = sum(int(((packed[name] - apart[name]).abs() > 1e-4).sum()) for name in packed)
+    assert differing < 1e-3 * sum(tensor.numel() for tensor in packed.values())
+
+
+def test_text_alone_still_runs_the_vision_tower(folder: Path, sequences: list[TrainSequence]) -> None:
+    """Else its sharded weights would be gathered on the ranks with images alone, which then wait for ever."""
+    engine = build_engine(folder)
+    calls = []
+    engine.module.model.visual.register_forward_hook(lambda *_: calls.append(1))
+    engine.compute_logprobs([[sequences[1]], []])
+    assert len(calls) == 2
+
+
+def test_an_export_is_a_model_with_its_image_processor(folder: Path, reader: ImageReader, tmp_path: Path) -> None:
+    build_engine(folder).export(tmp_path / "export")
+    exported = load_image_reader(tmp_path / "export", ModelConfig(path="unused"))
+    assert exported is not None
+    assert exported.count_tokens((140, 60)) == reader.count_tokens((140, 60))
+    load_model(tmp_path / "export", ModelConfig(path=str(tmp_path / "export")))
+
+
+def test_a_converted_checkpoint_is_the_trained_model(
+    folder: Path, sequences: list[TrainSequence], tmp_path: Path
+) -> None:
+    engine = build_engine(folder)
+    engine.train([sequences], build_warmup_loss(), lr=1e-3)
+    (tmp_path / "policy").mkdir()
+    engine.save(tmp_path / "policy")
+    config = ModelConfig(path=str(folder))
+    convert_checkpoint(tmp_path / "policy", str(folder), config, tmp_path / "out", max_shard_bytes=10**5)
+    [[expected]], [[found]] = (
+        which.compute_logprobs([sequences[:1]]) for which in (engine, build_engine(tmp_path / "out"))
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_max_pixels_bounds_the_tokens_of_an_image(folder: Path, reader: ImageReader) -> None:
+    config = ModelConfig(path=str(folder), min_pixels=32 * 32, max_pixels=32 * 32 * 4)
+    bounded = load_image_reader(folder, config)
+    assert bounded is not None
+    assert bounded.count_tokens((300, 300)) <= 4 < reader.count_tokens((300, 300))
+
+
+def test_an_image_that_changed_since_it_was_encoded_is_refused(
+    folder: Path, reader: ImageReader, tmp_path: Path
+) -> None:
+    source = write_image(tmp_path / "image.png", 1, 60, 60)
+    sequence = build_sequence(reader, 1, [source], 2, 2)
+    write_image(tmp_path / "image.png", 1, 200, 60)
+    model = load_model(folder, ModelConfig(path=str(folder)))
+    with pytest.raises(DataError, match=r"must not change .*image\.png"):
+        compute_sequence_logprobs(model, [sequence], 1.0, CPU, images=reader)

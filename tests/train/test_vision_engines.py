@@ -1,0 +1,138 @@
+"""vLLM and the policy on images: they read the same pixels, and weights sent from one are used by the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.tiny_vl import TinyVLConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
+from slurm_rl.train.data.prompts import PromptRow
+from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.train.engine.model import load_tokenizer
+from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.engine.tiny_vl import build_tiny_vl
+from slurm_rl.train.engine.vision import load_image_reader
+from slurm_rl.train.grpo.batch import build_train_sequences
+from slurm_rl.train.grpo.loss import build_warmup_loss
+from slurm_rl.train.grpo.rollout import RolloutEngine
+from slurm_rl.train.grpo.types import Group, SamplingSpec
+from slurm_rl.train.grpo.weights import HeldWeights, checksum, pack_weights
+from slurm_rl.train.rewards.types import RewardItem, RewardResult
+from slurm_rl.train.types import TrainSequence
+from tests.image_kit import write_image
+
+FAMILIES = ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)]
+ENVIRONMENT = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "TORCHDYNAMO_DISABLE": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+
+
+@dataclasses.dataclass
+class Pair:
+    """A policy and a rollout engine of the same tiny model."""
+
+    policy: PolicyEngine
+    engine: RolloutEngine
+    prompts: list[EncodedPrompt]
+
+    def sync(self, version: int) -> tuple[HeldWeights, list[float]]:
+        """Send the weights; what the engine says of the first prompt's tokens, and what the policy says."""
+        records = pack_weights(self.policy.full_state())
+        probe = self.prompts[0].tokens
+        held = self.engine.load_weights(version, records, probe)
+        assert held.checksums == [checksum(records)]
+        sequence = TrainSequence(token_ids=np.array(probe.token_ids), trained_from=1, images=probe.images)
+        [[logprobs]] = self.policy.compute_logprobs([[sequence]])
+        return held, logprobs.tolist()
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("vl")
+    build_tiny_vl(TinyVLConfig(family=request.param), seed=0, folder=folder / "model")
+    # Bounds other than those of the model's file: both must be told.
+    config = ModelConfig(path=str(folder / "model"), min_pixels=40 * 40, max_pixels=28 * 28 * 20)
+    wide, tall = write_image(folder / "1.png", 1, 200, 60), write_image(folder / "2.png", 2, 60, 170)
+    image, text = {"type": "image"}, {"type": "text", "text": "What is it?"}
+    contents = [
+        [{**image, "image": wide}, text],
+        [text, {**image, "image": tall}, {**image, "image": wide}],
+        "No picture at all?",
+        [{**image, "image": tall}, text],
+    ]
+    rows = [
+        PromptRow(index=i, prompt=[{"role": "user", "content": content}], answer="1")
+        for i, content in enumerate(contents)
+    ]
+    prompts = encode_prompts(
+        rows,
+        load_tokenizer(folder / "model"),
+        chat_template=True,
+        max_prompt_tokens=400,
+        context_length=1024,
+        max_tokens=8,
+        images=load_image_reader(folder / "model", config),
+    )
+    assert [len(prompt.images) for prompt in prompts] == [1, 2, 0, 1]
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
+        rollout = RolloutConfig(max_num_seqs=8)
+        engine = RolloutEngine(str(folder / "model"), config, rollout, max_model_len=512, num_gpus=0, max_images=2)
+        policy = PolicyEngine(folder / "model", config, PolicyConfig(), OptimConfig(lr=0.01), temperature=1.0)
+        yield Pair(policy, engine, prompts)
+
+
+def sample_sequences(pair: Pair) -> list[TrainSequence]:
+    """Two completions of each prompt, with the logprobs that the engine sampled them with."""
+    spec = SamplingSpec(num_completions=2, max_tokens=8, temperature=1.0, top_p=1.0, seed=3)
+    completions = pair.engine.generate([prompt.tokens for prompt in pair.prompts], spec)
+    result = RewardResult(item=RewardItem(completion="", answer=""), value=0.0)
+    groups = [Group(p, c, [result] * len(c)) for p, c in zip(pair.prompts, completions, strict=True)]
+    return build_train_sequences(groups, AlgorithmConfig(group_size=2), None)
+
+
+def assert_agreement(pair: Pair) -> None:
+    """The logprobs that the engine sampled with are those of the policy, for all prompts in one packed row."""
+    sequences = sample_sequences(pair)
+    [found] = pair.policy.compute_logprobs([sequences])
+    for sequence, logprobs in zip(sequences, found, strict=True):
+        np.testing.assert_allclose(logprobs, sequence.old_logprobs, atol=1e-4)
+
+
+def test_engine_and_policy_agree_on_images(pair: Pair) -> None:
+    pair.sync(0)
+    assert_agreement(pair)
+
+
+def test_weights_that_were_sent_are_used_in_the_vision_tower_too(pair: Pair) -> None:
+    """The engine knows an image again by its pixels: what it made of them with older weights must be gone."""
+    held, said = pair.sync(0)
+    np.testing.assert_allclose(held.probe, said, atol=1e-4)
+    with torch.no_grad():
+        for parameter in pair.policy.module.model.visual.parameters():
+            parameter.add_(0.3 * torch.sin(torch.arange(parameter.numel()).float()).view_as(parameter))
+    changed, expected = pair.sync(1)
+    assert np.abs(np.array(changed.probe) - held.probe).max() > 1e-2
+    np.testing.assert_allclose(changed.probe, expected, atol=1e-4)
+    assert_agreement(pair)
+
+
+def test_a_training_step_reaches_the_engine(pair: Pair) -> None:
+    sequences = [dataclasses.replace(s, weight=0.1) for s in sample_sequences(pair)]
+    pair.policy.train([sequences], build_warmup_loss(), lr=0.01)
+    held, said = pair.sync(2)
+    assert held.version == 2
+    np.testing.assert_allclose(held.probe, said, atol=1e-4)

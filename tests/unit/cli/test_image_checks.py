@@ -1,0 +1,61 @@
+"""Bad images end a submission with status 2 and their row, before anything is queued."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from tests.image_kit import write_image
+
+VISION = ["model=tiny_qwen2_5_vl", "warmup.num_steps=0"]
+
+
+def submit(tmp_path: Path, image: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The error of a run whose second row has this image."""
+    write_image(tmp_path / "good.png", 0, 20, 20)
+    names = ("good.png", image, "good.png")
+    rows = [{"prompt": f"{i}?", "answer": "1", "images": [name]} for i, name in enumerate(names)]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run_dir = tmp_path / "run"
+    common = [f"run_dir={run_dir}", f"data.train={data}", "data.num_eval=1", "data.chat_template=true"]
+    assert main(["submit", *common, *words]) == 2
+    assert not run_dir.exists()
+    return capsys.readouterr().err
+
+
+def test_a_missing_image_is_named_with_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = submit(tmp_path, "gone.png", capsys, "data.image_key=images", *VISION)
+    assert "rows.jsonl" in error and "2" in error and f"{tmp_path}/gone.png" in error
+
+
+def test_a_file_that_is_no_image_is_named_with_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.png").write_text("hello")
+    error = submit(tmp_path, "text.png", capsys, "data.image_key=images", *VISION)
+    assert "row 1" in error and f"{tmp_path}/text.png" in error and "hello" in error
+
+
+def test_an_address_on_the_network_is_named_with_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = submit(tmp_path, "https://example.org/1.png", capsys, "data.image_key=images", *VISION)
+    assert "row 1" in error and "https://example.org/1.png" in error
+
+
+def test_images_for_a_model_of_text_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = submit(tmp_path, "good.png", capsys, "data.image_key=images")
+    assert "vision-language model" in error and "data.image_key" in error
+
+
+def test_a_model_folder_says_whether_it_sees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps({"model_type": "qwen3"}))
+    error = submit(tmp_path, "good.png", capsys, "data.image_key=images", "model=hf", f"model.path={model}")
+    assert "vision-language model" in error
+
+
+def test_bounds_out_of_order_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    error = submit(tmp_path, "good.png", capsys, *VISION, "model.min_pixels=5000", "model.max_pixels=4000")
+    assert "model.min_pixels must be <= model.max_pixels; got 5000 > 4000" in error

@@ -1,0 +1,58 @@
+"""A reward model in the workers against Hugging Face's own forward pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+from slurm_rl.config.model import TinyModelConfig
+from slurm_rl.config.reward import RewardConfig, RewardModelConfig
+from slurm_rl.errors import RewardError
+from slurm_rl.train.engine.tiny import build_character_tokenizer
+from slurm_rl.train.rewards.pool import RewardPool
+from slurm_rl.train.rewards.types import RewardItem
+
+TOKENIZER = build_character_tokenizer(TinyModelConfig())
+
+
+def build_model(folder: Path, num_labels: int = 1) -> Qwen3ForSequenceClassification:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
+    config = Qwen3Config(vocab_size=len(TOKENIZER), pad_token_id=0, num_labels=num_labels, **shape, **heads)
+    model = Qwen3ForSequenceClassification(config).eval()
+    # The default start of the head is so small that every score is about 0.
+    torch.nn.init.normal_(model.score.weight)
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return model
+
+
+def build_pool(folder: Path) -> RewardPool:
+    return RewardPool(RewardConfig(model=RewardModelConfig(path=str(folder), batch_size=4), timeout_s=60))
+
+
+def test_the_reward_is_the_logit_at_the_end_of_the_text_whatever_is_in_the_batch(tmp_path: Path) -> None:
+    model = build_model(tmp_path)
+    items = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(10)]
+    too_long = RewardItem(prompt="1=", completion="7" * 30, answer="")
+    with build_pool(tmp_path) as pool:
+        results = pool.score([*items[:5], too_long, *items[5:]])
+    failed = results.pop(5)
+    assert failed.failure == "exception"
+    assert "reads 32 tokens; prompt and completion have 33" in failed.detail
+    for item, result in zip(items, results, strict=True):
+        ids = TOKENIZER(item.prompt + item.completion + "<eos>", return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            assert result.value == pytest.approx(model(ids).logits.item(), abs=1e-5)
+        assert result.parts == {"model": result.value}
+    assert len({round(result.value or 0.0, 3) for result in results}) > 5
+
+
+def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
+    build_model(tmp_path, num_labels=3)
+    with pytest.raises(RewardError, match=r"a reward model has one output; .* has 3"), build_pool(tmp_path):
+        pass
