@@ -39,7 +39,7 @@ class RunConfig(Section):
     seed: NonNegativeInt = 0
     """Seeds weights, data order and sampling."""
     task: Literal["grpo", "sft", "rm", "dpo", "openrlhf", "verl", "maxtext", "command"] = "grpo"
-    """What is trained: GRPO, or supervised fine-tuning, a reward model, DPO under torchrun."""
+    """What is trained: GRPO, or supervised fine-tuning, a reward model, DPO under torchrun; or another program."""
     cluster: ClusterConfig = ClusterConfig()
     """Machines."""
     container: ContainerConfig = ContainerConfig()

@@ -198,7 +198,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         node_features=_node_features(config),
         torchrun=_torchrun(actors) if under_torchrun else None,
         external=_external(config, run_dir),
-        expected={} if config.external else expected_versions(cluster.accelerator, config.model.attention),
+        expected={"ray": ""} if config.external else expected_versions(cluster.accelerator, config.model.attention),
     )
     if local:
         return plan
