@@ -103,8 +103,11 @@ class Sandboxed:
 
     def _environment(self) -> dict[str, str]:
         home = str(self._home)
+        # A Python of `module load` may need it to start at all.
+        libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         # The fixed hash seed lets a resumed run see the same verdicts.
-        return {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+        fixed = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+        return {**libraries, **fixed}
 
     def wait_confined(self, give_up: float) -> dict[str, str]:
         """Return what holds the process, in its own words, said before any untrusted code ran.

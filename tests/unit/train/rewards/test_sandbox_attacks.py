@@ -198,6 +198,7 @@ def test_a_program_that_never_reads_and_one_that_closes_its_input_hang_nobody() 
 
 def test_nothing_of_ours_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary")
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     source = """
 import os, sys
 def alive(fd):

@@ -60,7 +60,13 @@ def readable_paths() -> list[str]:
         os.path.join(sys.base_prefix, "lib"),  # noqa: PTH118
         *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache"),
         *("/dev/zero", "/dev/random", "/dev/urandom"),
+        *_library_folders(os.environ.get("LD_LIBRARY_PATH", "")),
     ]
+
+
+def _library_folders(path: str) -> list[str]:
+    """Those called lib or lib64: such a list may also name a home, or by an empty entry the working directory."""
+    return [folder for folder in path.split(":") if folder.startswith("/") and folder.endswith(("/lib", "/lib64"))]
 
 
 def _set_limits(limits: dict[str, Any]) -> None:
