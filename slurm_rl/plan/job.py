@@ -224,6 +224,7 @@ def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> D
         num_engines=config.rollout.num_engines,
         tensor_parallel_size=tensor_parallel_size,
         colocate=config.rollout.colocate,
+        has_critic=config.algorithm.needs_values,
         num_references=config.reference.num_workers or 0,
         features=_node_features(config),
         feature_of={

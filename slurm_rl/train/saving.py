@@ -21,6 +21,7 @@ class StepSaver:
         self.run_dir, self.keep = run, keep
         self.store = CheckpointStore(run.checkpoints)
         self.saved_step = -1
+        self.started = 0.0
 
     def newest(self) -> Checkpoint | None:
         """The newest that verifies; what was passed over is an event."""
@@ -38,14 +39,22 @@ class StepSaver:
             write: fills the folder it is given.
             spare: steps whose checkpoints stay.
         """
-        if step == self.saved_step:
-            return
-        start = time.perf_counter()
-        write(self.store.begin(step))
+        if step != self.saved_step:
+            write(self.begin(step))
+            self.finish(step, meta, spare)
+
+    def begin(self, step: int) -> Path:
+        """The empty folder of a checkpoint to be; without `finish` it never counts."""
+        self.started = time.perf_counter()
+        return self.store.begin(step)
+
+    def finish(self, step: int, meta: dict[str, Any], spare: Collection[int] = ()) -> None:
+        """Make it the newest, now that everything is in it."""
         self.store.commit(step, meta)
         self.saved_step = step
         self.store.prune(self.keep, spare=spare)
-        append_event(self.run_dir, "checkpoint/saved", step=step, seconds=round(time.perf_counter() - start, 3))
+        seconds = round(time.perf_counter() - self.started, 3)
+        append_event(self.run_dir, "checkpoint/saved", step=step, seconds=seconds)
 
 
 def parse_state(kind: type[State], meta: dict[str, Any]) -> State:
