@@ -104,6 +104,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _supervised_training_reads_text(self) -> RunConfig:
+        if self.task != "grpo" and self.data.image_key is not None:
+            raise ValueError(
+                f"data.image_key is for task=grpo; got {self.data.image_key!r} with task={self.task!r}. "
+                "Next: data.image_key=null"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_new_head_is_no_adapter(self) -> RunConfig:
         if self.task == "rm" and self.model.lora is not None:
             raise ValueError(
