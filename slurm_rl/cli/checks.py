@@ -20,6 +20,8 @@ def check_inputs(config: RunConfig) -> None:
     Raises:
         ConfigError, DataError: naming the field, the file and the line.
     """
+    if config.external is not None:  # its program checks its own
+        return
     _check_model(config)
     _check_data(config)
     check_reward(config.reward)

@@ -12,6 +12,7 @@ from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
 from slurm_rl.config.critic import CriticConfig
 from slurm_rl.config.data import DataConfig
+from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.job import JobConfig
 from slurm_rl.config.logging import LoggingConfig
 from slurm_rl.config.model import ModelConfig
@@ -39,8 +40,8 @@ class RunConfig(Section):
     """Where this run lives; null makes <cluster.run_root>/<name>-<time>."""
     seed: NonNegativeInt = 0
     """Seeds weights, data order and sampling."""
-    task: Literal["grpo", "sft", "rm", "dpo"] = "grpo"
-    """What is trained: GRPO, or supervised fine-tuning, a reward model, DPO under torchrun."""
+    task: Literal["grpo", "sft", "rm", "dpo", "openrlhf", "verl", "maxtext", "command"] = "grpo"
+    """What is trained: GRPO, or supervised fine-tuning, a reward model, DPO under torchrun; or another program."""
     cluster: ClusterConfig = ClusterConfig()
     """Machines."""
     container: ContainerConfig = ContainerConfig()
@@ -83,10 +84,14 @@ class RunConfig(Section):
     """Saving."""
     logging: LoggingConfig = LoggingConfig()
     """Reporting."""
+    external: ExternalConfig | None = None
+    """Of the tasks openrlhf, verl, maxtext and command: the program that runs in place of ours."""
 
     @model_validator(mode="after")
     def _sequences_fit_the_context(self) -> RunConfig:
         tiny, name = self.model.tiny or self.model.tiny_vl, "tiny" if self.model.tiny else "tiny_vl"
+        if self.external is not None:
+            return self  # its program checks its own
         if self.task != "grpo":
             if tiny is not None and self.supervised.max_tokens > tiny.context_length:
                 raise ValueError(
@@ -181,6 +186,17 @@ class RunConfig(Section):
             raise ValueError(
                 "reference.node_feature needs reference.num_workers, since without it the policy's processes hold the "
                 f"reference; got node_feature={self.reference.node_feature!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _an_external_task_has_its_program(self) -> RunConfig:
+        wanted = None if self.task in ("grpo", "sft", "rm", "dpo") else self.task
+        found = None if self.external is None else self.external.program
+        if wanted != found:
+            raise ValueError(
+                f"task and external.program must agree; got task={self.task} and external.program={found}. "
+                f"Next: task={found or 'grpo'}" + (f", or +external.program={wanted}" if wanted else "")
             )
         return self
 

@@ -21,6 +21,11 @@ NEEDED = {
     **{f"data/{name}": ["model=hf", "model.path=hub/model"] for name in ("gsm8k", "math", "mathv60k")},
 }
 PRESETS = sorted(str(path.relative_to(conf_dir()).with_suffix("")) for path in conf_dir().glob("*/*.yaml"))
+NEEDED |= {
+    f"exp/{path.stem}": ["+cluster=nvidia_a100"]
+    for path in (conf_dir() / "exp").glob("*_*.yaml")
+    if "external:" in path.read_text()
+}
 # Groups of the base config's defaults list are replaced, the others appended.
 REPLACED = ("model",)
 
@@ -29,9 +34,10 @@ REPLACED = ("model",)
 def test_every_preset_loads(preset: str) -> None:
     group, _, option = preset.partition("/")
     plus = "" if group in REPLACED else "+"
-    # Clusters first: an experiment says how much of one it wants.
-    words = [f"{plus}{group}={option}", *NEEDED.get(preset, [])]
-    load_config(sorted(words, key=lambda word: not word.startswith("+cluster")))
+    needed = NEEDED.get(preset, [])
+    # An experiment goes over the cluster that it names no part of.
+    words = [*needed, f"{plus}{group}={option}"] if group == "exp" else [f"{plus}{group}={option}", *needed]
+    load_config(words)
 
 
 def test_there_is_a_preset_for_each_kind_of_machine() -> None:
