@@ -11,6 +11,7 @@ answer such as 9^(9^(9^9)), which a policy may write at any time; a server is gi
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import signal
@@ -159,6 +160,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--timeout-s", type=float, default=1.0, help="our deadline of one item")
     parser.add_argument("--limit-s", type=float, default=60.0)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 64], help="completions in one request")
+    parser.add_argument("--hangs", type=float, nargs="+", default=[0.0, 0.01], help="share of completions that hang")
     parser.add_argument("--serve-seed", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve_seed is not None:
@@ -172,11 +175,12 @@ def main() -> None:
     }
     print("| server | items a request | hangs | completions/s | median ms | 99 % ms | without an answer |")
     print("|---|---|---|---|---|---|---|")
-    for batch, hang_every in ((1, None), (64, None), (1, 100)):
+    for batch, hangs in itertools.product(args.batches, args.hangs):
+        hang_every = round(1 / hangs) if hangs else None
         for name, start in servers.items():
             with start() as (urls, token):
                 row = measure(urls, token, build_items(args.items, hang_every), batch, args)
-            print(f"| {name} | {batch} | {'1 %' if hang_every else 'none'} | {row} |", flush=True)
+            print(f"| {name} | {batch} | {hangs:.0%} | {row} |", flush=True)
 
 
 if __name__ == "__main__":

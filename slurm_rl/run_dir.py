@@ -65,7 +65,7 @@ class RunDir:
 
     @property
     def reference(self) -> Path:
-        """The reference policy, when the warm-up made it."""
+        """The reference policy, when the warm-up made it; of DPO, its logprobs of all answers."""
         return self.path / "reference"
 
     @property

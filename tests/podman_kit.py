@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -61,3 +62,37 @@ def make_busybox_root(path: Path) -> None:
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755
             tar.addfile(entry)
+
+
+def pip_arguments(folder: Path) -> list[str]:
+    """Flags of `image build` that give pip in the build what pip has here: its settings, and the folders they name."""
+    listing = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True
+    )
+    settings = {
+        key.rpartition(".")[2]: value.strip("'")
+        for key, _, value in (line.partition("=") for line in listing.stdout.splitlines())
+    }
+    (folder / "pip.conf").write_text("[global]\n" + "".join(f"{key} = {value}\n" for key, value in settings.items()))
+    shared = {folder / "pip.conf": Path("/etc/pip.conf")}
+    for word in " ".join(settings.values()).split():
+        # Pages of a local index link to files beside their folder.
+        path = Path(word.removeprefix("file://")).parent if word.startswith("file://") else Path(word)
+        if path.is_absolute() and path.exists():
+            shared[path] = path
+    flags = [f"--engine-arg=--volume={source}:{target}:ro" for source, target in shared.items()]
+    # Who has packages of their own has torch among them.
+    own_index = {"find-links", "index-url", "extra-index-url"} & set(settings)
+    return [*flags, *(["--build-arg=TORCH_INDEX="] if own_index else [])]
+
+
+def make_debian_root(path: Path) -> None:
+    """A tar of a small Debian with Python and pip, straight from its mirror; the test is skipped without one."""
+    install_missing({"debootstrap": "debootstrap"})
+    root = path.with_suffix("")
+    argv = ["debootstrap", "--variant=minbase", "--include=ca-certificates,python3-pip", "bookworm", str(root)]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"debootstrap does not work here: {(done.stdout + done.stderr).strip().splitlines()[-1:]}")
+    subprocess.run(["tar", f"--directory={root}", "--exclude=./dev/*", f"--file={path}", "--create", "."], check=True)
+    shutil.rmtree(root)

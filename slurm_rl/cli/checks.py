@@ -26,9 +26,13 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _check_model(config: RunConfig) -> None:
-    reward_model = config.reward.model.path
-    folders = {"model.path": config.model.path, "model.init_from": config.model.init_from}
-    for field, value in {**folders, "reward.model.path": reward_model}.items():
+    folders = {
+        "model.path": config.model.path,
+        "model.init_from": config.model.init_from,
+        "critic.init_from": config.critic.init_from,
+        "reward.model.path": config.reward.model.path,
+    }
+    for field, value in folders.items():
         # A name without a slash in front may be one of the hub; the node looks that up in its cache.
         if value and value.startswith(("/", "./", "../", "~")) and not Path(value).expanduser().is_dir():
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
@@ -48,12 +52,17 @@ def _check_pad_token(folder: Path) -> None:
 
 
 def _check_data(config: RunConfig) -> None:
-    # Reading rows needs no torch; the same function loads them in the trainer.
+    # Reading rows needs no torch; the same functions load them in the trainer.
+    from slurm_rl.train.data.answers import load_answers, load_pairs, require_one_batch
     from slurm_rl.train.data.images import check_sources
     from slurm_rl.train.data.load import load_data
     from slurm_rl.train.data.placeholders import list_images
 
     try:
+        if config.task != "grpo":
+            load = load_answers if config.task == "sft" else load_pairs
+            require_one_batch(len(load(config.data, config.seed)[0]), config.supervised.batch_size)
+            return
         rows = [row for part in load_data(config.data, config.seed) for row in part]
     except MissingLibraryError as error:
         print(f"slurm_rl: the data are checked on the node only, since here {error}", file=sys.stderr)

@@ -35,7 +35,7 @@ def _run_dataset(args: argparse.Namespace, root: Path) -> int:
         if output.rows is not None:
             print(f"{folder / output.file}  {output.rows} rows")
     if manifest.left_out:
-        print(f"left out: {len(manifest.left_out)} bad rows, named in {folder / NAME}")
+        print(f"left out: {len(manifest.left_out)} rows, named in {folder / NAME}")
     return 0
 
 

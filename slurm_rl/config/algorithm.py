@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 
 from slurm_rl.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 
-AdvantageName = Literal["group_norm", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"]
+AdvantageName = Literal["group_norm", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae"]
+# Those that compare the completions of one prompt.
+_COMPARING = ("group_norm", "dr_grpo", "rloo", "reinforce_pp_baseline")
 LossName = Literal["grpo", "gspo", "gspo_token", "cispo"]
 CorrectionName = Literal["token_tis", "sequence_mask", "icepop"]
 AggregationName = Literal["token-mean", "sequence-mean", "sequence-mean-token-mean"]
@@ -22,7 +24,33 @@ class KLConfig(Section):
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Schulman's estimators (http://joschu.net/blog/kl-approx.html)."""
     where: Literal["loss", "reward"] = "loss"
-    """Add it to the loss, or take it from the reward before the advantage."""
+    """Add it to the loss, or take it from the reward before the advantage; with gae from that of each token."""
+    target: PositiveFloat | None = None
+    """With where=reward, change the coefficient after each step until the KL of a completion, summed over its
+    tokens, comes to so many nats (Ziegler et al. 2019); null: it stays as it is."""
+    horizon: PositiveInt = 10_000
+    """Completions in which an error of 20 % or more changes the coefficient by 20 %."""
+
+    @model_validator(mode="after")
+    def _a_target_needs_a_start(self) -> KLConfig:
+        if self.target is not None and (self.coefficient == 0 or self.where != "reward"):
+            raise ValueError(
+                "algorithm.kl.target needs a KL term in the reward whose coefficient is above 0 to begin with; "
+                f"got coefficient={self.coefficient} and where={self.where!r}. "
+                "Next: algorithm.kl.coefficient=0.01 algorithm.kl.where=reward, or algorithm.kl.target=null"
+            )
+        return self
+
+
+class GAEConfig(Section):
+    """Generalised advantage estimation; read with advantage=gae."""
+
+    discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of the next token's value; 1: a reward counts the same however many tokens came before it."""
+    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.95
+    """GAE's lambda: 0 trusts the critic's next value, 1 the rewards alone."""
+    whiten: bool = True
+    """Advantages of a step get mean 0 and deviation 1 over its tokens."""
 
 
 class CorrectionConfig(Section):
@@ -105,14 +133,21 @@ class AlgorithmConfig(Section):
     """Weight of the policy's entropy, which the loss then raises."""
     kl: KLConfig = KLConfig()
     """Distance to the reference."""
+    gae: GAEConfig = GAEConfig()
+    """Per-token advantages from a critic."""
+
+    @property
+    def needs_values(self) -> bool:
+        """Whether the advantage is made from a critic's values."""
+        return self.advantage == "gae"
 
     @model_validator(mode="after")
     def _group_needs_two(self) -> AlgorithmConfig:
-        if self.group_size < 2 and self.advantage != "reinforce_pp":
+        if self.group_size < 2 and self.advantage in _COMPARING:
             raise ValueError(
                 f"algorithm.group_size must be >= 2 for advantage {self.advantage!r}, which compares the "
                 f"completions of one prompt; got {self.group_size}. Next: set algorithm.group_size=8, "
-                "or algorithm.advantage=reinforce_pp"
+                "or algorithm.advantage=reinforce_pp or gae"
             )
         return self
 

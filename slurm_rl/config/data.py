@@ -19,6 +19,8 @@ class DataConfig(Section):
     """Rows held out when `eval` is null, or read from the eval data at the most."""
     subset: str | None = None
     """For a folder or a hub name with several data sets in it: which."""
+    revision: str | None = None
+    """For a hub name: branch, tag or commit; null takes the newest, to which a run is held once it began."""
     train_split: str = "train"
     """For a folder or a hub name: the split to train on."""
     eval_split: str = "test"
@@ -31,6 +33,15 @@ class DataConfig(Section):
     """Column with the prompt's images: a path, bytes, or a list of them. They take the places of the
     `{"type": "image"}` parts or of `<image>` in the prompt, or stand before it; relative paths start at the data
     file."""
+    messages_key: str = "messages"
+    """Column with a whole conversation, for task=sft; a row without it has `input_key` and `label_key`."""
+    chosen_key: str = "chosen"
+    """Column with the better answer, for task=rm and dpo: a string, or messages; without `input_key` the
+    messages that chosen and rejected begin with are the prompt."""
+    rejected_key: str = "rejected"
+    """Column with the worse answer."""
+    margin_key: str | None = None
+    """Column with by how much the scores should differ, for task=rm; null: any difference will do."""
     chat_template: bool = False
     """Render the prompt with the tokenizer's chat template."""
     max_prompt_tokens: PositiveInt = 1024

@@ -20,7 +20,7 @@ class JobConfig(Section):
     num_spare_nodes: NonNegativeInt = 0
     """Nodes to hold beyond cluster.num_nodes: when one is lost the run goes on in the same job, without a requeue."""
     start_timeout_s: PositiveFloat = 600.0
-    """Deadline from the start of the attempt to all nodes being in the Ray cluster."""
+    """Deadline from the start of the attempt to all nodes being in the Ray cluster, or at torchrun's rendezvous."""
 
     @field_validator("time_limit")
     @classmethod

@@ -10,12 +10,14 @@ from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.base import NonNegativeInt, Section
 from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
+from slurm_rl.config.critic import CriticConfig
 from slurm_rl.config.data import DataConfig
 from slurm_rl.config.job import JobConfig
 from slurm_rl.config.logging import LoggingConfig
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.ray import RayConfig
 from slurm_rl.config.reward import RewardConfig
+from slurm_rl.config.supervised import DPOConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.train import (
     CheckpointConfig,
     EvalConfig,
@@ -63,6 +65,14 @@ class RunConfig(Section):
     """Scoring."""
     optim: OptimConfig = OptimConfig()
     """Optimizer."""
+    critic: CriticConfig = CriticConfig()
+    """The critic of PPO."""
+    supervised: SupervisedConfig = SupervisedConfig()
+    """What sft, rm and dpo share."""
+    sft: SFTConfig = SFTConfig()
+    """Supervised fine-tuning."""
+    dpo: DPOConfig = DPOConfig()
+    """Preferences."""
     warmup: WarmupConfig = WarmupConfig()
     """Supervised start."""
     trainer: TrainerConfig = TrainerConfig()
@@ -77,12 +87,36 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _sequences_fit_the_context(self) -> RunConfig:
         tiny, name = self.model.tiny or self.model.tiny_vl, "tiny" if self.model.tiny else "tiny_vl"
+        if self.task != "grpo":
+            if tiny is not None and self.supervised.max_tokens > tiny.context_length:
+                raise ValueError(
+                    f"supervised.max_tokens must be <= model.{name}.context_length; got "
+                    f"{self.supervised.max_tokens} > {tiny.context_length}. Next: lower it, or raise the context"
+                )
+            return self
         longest = self.data.max_prompt_tokens + self.rollout.max_tokens
         if tiny is not None and longest > tiny.context_length:
             raise ValueError(
                 f"data.max_prompt_tokens + rollout.max_tokens must be <= model.{name}.context_length; got "
                 f"{self.data.max_prompt_tokens} + {self.rollout.max_tokens} > {tiny.context_length}. "
                 "Next: shorten either, or raise the context"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_new_head_is_no_adapter(self) -> RunConfig:
+        if self.task == "rm" and self.model.lora is not None:
+            raise ValueError(
+                "task=rm goes without model.lora, which would freeze the new head that scores. Next: model.lora=null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_critic_learns_while_the_policy_still_can(self) -> RunConfig:
+        if self.algorithm.needs_values and self.critic.warmup_steps >= self.trainer.num_steps:
+            raise ValueError(
+                "critic.warmup_steps must be < trainer.num_steps, or the policy never learns; got "
+                f"{self.critic.warmup_steps} and {self.trainer.num_steps}. Next: lower critic.warmup_steps"
             )
         return self
 

@@ -46,6 +46,8 @@ def _members(tar: tarfile.TarFile, root: Path) -> Iterator[tarfile.TarInfo]:
         _check_inside(member, inside)
         # Else root would write as whoever owned it; the image belongs to root all over.
         member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+        # Some images close files to their own owner, who is us until mksquashfs has read them.
+        member.mode |= 0o500 if member.isdir() else 0o400
         yield member
         size, number = size + member.size, number + 1
         if time.monotonic() - beat > _BEAT_S:
@@ -68,6 +70,7 @@ def _check_inside(member: tarfile.TarInfo, inside: str) -> None:
 
 def write_layout(root: Path, config: ImageConfig) -> None:
     """Add what enroot reads."""
+    root.chmod(0o755)
     for name in _MOUNT_POINTS:
         if not (root / name).exists() and not (root / name).is_symlink():
             (root / name).mkdir(mode=0o1777 if name == "tmp" else 0o755)

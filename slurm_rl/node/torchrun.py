@@ -88,11 +88,13 @@ def describe_torchrun_end(log: Path, returncode: int) -> str:
     cause = text.rpartition("Root Cause")[2] if "Root Cause" in text else ""
     found = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", cause, re.DOTALL)
     if found is None:
-        return f"exit status {returncode}"
-    rank, code = int(found[1]), int(found[2])
-    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+        return f"torchrun {_how(returncode)}"
+    return f"rank {found[1]} {_how(int(found[2]))}"
+
+
+def _how(code: int) -> str:
     hint = "; Linux kills so when memory runs out (dmesg, sacct's MaxRSS)" if code == -signal.SIGKILL else ""
-    return f"rank {rank} {how}{hint}"
+    return f"was killed by {signal.Signals(-code).name}{hint}" if code < 0 else f"ended with exit status {code}"
 
 
 def judge_torchrun(attempt: AttemptDir, role: NodeRole, returncode: int) -> int:

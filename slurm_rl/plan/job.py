@@ -185,7 +185,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         num_spare_nodes=0 if local else config.job.num_spare_nodes,
         node_features=_node_features(config),
         torchrun=_torchrun(actors) if under_torchrun else None,
-        expected=expected_versions(cluster.accelerator, config.model.attention),
+        expected=expected_versions(cluster.accelerator, config.task, config.model.attention),
     )
     if local:
         return plan
@@ -224,6 +224,7 @@ def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> D
         num_engines=config.rollout.num_engines,
         tensor_parallel_size=tensor_parallel_size,
         colocate=config.rollout.colocate,
+        has_critic=config.algorithm.needs_values,
         num_references=config.reference.num_workers or 0,
         features=_node_features(config),
         feature_of={

@@ -15,6 +15,7 @@ from slurm_rl.plan.memory import (
     asleep_gb,
     estimate_engine,
     estimate_policy,
+    with_second_model,
 )
 from slurm_rl.plan.task import TORCHRUN_TASKS
 from slurm_rl.plan.topology import ActorPlan
@@ -83,11 +84,20 @@ def _sizes(shape: ModelShape, gpus: int) -> list[int]:
 
 def check_context(config: RunConfig, shape: ModelShape | None) -> None:
     """Raise ConfigError when the longest sequence is longer than the model's context."""
+    limit = None if shape is None else shape.context_length
+    if config.task in TORCHRUN_TASKS:
+        if limit is not None and config.supervised.max_tokens > limit:
+            raise ConfigError(
+                "supervised.max_tokens must be <= the model's max_position_embeddings",
+                seen=f"{config.supervised.max_tokens} > {limit}",
+                action=f"set supervised.max_tokens={limit}, or take a model with a longer context",
+            )
+        return
     longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-    if shape is not None and shape.context_length is not None and longest > shape.context_length:
+    if limit is not None and longest > limit:
         raise ConfigError(
             "data.max_prompt_tokens + rollout.max_tokens must be <= the model's max_position_embeddings",
-            seen=f"{config.data.max_prompt_tokens} + {config.rollout.max_tokens} > {shape.context_length}",
+            seen=f"{config.data.max_prompt_tokens} + {config.rollout.max_tokens} > {limit}",
             action="shorten either, or take a model with a longer context",
         )
 
@@ -106,9 +116,11 @@ def build_layout(
     num_workers = sum(actor.role == "policy" for actor in actors)
     colocated = config.rollout.colocate and config.task not in TORCHRUN_TASKS
     room = capacity - (asleep_gb() if colocated else 0)
-    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
+    longest = _longest(config)
     for tokens in [wanted] if wanted else _micro_batches(longest):
         memory = estimate_policy(shape, _load(config, num_workers, tokens))
+        if config.algorithm.needs_values and config.task not in TORCHRUN_TASKS:
+            memory = with_second_model(memory)
         if memory.total_gb <= room:
             if config.task in TORCHRUN_TASKS:
                 return LayoutPlan(tensor_parallel_size, tokens, capacity, None, memory, None)
@@ -126,6 +138,13 @@ def build_layout(
         + ("" if config.policy.zero_stage == 3 or config.policy.backend == "fsdp2" else "policy.zero_stage=3, ")
         + "a smaller policy.micro_batch_tokens or shorter sequences",
     )
+
+
+def _longest(config: RunConfig) -> int:
+    """Tokens of the longest sequence that is trained on."""
+    if config.task in TORCHRUN_TASKS:
+        return config.supervised.max_tokens
+    return config.data.max_prompt_tokens + config.rollout.max_tokens
 
 
 def _micro_batches(longest: int) -> list[int]:

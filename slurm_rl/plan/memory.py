@@ -7,7 +7,7 @@ fragmentation, NCCL's buffers and the CUDA context are one flat reserve.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 GB = 1e9
@@ -161,6 +161,16 @@ def estimate_policy(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:
     # Logits and their gradient in float32.
     logits = 2 * tokens * shape.vocab_size * 4
     return PolicyMemory(*(value / GB for value in (weights, gradients, optimizer, activations, logits)))
+
+
+def with_second_model(memory: PolicyMemory) -> PolicyMemory:
+    """With a critic of the policy's size on the same GPU; they take turns, so activations are there once."""
+    return replace(
+        memory,
+        weights_gb=2 * memory.weights_gb,
+        gradients_gb=2 * memory.gradients_gb,
+        optimizer_gb=2 * memory.optimizer_gb,
+    )
 
 
 @dataclass(frozen=True)

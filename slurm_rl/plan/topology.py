@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_rl.errors import ConfigError
 
@@ -13,7 +13,7 @@ class ActorPlan:
     """One process of the trainer: its role, its node and the GPUs it alone may see."""
 
     role: str
-    """`policy` (one data-parallel rank), `rollout` (one vLLM engine) or `reference` (one copy of the frozen model)."""
+    """`policy` or `critic` (one data-parallel rank), `rollout` (one vLLM engine), `reference` (one frozen copy)."""
     index: int
     """Rank within the role."""
     node: int
@@ -39,6 +39,8 @@ class Demand:
     tensor_parallel_size: int
     colocate: bool
     """Engines share the policy's GPUs."""
+    has_critic: bool = False
+    """A critic's worker stands beside each of the policy's, on its GPU."""
     num_references: int = 0
     """Processes that hold the reference apart from the policy."""
     features: tuple[str, ...] = ()
@@ -65,8 +67,12 @@ def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
             action="lower rollout.tensor_parallel_size",
         )
     if demand.gpus_per_node == 0:
-        return _place_on_cpus(demand, demand.num_workers or 1, demand.num_engines or 1)
-    return _place_on_gpus(demand)
+        actors = _place_on_cpus(demand, demand.num_workers or 1, demand.num_engines or 1)
+    else:
+        actors = _place_on_gpus(demand)
+    # They take turns with the policy, so they may use what it uses.
+    critic = tuple(replace(actor, role="critic") for actor in actors if actor.role == "policy" and demand.has_critic)
+    return actors + critic
 
 
 def place_ranks(demand: Demand) -> tuple[ActorPlan, ...]:

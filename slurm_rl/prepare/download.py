@@ -83,7 +83,8 @@ def _download_rest(snapshot: Snapshot, file: RemoteFile, part: Path, size: int) 
         whole = response.status_code != 206  # the range was not heeded: from the start again
         with (
             part.open("wb" if whole else "ab") as out,
-            tqdm(desc=file.name, initial=out.tell(), total=file.size, unit="B", unit_scale=True) as bar,
+            # A bar for people alone; logs get none.
+            tqdm(desc=file.name, initial=out.tell(), total=file.size, unit="B", unit_scale=True, disable=None) as bar,
         ):
             for chunk in response.iter_bytes():
                 out.write(chunk)

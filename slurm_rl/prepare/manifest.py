@@ -51,7 +51,8 @@ class Manifest:
     sources: list[Source]
     outputs: list[Output]
     left_out: list[str] = field(default_factory=list)
-    """Bad rows, by number and reason, when they were to be left out."""
+    """Rows that are not in the outputs, by number and reason: bad ones when they were to be left out, and those
+    whose answer the verifier cannot read."""
     format: int = FORMAT
 
     def save(self) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.prepare.checksum import sha256_of
+from slurm_rl.prepare.golds import find_unscorable
 from slurm_rl.prepare.manifest import Output
 from slurm_rl.run_dir import write_text
 
 _SHOWN = 10
+_MAX_UNSCORABLE = 0.05
 
 
 class BadRows:
@@ -25,6 +27,8 @@ class BadRows:
     def __init__(self, leave_out: bool) -> None:
         self.leave_out = leave_out
         self.found: list[str] = []
+        self.unscorable: list[str] = []
+        """Rows whose answer the verifier cannot read; these are always left out."""
 
     def add(self, where: str, why: str) -> None:
         self.found.append(f"{where}: {why}")
@@ -44,6 +48,34 @@ class BadRows:
             )
         if not num_good:
             raise DataError(f"{source}: there must be a row that can be used", seen="none")
+
+
+Row = dict[str, Any]
+
+
+def drop_unscorable(
+    source: str, rows: list[tuple[str, Row]], bad_rows: BadRows, say: Callable[[str], None]
+) -> list[Row]:
+    """The rows whose `answer` the math verifier can judge by; the others are noted as left out.
+
+    Args:
+        rows: (where it stands, row).
+
+    Raises:
+        DataError: there are so many of the others that the data set must be another one.
+    """
+    unscorable = find_unscorable((row["answer"] for _, row in rows), say)
+    left = [(where, row) for where, row in rows if row["answer"] in unscorable]
+    if len(left) > _MAX_UNSCORABLE * len(rows):
+        where, row = left[0]
+        raise DataError(
+            f"{source}: the math verifier must be able to judge by nearly all answers, all but {_MAX_UNSCORABLE:.0%}",
+            seen=f"{len(left)} of {len(rows)} it cannot, first {where}: {row['answer']}",
+            action="choose another --revision",
+        )
+    for where, row in left:
+        bad_rows.unscorable.append(f"{where}: column 'answer' {row['answer']!r}: {unscorable[row['answer']]}")
+    return [row for _, row in rows if row["answer"] not in unscorable]
 
 
 def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -44,7 +44,7 @@ def prepare_dataset(recipe: Recipe, folder: Path, revision: str, leave_out_bad_r
             commit=fetched.commit,
             sources=fetched.sources,
             outputs=outputs,
-            left_out=bad_rows.found,
+            left_out=bad_rows.found + bad_rows.unscorable,
         )
         manifest.save()
         shutil.rmtree(folder / _SOURCES, ignore_errors=True)

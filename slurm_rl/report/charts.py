@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from slurm_rl.report.jsonl import Row
-from slurm_rl.report.summary import PHASES, split_step
+from slurm_rl.report.summary import MAIN_STAGES, PHASES, split_step
 from slurm_rl.report.svg import Bar, Line, Point, line_chart, stacked_chart
 
 MAX_POINTS = 240
@@ -42,6 +42,7 @@ class LineSpec:
     """Show the moving mean, with the raw values pale behind it."""
 
 
+_SUPERVISED = ("sft", "rm", "dpo")
 LINE_CHARTS = (
     LineSpec("Reward", (Curve("mean", "reward/mean"),)),
     LineSpec(
@@ -59,7 +60,17 @@ LINE_CHARTS = (
     LineSpec("Sampler against policy, KL", (Curve("KL", "mismatch/kl"),)),
     LineSpec("Warm-up loss", (Curve("loss", "policy/loss", "warmup"),)),
     LineSpec("GRPO loss", (Curve("loss", "policy/loss"),)),
-    LineSpec("Tokens a second", (Curve("tokens/s", "time/tokens_per_s"),)),
+    LineSpec("Critic: explained variance", (Curve("explained", "critic/explained_variance"),)),
+    LineSpec("Critic loss", (Curve("loss", "critic/loss"),)),
+    LineSpec("KL coefficient", (Curve("coefficient", "kl/coefficient"),)),
+    LineSpec("Loss", tuple(Curve(MAIN_STAGES[task], "policy/loss", task) for task in _SUPERVISED)),
+    LineSpec("Held-out loss", (Curve("loss", "eval/loss", "eval"),), smooth=False),
+    LineSpec(
+        "Held-out accuracy",
+        (Curve("exact match", "eval/exact_match", "eval"), Curve("pairs right", "eval/accuracy", "eval")),
+        smooth=False,
+    ),
+    LineSpec("Tokens a second", tuple(Curve("tokens/s", "time/tokens_per_s", stage) for stage in MAIN_STAGES)),
 )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from slurm_rl.report.events import describe_event
 from slurm_rl.report.jsonl import Row
-from slurm_rl.report.summary import format_seconds
+from slurm_rl.report.summary import MAIN_STAGES, format_seconds
 
 STAGES: dict[str, str] = {
     "job/submitted": "waiting for the job to start",
@@ -23,7 +23,7 @@ STAGES: dict[str, str] = {
 }
 """What comes next after each event; other kinds leave the stage as it is."""
 
-ROW_STAGES = {"warmup": "warm-up", "grpo": "GRPO"}
+ROW_STAGES = {"warmup": "warm-up", **MAIN_STAGES}
 
 
 @dataclass
@@ -98,5 +98,8 @@ WATCHED: dict[str, str] = {
     "reward/mean": "reward {:.3f}",
     "accuracy/greedy": "accuracy {:.1%}",
     "accuracy/sampled": "sampled {:.1%}",
+    "eval/loss": "held-out loss {:.3f}",
+    "eval/exact_match": "exact match {:.1%}",
+    "eval/accuracy": "pairs right {:.1%}",
     "time/tokens_per_s": "{:,.0f} tokens/s",
 }

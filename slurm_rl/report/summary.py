@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PHASES = ("rollout", "reward", "train", "sync", "save")
+MAIN_STAGES = {"grpo": "GRPO", "sft": "SFT", "rm": "reward model", "dpo": "DPO"}
+"""Stage of metrics.jsonl -> its name for people; one of them is what a run is about."""
 
 
 def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
@@ -25,19 +27,22 @@ def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
     `tokens_per_s` is end to end: the tokens that GRPO steps sampled and trained on, each counted
     once, over the whole time of those steps, rewards, weight sync and saving included.
     """
-    grpo = _of_stage(rows, "grpo")
+    stage = next((row["stage"] for row in rows if row["stage"] in MAIN_STAGES), "grpo")
+    main = _of_stage(rows, stage)
     before, after = split_evaluations(rows)
-    rewards = [row["reward/mean"] for row in grpo if "reward/mean" in row]
+    rewards = [row["reward/mean"] for row in main if "reward/mean" in row]
     return {
         "name": meta.name,
         "state": meta.state,
         "model": meta.model,
         "attempts": meta.attempts,
         "warmup_steps": len(_of_stage(rows, "warmup")),
-        "steps": len(grpo),
+        "stage": stage,
+        "steps": len(main),
         "accuracy": {"before": _accuracy(before), "after": _accuracy(after)},
+        "held_out": {"before": _held_out(before), "after": _held_out(after)},
         "reward": {"first": rewards[0] if rewards else None, "last": rewards[-1] if rewards else None},
-        "tokens_per_s": _tokens_per_s(grpo),
+        "tokens_per_s": _tokens_per_s(main),
         "wall_s": round(meta.wall_s, 3),
         "time": sum_phases(rows),
         "paths": meta.paths,
@@ -45,8 +50,8 @@ def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
 
 
 def split_evaluations(rows: list[Row]) -> tuple[Row | None, Row | None]:
-    """The last evaluation before GRPO began and the last one after; rows are in the order of logging."""
-    ahead = list(itertools.takewhile(lambda row: row["stage"] != "grpo", rows))
+    """The last evaluation before the main stage began and the last one after; rows are in the order of logging."""
+    ahead = list(itertools.takewhile(lambda row: row["stage"] not in MAIN_STAGES, rows))
     before, after = _of_stage(ahead, "eval"), _of_stage(rows[len(ahead) :], "eval")
     return (before[-1] if before else None), (after[-1] if after else None)
 
@@ -96,7 +101,14 @@ def render_summary(summary: dict[str, Any]) -> Table:
 def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     before, after = summary["accuracy"]["before"], summary["accuracy"]["after"]
     yield "model", summary["model"]
-    yield "steps", f"{summary['warmup_steps']} warm-up, {summary['steps']} GRPO"
+    warmup = f"{summary['warmup_steps']} warm-up, " if summary["warmup_steps"] or summary["stage"] == "grpo" else ""
+    yield "steps", f"{warmup}{summary['steps']} {MAIN_STAGES[summary['stage']]}"
+    for name, value in (summary["held_out"]["after"] or {}).items():
+        first = (summary["held_out"]["before"] or {}).get(name)
+        yield (
+            f"held-out {name.replace('_', ' ')}",
+            f"{'not measured' if first is None else f'{first:.3f}'} -> {value:.3f}",
+        )
     for kind in ("greedy", "sampled"):
         if any(side and kind in side for side in (before, after)):
             yield f"accuracy, {kind}", f"{_percent(before, kind)} -> {_percent(after, kind)}"
@@ -132,6 +144,12 @@ def _accuracy(row: Row | None) -> Row | None:
         return None
     measured = {kind: row[f"accuracy/{kind}"] for kind in ("sampled", "greedy") if f"accuracy/{kind}" in row}
     return {"step": row["step"], **measured}
+
+
+def _held_out(row: Row | None) -> Row | None:
+    """What a supervised task measures, by name; None for an evaluation of completions."""
+    found = {name.removeprefix("eval/"): value for name, value in (row or {}).items() if name.startswith("eval/")}
+    return found or None
 
 
 def _tokens_per_s(rows: list[Row]) -> float | None:

@@ -139,7 +139,12 @@ class Controller:
         if self.plan.container["image"] is None:
             return
         hosts = None if self.hosts is None else self.chosen
-        check_attempt_image(self.plan, attempt, hosts, self.job_key, os.environ)
+        try:
+            check_attempt_image(self.plan, attempt, hosts, self.job_key, os.environ, lambda: self.stopped_by != "")
+        except SlurmRLError:
+            if self.stopped_by:
+                return  # It was cut off, and says nothing of the image.
+            raise
         append_event(self.run_dir, "image/checked", attempt=attempt.number, image=self.plan.container["image"])
 
     def _clean_up(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:

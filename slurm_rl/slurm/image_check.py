@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurm_rl.errors import BringUpError, ConfigError, SlurmRLError
@@ -21,9 +22,17 @@ from slurm_rl.plan.step import with_setup, wrap_report
 from slurm_rl.run_dir import AttemptDir
 from slurm_rl.slurm.launch import agent_environment, srun_argv
 
+_POLL_S = 0.2
+_GRACE_S = 10.0
+
 
 def check_attempt_image(
-    plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str] | None, job_key: str, env: Mapping[str, str]
+    plan: JobPlan,
+    attempt: AttemptDir,
+    hosts: Sequence[str] | None,
+    job_key: str,
+    env: Mapping[str, str],
+    is_stopped: Callable[[], bool],
 ) -> None:
     """The controller's question, on every node of the attempt by one srun.
 
@@ -40,11 +49,18 @@ def check_attempt_image(
     if hosts is not None:
         argv = [*srun_argv(plan, hosts), "--label", *wrapped.srun_args, *argv]
     step_env = agent_environment(plan, env, wrapped)
-    check_image(plan, argv, step_env, hosts or ["this machine"], timeout_s=plan.limits.start_timeout_s)
+    timeout_s = plan.limits.start_timeout_s
+    check_image(plan, argv, step_env, hosts or ["this machine"], timeout_s=timeout_s, is_stopped=is_stopped)
 
 
 def check_image(
-    plan: JobPlan, argv: Sequence[str], env: Mapping[str, str], hosts: Sequence[str], *, timeout_s: float
+    plan: JobPlan,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    hosts: Sequence[str],
+    *,
+    timeout_s: float,
+    is_stopped: Callable[[], bool] = lambda: False,
 ) -> dict[str, dict[str, Any]]:
     """Run the reports and judge them.
 
@@ -52,6 +68,7 @@ def check_image(
         argv: starts `wrap_report` on each host, output labelled with the task's rank where there are several.
         hosts: one a report, by rank.
         timeout_s: for all of it; a first start may fetch the image from a registry.
+        is_stopped: there is no time left to wait for an answer.
 
     Returns:
         The reports by host, when all is as expected.
@@ -63,7 +80,7 @@ def check_image(
     path = image_path(plan.container["runtime"], plan.container["image"])
     if path is not None:
         check_image_file(path)
-    output, errors = _run(argv, env, timeout_s)
+    output, errors = _run(argv, env, timeout_s, is_stopped)
     reports = _read_reports(output, hosts)
     silent = [host for host in hosts if host not in reports]
     if silent:
@@ -99,13 +116,35 @@ def _explain_silence(plan: JobPlan, silent: Sequence[str], num_hosts: int, words
     )
 
 
-def _run(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
+def _run(
+    argv: Sequence[str], env: Mapping[str, str], timeout_s: float, is_stopped: Callable[[], bool]
+) -> tuple[str, str]:
     try:
-        done = subprocess.run(
-            argv, env=dict(env), capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
+        process = subprocess.Popen(
+            argv, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
         )
-    except subprocess.TimeoutExpired as late:
-        return (late.stdout or b"").decode(errors="replace"), f"no answer within {timeout_s:g} s"
     except FileNotFoundError as missing:
-        raise ConfigError("the container runtime must be on PATH", seen=str(missing.filename)) from None
-    return done.stdout, done.stderr
+        raise ConfigError(
+            f"{missing.filename} must be on PATH",
+            seen="it is not",
+            action="load its module, or choose another container.runtime",
+        ) from None
+    deadline = time.monotonic() + timeout_s
+    with process:
+        while True:
+            try:
+                return process.communicate(timeout=_POLL_S)
+            except subprocess.TimeoutExpired:
+                if is_stopped() or time.monotonic() > deadline:
+                    return _give_up(process, timeout_s)
+
+
+def _give_up(process: subprocess.Popen[str], timeout_s: float) -> tuple[str, str]:
+    # srun ends its tasks when it is asked to, and leaves them when it is killed.
+    process.terminate()
+    try:
+        output, errors = process.communicate(timeout=_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, errors = process.communicate()
+    return output, f"{errors}\nno answer within {timeout_s:g} s"

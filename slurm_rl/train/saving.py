@@ -30,6 +30,7 @@ class StepSaver:
         self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
         self.store = CheckpointStore(run.checkpoints)
         self.saved_step = -1
+        self.started = 0.0
         self._given_up = threading.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
         self._pending: Future[None] | None = None
@@ -64,20 +65,28 @@ class StepSaver:
         self.wait()
         if step == self.saved_step:
             return
-        start = time.perf_counter()
-        files = write(self.store.begin(step)) or ()
+        files = write(self.begin(step)) or ()
         self.saved_step = step
-        self._pending = self._thread.submit(self._finish, step, dict(meta), files, frozenset(spare), start)
+        self._pending = self._thread.submit(self._finish_with, files, step, dict(meta), frozenset(spare))
         if not self.background:
             self.wait()
 
-    def _finish(
-        self, step: int, meta: dict[str, Any], files: Sequence[Path], spare: Collection[int], start: float
-    ) -> None:
-        wait_for_files(files, self.timeout_s, self._given_up)
+    def begin(self, step: int) -> Path:
+        """The empty folder of a checkpoint to be; without `finish` it never counts."""
+        self.started = time.perf_counter()
+        return self.store.begin(step)
+
+    def finish(self, step: int, meta: dict[str, Any], spare: Collection[int] = ()) -> None:
+        """Make it the newest, now that everything is in it."""
         self.store.commit(step, meta)
+        self.saved_step = step
         self.store.prune(self.keep, spare=spare)
-        append_event(self.run_dir, "checkpoint/saved", step=step, seconds=round(time.perf_counter() - start, 3))
+        seconds = round(time.perf_counter() - self.started, 3)
+        append_event(self.run_dir, "checkpoint/saved", step=step, seconds=seconds)
+
+    def _finish_with(self, files: Sequence[Path], step: int, meta: dict[str, Any], spare: Collection[int]) -> None:
+        wait_for_files(files, self.timeout_s, self._given_up)
+        self.finish(step, meta, spare)
 
     def check(self) -> None:
         """Raise what went wrong in the background, if anything did by now."""

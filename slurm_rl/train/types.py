@@ -52,21 +52,31 @@ class TrainSequence:
     """[L] prompt tokens, then completion tokens."""
     trained_from: int
     """Position of the first trained token; 1 <= trained_from <= L. At L nothing is trained."""
+    trained: npt.NDArray[np.int64] | None = None
+    """[num_trained] ascending positions of the trained tokens, the first of them trained_from; None: all from there."""
     weight: float = 0.0
     """Weight of each trained token in the loss; made by `aggregation_weights` from the whole batch,
     so that the loss is the plain sum over tokens, micro-batches and workers."""
     advantages: FloatArray | None = None
-    """[L - trained_from] advantage of each trained token."""
+    """[num_trained] advantage of each trained token."""
     old_logprobs: FloatArray | None = None
-    """[L - trained_from] logprobs under the policy that sampled them."""
+    """[num_trained] logprobs under the policy that sampled them."""
     ref_logprobs: FloatArray | None = None
-    """[L - trained_from] logprobs under the reference; None when there is no KL term."""
+    """[num_trained] logprobs under the reference; None when there is no KL term."""
+    old_values: FloatArray | None = None
+    """[num_trained] the critic's values when the step began; None without a critic."""
+    returns: FloatArray | None = None
+    """[num_trained] what those values should have been."""
+    margin: float = 0.0
+    """By how much a chosen answer should score above its rejected one; read by reward models alone."""
+    noise_seed: int | None = None
+    """Seed of the noise on this sequence's embeddings; None adds none."""
     images: Sequence[ImageSpan] = ()
     """Those of the prompt, in order."""
 
     @property
     def num_trained(self) -> int:
-        return len(self.token_ids) - self.trained_from
+        return len(self.token_ids) - self.trained_from if self.trained is None else len(self.trained)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +101,14 @@ class PackedBatch:
     """[N] float32."""
     ref_logprobs: torch.Tensor | None
     """[N] float32."""
+    old_values: torch.Tensor | None = None
+    """[N] float32."""
+    returns: torch.Tensor | None = None
+    """[N] float32."""
+    margins: torch.Tensor | None = None
+    """[S] float32."""
+    noise_seeds: torch.Tensor | None = None
+    """[S] int64; None adds no noise."""
     rope_position_ids: torch.Tensor | None = None
     """[3, T] int64, time, height and width of each token, from 0 in each sequence; None for a text model."""
     pixel_values: torch.Tensor | None = None

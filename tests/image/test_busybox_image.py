@@ -13,7 +13,13 @@ import pytest
 from tests.podman_kit import install_missing, make_busybox_root, podman_environment
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"podman": "podman", "runc": "runc", "busybox": "busybox-static", "unsquashfs": "squashfs-tools"}
+PACKAGES = {
+    "podman": "podman",
+    "buildah": "buildah",
+    "runc": "runc",
+    "busybox": "busybox-static",
+    "unsquashfs": "squashfs-tools",
+}
 BASE, IMAGE = "localhost/busybox:1", "localhost/with-config:1"
 
 
@@ -45,9 +51,10 @@ def for_pyxis(path: Path) -> list[str]:
     return ["container.runtime=pyxis", f"container.image={path}"]
 
 
-def test_a_sqsh_in_enroots_layout_and_twice_is_a_no_op(env: Mapping[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["podman", "buildah"])
+def test_a_sqsh_in_enroots_layout_and_twice_is_a_no_op(env: Mapping[str, str], tmp_path: Path, engine: str) -> None:
     path = tmp_path / "rl.sqsh"
-    words = ["import", "--engine=podman", f"--from={IMAGE}", *for_pyxis(path)]
+    words = ["import", f"--engine={engine}", f"--from={IMAGE}", *for_pyxis(path)]
     done = image(env, *words)
     assert done.returncode == 0, done.stderr
     assert "is ready" in done.stderr
@@ -57,7 +64,7 @@ def test_a_sqsh_in_enroots_layout_and_twice_is_a_no_op(env: Mapping[str, str], t
     assert {"/etc/rc", "/etc/environment", "/etc/rc.local", "/dev", "/proc", "/sys", "/bin/busybox"} <= set(names)
     assert not [name for name in names if name.startswith("/dev/")]
     assert {mode[0] for mode, _ in names.values()} <= {"d", "-", "l"}
-    assert {owner for _, owner in names.values()} == {"root/root"}
+    assert {owner for _, owner in names.values()} == {"root/root"} and names[""][0] == "drwxr-xr-x"
     read = ["unsquashfs", "-cat", str(path)]
     text = subprocess.run([*read, "etc/environment", "etc/rc"], capture_output=True, text=True, check=True).stdout
     assert "GREETING=hello you\n" in text and "cd /work" in text and 'exec /bin/env "$@"' in text
@@ -67,8 +74,22 @@ def test_a_sqsh_in_enroots_layout_and_twice_is_a_no_op(env: Mapping[str, str], t
     again = image(env, *words)
     assert again.returncode == 0 and "is up to date" in again.stderr and path.stat().st_mtime_ns == before
     assert sorted(file.name for file in tmp_path.iterdir()) == ["rl.sqsh", "rl.sqsh.json"]
-    left = subprocess.run(["podman", "ps", "--all", "--quiet"], env=dict(env), capture_output=True, text=True)
-    assert left.stdout == ""
+    for listing in (["podman", "ps", "--all", "--quiet"], ["buildah", "containers", "--quiet"]):
+        assert subprocess.run(listing, env=dict(env), capture_output=True, text=True, check=True).stdout == ""
+
+
+@pytest.mark.parametrize("engine", ["podman", "buildah"])
+def test_a_tar_becomes_an_image_in_the_store_once(env: Mapping[str, str], tmp_path: Path, engine: str) -> None:
+    make_busybox_root(tmp_path / "root.tar")
+    name = f"localhost/from-tar-{engine}:1"
+    words = ["import", f"--engine={engine}", f"--from={tmp_path}/root.tar"]
+    words += ["container.runtime=podman", f"container.image={name}"]
+    done = image(env, *words)
+    assert done.returncode == 0 and "is ready" in done.stderr, done.stderr
+    again = image(env, *words)
+    assert again.returncode == 0 and "is up to date" in again.stderr, again.stderr
+    run = ["podman", "run", "--rm", "--network=host", name, "/bin/env", "A=b"]
+    assert "A=b" in subprocess.run(run, env=dict(env), capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture

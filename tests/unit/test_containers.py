@@ -51,3 +51,8 @@ def test_an_image_runs_as_a_user_and_holds_no_code(recipe: Path) -> None:
     text = recipe.read_text()
     assert re.search(r"^USER (?!root)", text, re.MULTILINE)
     assert not re.search(r"^(COPY|ADD) .*slurm_rl", text, re.MULTILINE)
+
+
+def test_the_hooks_that_bring_nvidias_driver_in_are_asked_for_it() -> None:
+    """A final stage on a plain Ubuntu has not what NVIDIA's own images set."""
+    assert "NVIDIA_VISIBLE_DEVICES=all" in (ROOT / "containers/cuda/Containerfile").read_text()

@@ -86,9 +86,11 @@ _PODMAN_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
 
 
 def _podman(request: Request) -> Wrapped:
-    options = list(_PODMAN_DEVICES[request.accelerator])
+    # The image's own user would be one of podman's other ids, to whom the run directory is closed; root in a
+    # rootless container is the caller.
+    options = [*_PODMAN_DEVICES[request.accelerator], "--user=0:0"]
     if not request.container.writable:
-        options.append("--read-only")
+        options += ["--read-only", "--env=HOME=/tmp"]
     cleanup = ("podman", "rm", "--force", "--ignore", "--time=10", request.name)
     return _run_command("podman", options, request, cleanup)
 
@@ -101,10 +103,11 @@ _DOCKER_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
 
 
 def _docker(request: Request) -> Wrapped:
-    options = list(_DOCKER_DEVICES[request.accelerator])
+    # Files in the run directory must be the caller's, not root's or the image's own user's.
+    options = [*_DOCKER_DEVICES[request.accelerator], f"--user={request.user or '0:0'}"]
     if request.user is not None:
-        # Files in the run directory must be the user's, not root's. Such a user has no home in the image.
-        options += [f"--user={request.user}", "--env=HOME=/tmp", "--env=USER=slurm_rl"]
+        # Such a user has no home in the image.
+        options += ["--env=HOME=/tmp", "--env=USER=slurm_rl"]
     if not request.container.writable:
         options += ["--read-only", "--tmpfs=/tmp"]
     return _run_command("docker", options, request, ("docker", "rm", "--force", request.name))

@@ -6,7 +6,7 @@ from typing import Any
 
 from slurm_rl.prepare.manifest import Output
 from slurm_rl.prepare.recipe import BOXED, Recipe, Workspace
-from slurm_rl.prepare.rows import read_parquet, write_rows
+from slurm_rl.prepare.rows import drop_unscorable, read_parquet, write_rows
 
 
 def build(work: Workspace) -> list[Output]:
@@ -14,7 +14,7 @@ def build(work: Workspace) -> list[Output]:
 
 
 def _build_split(work: Workspace, split: str) -> Output:
-    rows: list[dict[str, Any]] = []
+    rows: list[tuple[str, dict[str, Any]]] = []
     for name, path in sorted(work.sources.items()):
         if f"/{split}-" not in name:
             continue
@@ -27,9 +27,11 @@ def _build_split(work: Workspace, split: str) -> Output:
                 work.bad_rows.add(f"{name} row {number}", "column 'solution' has no \\boxed answer")
             else:
                 text = problem.strip() + BOXED
-                rows.append({"prompt": text, "answer": f"${answer}$", "level": row["level"], "type": row["type"]})
+                made = {"prompt": text, "answer": f"${answer}$", "level": row["level"], "type": row["type"]}
+                rows.append((f"{name} row {number}", made))
     work.bad_rows.check(f"math {split}", len(rows))
-    return write_rows(work.folder, f"{split}.jsonl", rows)
+    good = drop_unscorable(f"math {split}", rows, work.bad_rows, work.say)
+    return write_rows(work.folder, f"{split}.jsonl", good)
 
 
 def find_boxed(solution: str) -> str:

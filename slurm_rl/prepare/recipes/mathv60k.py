@@ -19,7 +19,7 @@ from slurm_rl.prepare.archive import extract_archive
 from slurm_rl.prepare.images import find_bad_images
 from slurm_rl.prepare.manifest import Output
 from slurm_rl.prepare.recipe import Recipe, Workspace
-from slurm_rl.prepare.rows import write_rows
+from slurm_rl.prepare.rows import drop_unscorable, write_rows
 from slurm_rl.train.data.lines import parse_object, read_lines
 
 ROWS = "mathv60k_message.jsonl"
@@ -40,10 +40,11 @@ def build(work: Workspace) -> list[Output]:
     reader = RowReader(beside, images)
     rows = reader.read(work.sources[ROWS], work)
     work.bad_rows.check(ROWS, len(rows))
+    good = drop_unscorable(ROWS, rows, work.bad_rows, work.say)
     beside.rename(images)
-    used = sorted(reader.found.values())
+    used = sorted(set(reader.found.values()))
     outputs = [Output(file=f"images/{path}", size=(images / path).stat().st_size) for path in used]
-    return [*outputs, write_rows(work.folder, "train.jsonl", [row for _, row in rows])]
+    return [*outputs, write_rows(work.folder, "train.jsonl", good)]
 
 
 class RowReader:

@@ -9,8 +9,7 @@ No image is opened here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -51,7 +50,7 @@ def place_images(prompt: Any, values: Any, where: str) -> list[dict[str, Any]]:
     return spread
 
 
-def resolve_images(messages: list[dict[str, Any]], folder: Path | None) -> list[str]:
+def resolve_images(messages: list[dict[str, Any]], folder: Path | None, folders: Folders) -> list[str]:
     """Make the paths of all image parts absolute, in place; returns them. Addresses and data: stay as they are.
 
     Args:
@@ -64,24 +63,27 @@ def resolve_images(messages: list[dict[str, Any]], folder: Path | None) -> list[
             continue
         # An absolute path stays what it is when it is joined to a folder.
         path = (folder or Path()) / value.removeprefix("file://")
-        if value.startswith("file://") and str(path) not in _paths_in(path.parent):
+        if value.startswith("file://") and not folders.has(str(path)):
             path = Path(unquote(str(path)))  # some write %20, some a blank
         part["image"] = str(path)
         paths.append(str(path))
     return paths
 
 
-def find_missing(paths: Iterable[str]) -> str | None:
-    """The first path that is no file; each folder is listed once, which a shared disk answers quickly."""
-    return next((path for path in paths if path not in _paths_in(Path(path).parent)), None)
+class Folders:
+    """What folders hold; each is listed once, which a shared disk answers quickly. Of one moment: keep it short."""
 
+    def __init__(self) -> None:
+        self._held: dict[Path, frozenset[str]] = {}
 
-@lru_cache(maxsize=64)
-def _paths_in(folder: Path) -> frozenset[str]:
-    try:
-        return frozenset(map(str, folder.iterdir()))
-    except OSError:
-        return frozenset()
+    def has(self, path: str) -> bool:
+        folder = Path(path).parent
+        if folder not in self._held:
+            try:
+                self._held[folder] = frozenset(map(str, folder.iterdir()))
+            except OSError:
+                self._held[folder] = frozenset()
+        return path in self._held[folder]
 
 
 def _image_parts(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -35,7 +35,7 @@ def _load_train(config: DataConfig, seed: int) -> list[PromptRow]:
 
 def _load(config: DataConfig, name: str, split: str) -> list[PromptRow]:
     columns = Columns(input=config.input_key, label=config.label_key, image=config.image_key)
-    return load_rows(name, columns, subset=config.subset, split=split)
+    return load_rows(name, columns, subset=config.subset, revision=config.revision, split=split)
 
 
 def _hold_out(rows: list[PromptRow], num_eval: int, seed: int) -> tuple[list[PromptRow], list[PromptRow]]:

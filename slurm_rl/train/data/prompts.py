@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.image_parts import find_missing, place_images, resolve_images
+from slurm_rl.train.data.image_parts import Folders, place_images, resolve_images
 from slurm_rl.train.data.lines import shorten
 from slurm_rl.train.data.records import DataSource, read_records
 
@@ -49,7 +49,7 @@ class Columns:
 
 
 def load_rows(
-    name: str | Path, columns: Columns, *, subset: str | None = None, split: str = "train"
+    name: str | Path, columns: Columns, *, subset: str | None = None, revision: str | None = None, split: str = "train"
 ) -> list[PromptRow]:
     """Read every row of a file, folder or hub name (see `read_records`).
 
@@ -57,17 +57,18 @@ def load_rows(
         DataError: the source cannot be read or is empty, or a row is wrong.
         MissingLibraryError: this machine cannot read its format.
     """
-    source = DataSource(name=str(name), columns=columns.listed(), subset=subset, split=split)
-    folder = source.folder
+    source = DataSource(name=str(name), columns=columns.listed(), subset=subset, revision=revision, split=split)
+    folder, folders = source.folder, Folders()
     rows: list[PromptRow] = []
     for where, record in read_records(source):
-        rows.append(_build_row(record, len(rows), columns, folder, where))
+        rows.append(_build_row(record, len(rows), columns, where))
+        _find_images(rows[-1], folder, folders, where)
     if not rows:
         raise DataError(f"{name}: a data file needs at least one row", seen="none", action="write one, or name another")
     return rows
 
 
-def _build_row(row: dict[str, Any], index: int, columns: Columns, folder: Path | None, where: str) -> PromptRow:
+def _build_row(row: dict[str, Any], index: int, columns: Columns, where: str) -> PromptRow:
     answer = row[columns.label] if columns.label is not None else ""
     if not isinstance(answer, str):
         raise DataError(
@@ -75,7 +76,7 @@ def _build_row(row: dict[str, Any], index: int, columns: Columns, folder: Path |
             seen=f"{type(answer).__name__} {shorten(repr(answer))}",
             action="write it in quotes, or set data.label_key to the column with the answer (null: there is none)",
         )
-    prompt = _parse_prompt(row[columns.input])
+    prompt = parse_prompt(row[columns.input])
     if prompt is None:
         raise DataError(
             f"{where}: column {columns.input!r} must be text or a list of messages, each with role and content, "
@@ -85,17 +86,23 @@ def _build_row(row: dict[str, Any], index: int, columns: Columns, folder: Path |
         )
     if columns.image is not None:
         prompt = place_images(prompt, row[columns.image], where)
-    if isinstance(prompt, list) and (missing := find_missing(resolve_images(prompt, folder))):
-        raise DataError(
-            f"{where}: an image must be a file that is there",
-            seen=missing,
-            action="correct the path; relative ones start at the data file",
-        )
     return PromptRow(index=index, prompt=prompt, answer=answer)
 
 
-def _parse_prompt(value: Any) -> str | list[Message] | None:
-    """Text, or messages; None for anything else."""
+def _find_images(row: PromptRow, folder: Path | None, folders: Folders, where: str) -> None:
+    if isinstance(row.prompt, str):
+        return
+    missing = [path for path in resolve_images(row.prompt, folder, folders) if not folders.has(path)]
+    if missing:
+        raise DataError(
+            f"{where}: an image must be a file that is there",
+            seen=missing[0],
+            action="correct the path; relative ones start at the data file",
+        )
+
+
+def parse_prompt(value: Any) -> str | list[Message] | None:
+    """Text, or messages (also as JSON in a string); None for anything else."""
     if isinstance(value, str):
         return _parse_messages(value) or value or None
     if not isinstance(value, list) or not value:
@@ -111,7 +118,7 @@ def _parse_messages(text: str) -> list[Message] | None:
         value = json.loads(text)
     except ValueError:
         return None
-    return _parse_prompt(value) if isinstance(value, list) else None  # type: ignore[return-value]
+    return parse_prompt(value) if isinstance(value, list) else None  # type: ignore[return-value]
 
 
 def _is_message(value: Any) -> bool:

@@ -38,7 +38,14 @@ class DataSource:
     columns: tuple[tuple[str, str], ...]
     """(column, the config key that names it) of every column that must be there."""
     subset: str | None = None
+    revision: str | None = None
     split: str = "train"
+    optional: tuple[str, ...] = ()
+    """Columns to read as well where they are there; rows of text have all of theirs anyway."""
+
+    def present(self, names: Sequence[str]) -> list[str]:
+        """The columns to read of a source with these."""
+        return [column for column, _ in self.columns] + [column for column in self.optional if column in names]
 
     @property
     def folder(self) -> Path | None:
@@ -124,7 +131,7 @@ def _read_parquet(source: DataSource, path: Path) -> Iterator[Record]:
         with pyarrow.parquet.ParquetFile(path) as file:
             require_columns(source, file.schema_arrow.names, str(path))
             number = 0
-            for batch in file.iter_batches(batch_size=_BATCH, columns=[column for column, _ in source.columns]):
+            for batch in file.iter_batches(batch_size=_BATCH, columns=source.present(file.schema_arrow.names)):
                 for row in batch.to_pylist():
                     yield f"{path} row {number}", row
                     number += 1
@@ -139,7 +146,7 @@ def _read_dataset(source: DataSource, folder: Path | None) -> Iterator[Record]:
     require_columns(source, data.column_names, f"{source.name} (split {source.split})")
     from datasets import Image
 
-    data = data.select_columns([column for column, _ in source.columns])
+    data = data.select_columns(source.present(data.column_names))
     for name, feature in data.features.items():
         if isinstance(feature, Image):
             # Paths or bytes as they are; decoding belongs to the one who looks at the picture.
@@ -161,12 +168,15 @@ def _open_dataset(source: DataSource, folder: Path | None) -> Any:
             if source.split not in data:
                 raise ValueError(f"the splits are {', '.join(data)}")
             return data[source.split]
-        return load_dataset(str(folder or source.name), source.subset, split=source.split)
+        if folder is not None:
+            return load_dataset(str(folder), source.subset, split=source.split)
+        return load_dataset(source.name, source.subset, split=source.split, revision=source.revision)
     except Exception as error:  # the library raises what its many readers raise
         raise DataError(
             f"data set {source.name} (subset {source.subset}, split {source.split}) must be one that can be read",
-            seen=f"{type(error).__name__}: {shorten(str(error).strip() or 'no word', 300)}",
-            action="check the name, data.subset, data.train_split and data.eval_split; a private one needs HF_TOKEN",
+            seen=f"{type(error).__name__}: {shorten(' '.join(str(error).split()) or 'no word', 300)}",
+            action="check its name, data.subset, data.revision, data.train_split and data.eval_split; a private one "
+            "needs HF_TOKEN",
         ) from None
 
 

@@ -7,7 +7,7 @@ around that module still does, in the backward pass, too.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,7 +38,13 @@ def require_plain_head(model_config: Any) -> None:
 
 @contextlib.contextmanager
 def chunked_head(
-    head: Any, targets: Tensor, temperature: float, chunk_tokens: int, *, entropy_gradient: bool
+    head: Any,
+    targets: Tensor,
+    temperature: float,
+    chunk_tokens: int,
+    *,
+    entropy_gradient: bool,
+    measure: Callable[..., tuple[Tensor, Tensor]] = compute_token_logprobs,
 ) -> Iterator[None]:
     """Let `head` map hidden states [1, N, H] to [1, N, 2]: logprob of the target, entropy; see
     `compute_token_logprobs`.
@@ -46,13 +52,12 @@ def chunked_head(
     Args:
         targets: [N] int64.
         chunk_tokens: rows of logits that exist at once.
+        measure: what is told of each row of logits; see `forward_packed`.
     """
 
     def compute(hidden: Tensor, wanted: Tensor) -> Tensor:
         logits = torch.nn.functional.linear(hidden, head.weight, head.bias)
-        return torch.stack(
-            compute_token_logprobs(logits, wanted, temperature, entropy_gradient=entropy_gradient), dim=-1
-        )
+        return torch.stack(measure(logits, wanted, temperature, entropy_gradient=entropy_gradient), dim=-1)
 
     def forward(hidden: Tensor) -> Tensor:
         chunks = zip(hidden[0].split(chunk_tokens), targets.split(chunk_tokens), strict=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,8 @@ import torch.distributed as dist
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.errors import BringUpError, TrainingError
 from slurm_rl.train.totals import add_totals
+
+Value = TypeVar("Value")
 
 
 def init_process_group(rank: int, world_size: int, master_address: str, port: int, timeout_s: float) -> None:
@@ -79,6 +81,28 @@ def gather_objects(value: Any) -> list[Any]:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def call_on_rank_0(call: Callable[[], Value]) -> Value:
+    """What `call` returns on rank 0, on every rank; its error, too, so that nobody waits for a rank that gave up."""
+    found: tuple[Any, Exception | None] = (None, None)
+    if get_rank() == 0:
+        try:
+            found = call(), None
+        except Exception as error:
+            found = None, error
+    value, failed = gather_objects(found)[0]
+    if failed is not None:
+        raise failed
+    returned: Value = value
+    return returned
+
+
+def raise_anywhere(error: Exception | None) -> None:
+    """Raise the error of the first rank that has one, on every rank; returns when none has."""
+    for one in gather_objects(error):
+        if one is not None:
+            raise one
 
 
 def sum_over_ranks(sums: Mapping[str, float]) -> dict[str, float]:

@@ -12,11 +12,15 @@ import torch
 from torch import Tensor
 
 from slurm_rl.train.engine.chunked_head import chunked_head
+from slurm_rl.train.engine.noise import noisy_embeddings
 from slurm_rl.train.engine.rows import build_row_layout
 from slurm_rl.train.engine.vision import ImageReader
 from slurm_rl.train.math.logprobs import compute_token_logprobs
 from slurm_rl.train.math.packing import build_packed_batch, split_by_sequence
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
+
+Measure = Callable[..., tuple[Tensor, Tensor]]
+"""Logits [N, V], targets [N], temperature, entropy_gradient -> logprobs [N] and something else [N]."""
 
 # What a worker without work computes, so that its collectives still match the others'.
 DUMMY = TrainSequence(token_ids=np.zeros(2, dtype=np.int64), trained_from=1)
@@ -29,6 +33,8 @@ def forward_packed(
     *,
     chunk_tokens: int | None = None,
     entropy_gradient: bool = False,
+    measure: Measure = compute_token_logprobs,
+    noise_alpha: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Logprobs [N] with gradient, and entropy [N], of the trained tokens.
 
@@ -38,21 +44,43 @@ def forward_packed(
     Args:
         chunk_tokens: rows of logits that exist at once; None: all N.
         entropy_gradient: the entropy is differentiable, too.
+        measure: what is told of the logits; `compute_token_hits` tells something else than the entropy.
+        noise_alpha: strength of the noise on the embeddings of sequences with a seed.
     """
     module: Any = getattr(model, "module", model)
+    targets = batch.token_ids[batch.trained_positions]
+    # The logits of a token stand one before it.
+    read_at = batch.trained_positions - 1
+    if chunk_tokens is not None:
+        head = find_head(module)
+        with chunked_head(head, targets, temperature, chunk_tokens, entropy_gradient=entropy_gradient, measure=measure):
+            logprobs, entropy = _forward(model, module, batch, read_at, noise_alpha).unbind(-1)
+        return logprobs, entropy if entropy_gradient else entropy.detach()
+    logits = _forward(model, module, batch, read_at, noise_alpha)
+    return measure(logits, targets, temperature, entropy_gradient=entropy_gradient)
+
+
+def forward_scores(model: Callable[..., Any], batch: PackedBatch) -> Tensor:
+    """Scores [N] float32 of a reward model after it has read each trained token, with gradient."""
+    module: Any = getattr(model, "module", model)
+    return _forward(model, module, batch, batch.trained_positions, 0.0).squeeze(-1).float()
+
+
+def find_head(module: Any) -> Any:
+    """The layer that makes logits, or scores, of hidden states."""
+    return module.get_output_embeddings() or module.score
+
+
+def _forward(model: Callable[..., Any], module: Any, batch: PackedBatch, read_at: Tensor, noise_alpha: float) -> Tensor:
+    """What the head makes of the tokens at `read_at` [N], [N, V]."""
     walks_sequences = module.config._attn_implementation.startswith("flash")
     forward = _forward_one_row if walks_sequences else _forward_rows
-    targets = batch.token_ids[batch.trained_positions]
-    if chunk_tokens is not None:
-        head = module.get_output_embeddings()
-        with chunked_head(head, targets, temperature, chunk_tokens, entropy_gradient=entropy_gradient):
-            logprobs, entropy = forward(model, module, batch).unbind(-1)
-        return logprobs, entropy if entropy_gradient else entropy.detach()
-    logits = forward(model, module, batch)
-    return compute_token_logprobs(logits, targets, temperature, entropy_gradient=entropy_gradient)
+    return forward(model, module, batch, read_at, noise_alpha)
 
 
-def _forward_one_row(model: Callable[..., Any], module: Any, batch: PackedBatch) -> Tensor:
+def _forward_one_row(
+    model: Callable[..., Any], module: Any, batch: PackedBatch, read_at: Tensor, noise_alpha: float
+) -> Tensor:
     """What the head makes, [N, V], from one row of all tokens.
 
     The varlen arguments tell flash attention where sequences end.
@@ -66,15 +94,18 @@ def _forward_one_row(model: Callable[..., Any], module: Any, batch: PackedBatch)
         "max_length_q": longest,
         "max_length_k": longest,
     }
+    places = torch.arange(len(batch.token_ids), device=batch.token_ids.device)
     if batch.rope_position_ids is not None:
         # The vision tower would take the lengths for those of its images; the positions tell them as well.
-        inputs = build_vision_inputs(batch, text_positions, torch.arange(len(batch.token_ids)))
-    with _head_on(module, batch.trained_positions - 1):
+        inputs = build_vision_inputs(batch, text_positions, places)
+    with _head_on(module, read_at), noisy_embeddings(module, batch, places, noise_alpha):
         output = model(input_ids=batch.token_ids.unsqueeze(0), use_cache=False, **inputs)
     return output.logits[0]
 
 
-def _forward_rows(model: Callable[..., Any], module: Any, batch: PackedBatch) -> Tensor:
+def _forward_rows(
+    model: Callable[..., Any], module: Any, batch: PackedBatch, read_at: Tensor, noise_alpha: float
+) -> Tensor:
     """What the head makes, [N, V], from several short rows."""
     layout = build_row_layout(batch.cu_seqlens.diff().tolist())
     device = batch.token_ids.device
@@ -85,7 +116,7 @@ def _forward_rows(model: Callable[..., Any], module: Any, batch: PackedBatch) ->
     inputs: dict[str, Any] = {"position_ids": text_positions}
     if batch.rope_position_ids is not None:
         inputs = build_vision_inputs(batch, text_positions, places)
-    with _head_on(module, places[batch.trained_positions - 1]):
+    with _head_on(module, places[read_at]), noisy_embeddings(module, batch, places, noise_alpha):
         output = model(input_ids=token_ids.view(layout.num_rows, layout.width), use_cache=False, **inputs)
     return output.logits[0]
 
@@ -116,7 +147,7 @@ def build_vision_inputs(batch: PackedBatch, text_positions: Tensor, places: Tens
 
 @contextlib.contextmanager
 def _head_on(module: Any, places: Tensor) -> Iterator[None]:
-    """Let the LM head see only these places of the flattened hidden states.
+    """Let the head see only these places of the flattened hidden states.
 
     On prompts it would cost a vocabulary row a token for nothing, and logits_to_keep can only choose the
     same columns of every row.
@@ -126,7 +157,7 @@ def _head_on(module: Any, places: Tensor) -> Iterator[None]:
         hidden = arguments[0]
         return (hidden.reshape(-1, hidden.shape[-1])[places].unsqueeze(0), *arguments[1:])
 
-    handle = module.get_output_embeddings().register_forward_pre_hook(choose, prepend=True)
+    handle = find_head(module).register_forward_pre_hook(choose, prepend=True)
     try:
         yield
     finally:
@@ -151,6 +182,20 @@ def compute_sequence_logprobs(
     batch = build_batch(sequences or [DUMMY], images, device)
     logprobs, _ = forward_packed(model, batch, temperature, chunk_tokens=chunk_tokens)
     return split_by_sequence(logprobs, batch.sequence_ids, len(sequences)) if sequences else []
+
+
+@torch.no_grad()
+def compute_sequence_scores(
+    model: Callable[..., Any],
+    sequences: Sequence[TrainSequence],
+    device: torch.device,
+    *,
+    images: ImageReader | None = None,
+) -> list[FloatArray]:
+    """Scores of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
+    batch = build_batch(sequences or [DUMMY], images, device)
+    scores = forward_scores(model, batch)
+    return split_by_sequence(scores, batch.sequence_ids, len(sequences)) if sequences else []
 
 
 def build_batch(sequences: Sequence[TrainSequence], images: ImageReader | None, device: torch.device) -> PackedBatch:

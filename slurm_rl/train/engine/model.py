@@ -11,6 +11,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -21,6 +22,7 @@ from transformers.utils import cached_file, logging
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.train.engine.reward_model import allow_new_head, score_every_token
 from slurm_rl.train.engine.vision import has_vision
 
 # How many misfitting parameter names an error shows.
@@ -31,13 +33,15 @@ _MAY_BE_ABSENT = {
 }
 
 
-def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
+def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None = None) -> PreTrainedModel:
     """The model of `path`, with a vision tower if it has one, on CPU, in training mode, in `config.dtype`.
 
     With `config.init_from` the weights come from there, the architecture still from `path`.
 
     Args:
         path: a Hugging Face folder, or a hub name that is in the local cache.
+        score_seed: a reward model in place of a language model: one score in place of logits, by a head that is
+            drawn from this seed where the weights have none.
 
     Raises:
         ConfigError: the folder is no model, the attention kernel is not installed, or the weights of
@@ -48,8 +52,9 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
     field = "model.path" if config.init_from is None else "model.init_from"
     try:
         architecture = AutoConfig.from_pretrained(path, **_source(path, config))
-        model, loaded = model_class(architecture).from_pretrained(
+        model, loaded = _from_pretrained(
             weights,
+            score_seed,
             config=architecture,
             generation_config=_load_generation_config(path, architecture, config),
             dtype=getattr(torch, config.dtype),
@@ -72,8 +77,21 @@ def load_model(path: str | Path, config: ModelConfig) -> PreTrainedModel:
             seen=str(weights),
             action=f"correct {field}, or download it with `python -m slurm_rl prepare`",
         ) from error
+    if score_seed is not None:
+        allow_new_head(loaded)
+        score_every_token(model)
     _require_fit(loaded, field, str(weights))
     return _prepare(model, config)
+
+
+def _from_pretrained(weights: str | Path, score_seed: int | None, **fields: Any) -> Any:
+    if score_seed is None:
+        return model_class(fields["config"]).from_pretrained(weights, **fields)
+    fields["config"].num_labels = 1
+    # The caller's random state is left as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(score_seed)
+        return AutoModelForSequenceClassification.from_pretrained(weights, **fields)
 
 
 def model_class(architecture: PreTrainedConfig) -> Any:

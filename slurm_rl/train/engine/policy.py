@@ -28,9 +28,18 @@ from slurm_rl.train.engine.background import BackgroundWriter
 from slurm_rl.train.engine.chunked_head import require_plain_head
 from slurm_rl.train.engine.export import export_model
 from slurm_rl.train.engine.folders import written_beside
-from slurm_rl.train.engine.forward import DUMMY, build_batch, compute_sequence_logprobs, forward_packed
+from slurm_rl.train.engine.forward import (
+    DUMMY,
+    Measure,
+    build_batch,
+    compute_sequence_logprobs,
+    compute_sequence_scores,
+    forward_packed,
+    forward_scores,
+)
 from slurm_rl.train.engine.model import load_model, load_tokenizer
 from slurm_rl.train.engine.vision import load_image_reader
+from slurm_rl.train.math.logprobs import compute_token_hits, compute_token_logprobs
 from slurm_rl.train.totals import add_totals
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 
@@ -45,6 +54,9 @@ class PolicyEngine:
     Args:
         model_folder: a Hugging Face folder; its tokenizer goes into the export.
         temperature: that of the sampling, by which all logits are divided.
+        score_seed: train a reward model, whose new head is drawn from this seed; losses then get scores [N] in
+            place of logprobs, and zeros in place of entropies.
+        noise_alpha: NEFTune's, in training alone.
         seed: of fresh adapters.
     """
 
@@ -56,6 +68,8 @@ class PolicyEngine:
         optim: OptimConfig,
         *,
         temperature: float,
+        score_seed: int | None = None,
+        noise_alpha: float = 0.0,
         seed: int = 0,
     ) -> None:
         distributed.set_num_threads(policy)
@@ -67,11 +81,14 @@ class PolicyEngine:
         self.temperature, self.chunk_tokens = temperature, policy.logprob_chunk_tokens
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
         self.model_config, self.model_folder = model, str(model_folder)
+        self.scores, self.noise_alpha = score_seed is not None, noise_alpha
         self.images = load_image_reader(model_folder, model)
-        loaded = load_model(model_folder, model)
-        self.lora_targets = [] if model.lora is None else lora.add_adapters(loaded, model.lora, seed)
-        self.backend = build_backend(loaded, policy, optim)
-        if self.chunk_tokens is not None:
+        module = load_model(model_folder, model, score_seed=score_seed)
+        if self.scores and module.config.pad_token_id is None:
+            module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
+        self.lora_targets = [] if model.lora is None else lora.add_adapters(module, model.lora, seed)
+        self.backend = build_backend(module, policy, optim)
+        if self.chunk_tokens is not None and not self.scores:
             require_plain_head(self.module.config)
         self._writer = BackgroundWriter()
         self.layout = {
@@ -111,6 +128,15 @@ class PolicyEngine:
                 for sequences in micro_batches
             ]
 
+    def compute_scores(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """The same of a reward model or a critic: scores after each trained token."""
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.eval()
+        return [
+            compute_sequence_scores(self.backend.model, sequences, self.device, images=self.images)
+            for sequences in micro_batches
+        ]
+
     def train(
         self, micro_batches: MicroBatches, loss_fn: LossFn, lr: float, *, entropy_gradient: bool = False
     ) -> dict[str, float]:
@@ -137,18 +163,42 @@ class PolicyEngine:
         _require_finite_loss(totals["loss"])
         return {**totals, "grad_norm": self.backend.step(lr)}
 
+    @torch.no_grad()
+    def evaluate(self, micro_batches: MicroBatches, loss_fn: LossFn) -> dict[str, float]:
+        """`loss` and the sums of `loss_fn` over all ranks; nothing is trained.
+
+        In place of the entropy `loss_fn` gets 1.0 for each token that is the likeliest one, 0.0 for others.
+        """
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.eval()
+        sums = {"loss": 0.0}
+        for sequences in micro_batches:
+            loss, metrics = self._compute_loss(sequences, loss_fn, False, measure=compute_token_hits)
+            add_totals(sums, {"loss": float(loss), **metrics})
+        return distributed.sum_over_ranks(sums)
+
     def _compute_loss(
-        self, sequences: Sequence[TrainSequence], loss_fn: LossFn, entropy_gradient: bool
+        self,
+        sequences: Sequence[TrainSequence],
+        loss_fn: LossFn,
+        entropy_gradient: bool,
+        measure: Measure = compute_token_logprobs,
     ) -> tuple[Tensor, dict[str, float]]:
         trains = any(s.num_trained for s in sequences)
         batch = build_batch(sequences if trains else [DUMMY], self.images, self.device)
-        logprobs, entropy = forward_packed(
-            self.backend.model,
-            batch,
-            self.temperature,
-            chunk_tokens=self.chunk_tokens,
-            entropy_gradient=entropy_gradient,
-        )
+        if self.scores:
+            logprobs = forward_scores(self.backend.model, batch)
+            entropy = torch.zeros_like(logprobs)
+        else:
+            logprobs, entropy = forward_packed(
+                self.backend.model,
+                batch,
+                self.temperature,
+                chunk_tokens=self.chunk_tokens,
+                entropy_gradient=entropy_gradient,
+                measure=measure,
+                noise_alpha=self.noise_alpha if self.module.training else 0.0,
+            )
         # A worker without work still goes backward, for the sake of its collectives.
         return loss_fn(batch, logprobs, entropy) if trains else (logprobs.sum() * 0.0, {})
 

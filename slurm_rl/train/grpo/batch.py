@@ -13,6 +13,7 @@ from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.math.advantages import ADVANTAGES
 from slurm_rl.train.math.correction import CORRECTIONS
+from slurm_rl.train.math.gae import compute_gae, spread_reward, whiten
 from slurm_rl.train.math.kl import compute_kl
 from slurm_rl.train.math.losses import aggregation_weights
 from slurm_rl.train.rewards.types import RewardResult
@@ -60,6 +61,19 @@ def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: 
     ]
 
 
+def build_plain_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
+    """One sequence a completion, in order of groups, then completions, to be read and not trained on."""
+    return [
+        TrainSequence(
+            token_ids=np.asarray([*group.prompt.token_ids, *completion.token_ids], dtype=np.int64),
+            trained_from=len(group.prompt.token_ids),
+            images=group.prompt.images,
+        )
+        for group in groups
+        for completion in group.completions
+    ]
+
+
 def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
     """For each completion, in order of groups, whether the loss has it."""
     return [
@@ -88,26 +102,28 @@ def build_train_sequences(
     config: AlgorithmConfig,
     ref_logprobs: Sequence[FloatArray] | None,
     proximal_logprobs: Sequence[FloatArray] | None = None,
+    values: Sequence[FloatArray] | None = None,
 ) -> list[TrainSequence]:
     """One sequence a completion, in order of groups, then completions. What the filters leave out has no weight.
 
     Args:
         ref_logprobs: one array a completion, or None without a KL term.
+        values: the critic's, one array a completion, for an advantage that needs them.
         proximal_logprobs: the same under the policy at the start of the step, for `correction.kind`. The correction
             goes into the advantages: every loss is linear in them, and the weights are never negative.
     """
-    rewards = group_rewards(groups)
     completions = [completion for group in groups for completion in group.completions]
     old = [np.asarray(completion.logprobs, dtype=np.float32) for completion in completions]
-    if ref_logprobs is not None and config.kl.where == "reward":
-        penalty = [
-            float(compute_kl(torch.from_numpy(lp), torch.from_numpy(ref), config.kl.estimator).sum())
-            for lp, ref in zip(old, ref_logprobs, strict=True)
-        ]
-        rewards = rewards - config.kl.coefficient * torch.tensor(penalty).view_as(rewards)
-    advantages = ADVANTAGES[config.advantage](rewards).flatten().tolist()
-    lengths = [len(completion.token_ids) for completion in completions]
     kept = keep_mask(groups, config.filters)
+    if values is not None:
+        # There may be no other completion of its prompt whose reward could stand for one that failed.
+        known = [result.value is not None for group in groups for result in group.results]
+        kept = [keep and is_known for keep, is_known in zip(kept, known, strict=True)]
+    kl = None
+    if ref_logprobs is not None and config.kl.where == "reward":
+        kl = kl_of_tokens(old, ref_logprobs, config)
+    advantages, returns = compute_advantages(group_rewards(groups), config, kl, values, kept)
+    lengths = [len(completion.token_ids) for completion in completions]
     weights = np.zeros(len(lengths))
     weights[kept] = aggregation_weights(
         config.aggregation, [n for n, keep in zip(lengths, kept, strict=True) if keep], config.aggregation_length
@@ -119,15 +135,58 @@ def build_train_sequences(
             token_ids=np.asarray([*prompt.token_ids, *completion.token_ids], dtype=np.int64),
             trained_from=len(prompt.token_ids),
             weight=float(weight),
-            advantages=np.float32(advantage) * corrections[index],
+            advantages=advantage * corrections[index],
             old_logprobs=logprobs if proximal_logprobs is None else proximal_logprobs[index],
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
+            old_values=None if values is None else values[index],
+            returns=None if returns is None else returns[index],
             images=prompt.images,
         )
         for index, (prompt, completion, weight, advantage, logprobs) in enumerate(
             zip(prompts, completions, weights, advantages, old, strict=True)
         )
     ]
+
+
+def kl_of_tokens(
+    logprobs: Sequence[FloatArray], ref_logprobs: Sequence[FloatArray], config: AlgorithmConfig
+) -> list[FloatArray]:
+    """KL to the reference of each completion's tokens, by the configured estimator."""
+    pairs = zip(logprobs, ref_logprobs, strict=True)
+    return [compute_kl(torch.from_numpy(lp), torch.from_numpy(ref), config.kl.estimator).numpy() for lp, ref in pairs]
+
+
+def completion_kl(groups: Sequence[Group], ref_logprobs: Sequence[FloatArray], config: AlgorithmConfig) -> float:
+    """KL of a completion to the reference, summed over its tokens; mean over the completions."""
+    old = [np.asarray(item.logprobs, dtype=np.float32) for group in groups for item in group.completions]
+    return float(np.mean([one.sum() for one in kl_of_tokens(old, ref_logprobs, config)]))
+
+
+def compute_advantages(
+    rewards: torch.Tensor,
+    config: AlgorithmConfig,
+    kl: Sequence[FloatArray] | None,
+    values: Sequence[FloatArray] | None,
+    kept: Sequence[bool],
+) -> tuple[list[FloatArray], list[FloatArray] | None]:
+    """Advantages of each completion, for all its tokens [1] or for each [L]; and what a critic should have said.
+
+    Args:
+        rewards: [P, G].
+        kl: of each completion's tokens, to be taken from the reward.
+        kept: which completions the loss has.
+    """
+    if values is None:
+        if kl is not None:
+            rewards = rewards - config.kl.coefficient * torch.tensor([float(one.sum()) for one in kl]).view_as(rewards)
+        found = ADVANTAGES[config.advantage](rewards).flatten().tolist()
+        return [np.array([advantage], dtype=np.float32) for advantage in found], None
+    spread = [
+        spread_reward(float(score), None if kl is None else kl[index], len(values[index]), config.kl.coefficient)
+        for index, score in enumerate(rewards.flatten())
+    ]
+    advantages, returns = compute_gae(spread, values, discount=config.gae.discount, smoothing=config.gae.smoothing)
+    return whiten(advantages, kept) if config.gae.whiten else advantages, returns
 
 
 def correct(
@@ -156,13 +215,18 @@ def correction_metrics(groups: Sequence[Group], proximal: Sequence[FloatArray], 
     }
 
 
+def drop_without_weight(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
+    """The sequences that the filters keep; a critic learns of them all, whatever their advantages."""
+    return [s for s in sequences if s.weight > 0]
+
+
 def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:
     """The sequences that move the policy: where every advantage is 0 (a group of equal rewards) nothing does.
 
     Weights were made from the whole batch before, so the gradient is the same in every digit but rounding.
     With a KL term in the loss, or an entropy bonus, each sequence of weight has a gradient.
     """
-    sequences = [s for s in sequences if s.weight > 0]
+    sequences = drop_without_weight(sequences)
     if (config.kl.coefficient > 0 and config.kl.where == "loss") or config.entropy_bonus > 0:
         return sequences
     return [s for s in sequences if s.advantages is not None and s.advantages.any()]

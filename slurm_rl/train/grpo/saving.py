@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.run_dir import RunDir, append_event
+from slurm_rl.train.grpo.critic import CriticGroup
 from slurm_rl.train.grpo.pipeline import load_rollouts, save_rollouts
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.types import Group
@@ -32,6 +33,8 @@ class RunState:
     best_step: int = -1
     """Step of the best sampled accuracy so far; -1 before an evaluation, and always without eval.every."""
     best_accuracy: float = -1.0
+    kl_coefficient: float | None = None
+    """What the controller has made of algorithm.kl.coefficient; None without a target."""
     num_metric_rows: int = 0
     """Length of metrics.jsonl; rows after it belong to steps that a crash took."""
 
@@ -39,8 +42,9 @@ class RunState:
 class RunSaver:
     """Saves and restores policy and state together."""
 
-    def __init__(self, run: RunDir, config: RunConfig, policy: PolicyGroup) -> None:
-        self.run_dir, self.config, self.policy = run, config, policy
+    def __init__(self, run: RunDir, config: RunConfig, policy: PolicyGroup, critic: CriticGroup | None = None) -> None:
+        self.run_dir, self.config, self.policy, self.critic = run, config, policy, critic
+        self.restored: Path | None = None
         limit_s = config.trainer.step_timeout_s
         self.saver = StepSaver(run, config.checkpoint.keep, background=config.checkpoint.background, timeout_s=limit_s)
 
@@ -53,15 +57,26 @@ class RunSaver:
         if state.stage == "grpo" and self.config.warmup.num_steps:
             self.policy.use_optimizer(self.config.optim)
         self.policy.load(newest.path / "policy")
+        self.restored = newest.path
         append_event(self.run_dir, "trainer/resumed", step=state.step)
         return state, load_rollouts(newest.path)
+
+    def restore_critic(self) -> None:
+        """Load the critic of that checkpoint, once there is a critic; one of the warm-up has none."""
+        folder = None if self.restored is None else self.restored / "critic"
+        if self.critic is not None and folder is not None and folder.is_dir():
+            self.critic.load(folder)
 
     def save(self, state: RunState, rollouts: dict[int, list[Group]]) -> None:
         """Write a checkpoint of this step unless there is one; see `StepSaver.save`."""
 
         def write(folder: Path) -> list[Path]:
             (folder / "policy").mkdir()
-            files = self.policy.save(folder / "policy", background=self.config.checkpoint.background)
+            background = self.config.checkpoint.background
+            files = self.policy.save(folder / "policy", background=background)
+            if self.critic is not None and self.critic.is_built:
+                (folder / "critic").mkdir()
+                files += self.critic.save(folder / "critic", background=background)
             save_rollouts(folder, rollouts)
             return files
 

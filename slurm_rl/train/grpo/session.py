@@ -13,6 +13,7 @@ from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
 from slurm_rl.train.data.identity import check_same_prompts
@@ -21,6 +22,7 @@ from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.train.engine.lora import check_targets
 from slurm_rl.train.grpo.cluster import Actor, Cluster
+from slurm_rl.train.grpo.critic import CriticGroup, CriticWorker
 from slurm_rl.train.grpo.policy import PolicyWorker, WorkerPlace
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.reference import ReferenceWorker
@@ -86,7 +88,8 @@ def _train(
         timeout_s,
         references=start_references(cluster, config),
     )
-    started = {id(actor): actor for actor in (*policy.workers, *policy.references)}
+    critic = start_critic(cluster, config) if config.algorithm.needs_values else None
+    started = {id(actor): actor for actor in (*policy.workers, *policy.references, *(critic.workers if critic else ()))}
     _wait_until_ready(cluster, [*started.values()], config.rollout.start_timeout_s, "starting the policy")
     append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
     trainer = GRPOTrainer(
@@ -105,8 +108,9 @@ def _train(
             timeout_s=timeout_s,
         ),
         rewards,
-        RunSaver(run, config, policy),
+        RunSaver(run, config, policy, critic),
         metrics,
+        critic,
     )
 
     def wait_for_engines() -> None:
@@ -196,14 +200,10 @@ def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_imag
 
 
 def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> list[Actor]:
-    """Start the policy workers; rank 0 stands on the head node, whose rendezvous port was proven free."""
-    address = os.environ["RAY_ADDRESS"].rpartition(":")[0]
-    port = int(os.environ["SLURM_RL_MASTER_PORT"])
-    actors = [actor for actor in cluster.plan.actors if actor.role == "policy"]
-    places = [WorkerPlace(actor.index, len(actors), address, port, actor.num_threads) for actor in actors]
+    """Start the policy workers."""
     return [
         cluster.place(actor, PolicyWorker, config, model_path, place)
-        for actor, place in zip(actors, places, strict=True)
+        for actor, place in choose_places(cluster, "policy", "SLURM_RL_MASTER_PORT")
     ]
 
 
@@ -214,6 +214,22 @@ def start_references(cluster: Cluster, config: RunConfig) -> list[Actor]:
         for actor in cluster.plan.actors
         if actor.role == "reference"
     ]
+
+
+def start_critic(cluster: Cluster, config: RunConfig) -> CriticGroup:
+    """Start the critic's workers; what they load is known after the warm-up."""
+    workers = [
+        cluster.place(actor, CriticWorker, config, place)
+        for actor, place in choose_places(cluster, "critic", "SLURM_RL_CRITIC_PORT")
+    ]
+    return CriticGroup(cluster, workers, cluster.plan.layout.micro_batch_tokens, config.trainer.step_timeout_s)
+
+
+def choose_places(cluster: Cluster, role: str, port_variable: str) -> list[tuple[ActorPlan, WorkerPlace]]:
+    """The ranks of a role; rank 0 stands on the head node, whose ports were proven free."""
+    address, port = os.environ["RAY_ADDRESS"].rpartition(":")[0], int(os.environ[port_variable])
+    actors = [actor for actor in cluster.plan.actors if actor.role == role]
+    return [(actor, WorkerPlace(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
 
 
 def _wait_until_ready(cluster: Cluster, actors: Sequence[Actor], timeout_s: float, what: str) -> None:

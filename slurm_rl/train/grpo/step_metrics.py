@@ -13,7 +13,7 @@ from slurm_rl.train.rewards.types import RewardResult
 from slurm_rl.train.totals import add_totals, is_maximum
 
 # Scores that judge the answer, from verifiers and from OpenRLHF's services and functions; others judge its form.
-_CORRECTNESS = ("arithmetic", "math", "acc_rewards", "scores")
+_CORRECTNESS = ("arithmetic", "math", "code", "acc_rewards", "scores")
 
 
 def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:

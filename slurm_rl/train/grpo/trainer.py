@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
@@ -19,14 +20,18 @@ from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.engine.optimizer import schedule_lr
 from slurm_rl.train.grpo.batch import (
     build_answer_sequences,
+    build_plain_sequences,
     build_train_sequences,
+    completion_kl,
     correction_metrics,
     count_kept_tokens,
     drop_without_gradient,
+    drop_without_weight,
     shape_overlong,
     split_minibatches,
 )
 from slurm_rl.train.grpo.collect import Collected, collect_groups
+from slurm_rl.train.grpo.critic import CriticGroup, value_metrics
 from slurm_rl.train.grpo.dump import dump_groups, replay_groups
 from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_mixed_share, compute_staleness
 from slurm_rl.train.grpo.policy_group import PolicyGroup
@@ -35,11 +40,12 @@ from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.step_metrics import accuracy, pass_metrics, sampling_metrics, training_metrics
 from slurm_rl.train.grpo.types import Group, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
+from slurm_rl.train.math.kl import adapt_coefficient
 from slurm_rl.train.rewards.failures import check_failures
 from slurm_rl.train.rewards.scorer import Scorer
 from slurm_rl.train.seeds import derive_seed
 from slurm_rl.train.timer import Timer
-from slurm_rl.train.types import FloatArray
+from slurm_rl.train.types import FloatArray, TrainSequence
 
 # A run that fails gives a checkpoint under way so long; its workers may be dead.
 _LAST_SAVE_S = 30.0
@@ -71,15 +77,16 @@ class GRPOTrainer:
         rewards: Scorer,
         saver: RunSaver,
         metrics: MetricsLogger,
+        critic: CriticGroup | None = None,
     ) -> None:
         self.config, self.run_dir, self.prompts = config, run, prompts
         self.policy, self.sampler, self.sync, self.rewards = policy, sampler, sync, rewards
-        self.saver, self.metrics = saver, metrics
+        self.saver, self.metrics, self.critic = saver, metrics, critic
         self.state = RunState()
         self.timer = Timer()
         self.probe_difference = 0.0
         self.collected = Collected([], [], 0)
-        self.correction: dict[str, float] = {}
+        self.extra: dict[str, float] = {}
         self.order = PromptOrder(len(prompts.train), config.seed)
         self.refill_order = PromptOrder(len(prompts.train), derive_seed(config.seed, "refill"))
         self.num_warmup = config.warmup.num_steps
@@ -212,26 +219,60 @@ class GRPOTrainer:
 
     def train(self, groups: Sequence[Group]) -> tuple[list[dict[str, float]], int]:
         """Advantages and one optimizer step a minibatch and epoch; totals of each, and the tokens computed on."""
-        algorithm, num_minibatches = self.config.algorithm, self.config.trainer.num_minibatches
+        algorithm, trainer = self.algorithm(), self.config.trainer
         with self.timer.phase("train"):
             proximal = self.proximal_logprobs(groups)
-            sequences = build_train_sequences(groups, algorithm, self.reference_logprobs(groups), proximal)
-            batches = [drop_without_gradient(part, algorithm) for part in split_minibatches(sequences, num_minibatches)]
-            batches = batches * self.config.trainer.num_epochs
+            reference = self.reference_logprobs(groups)
+            values = None if self.critic is None else self.critic.values(build_plain_sequences(groups))
+            sequences = build_train_sequences(groups, algorithm, reference, proximal, values)
+            minibatches = split_minibatches(sequences, trainer.num_minibatches) * trainer.num_epochs
+            self.extra = {} if proximal is None else correction_metrics(groups, proximal, algorithm.correction)
+            self.extra |= self.train_critic(minibatches, sequences)
+            batches = [drop_without_gradient(part, algorithm) for part in minibatches]
+            if self.critic is not None and self.grpo_steps_done < self.config.critic.warmup_steps:
+                batches = []
             totals = [self.policy.train_policy(batch, algorithm, self.lr()) for batch in batches]
-        self.correction = {} if proximal is None else correction_metrics(groups, proximal, algorithm.correction)
+        self.adapt_kl(groups, reference)
         return totals, sum(sequence.num_trained for batch in batches for sequence in batch)
+
+    def train_critic(
+        self, minibatches: Sequence[Sequence[TrainSequence]], sequences: Sequence[TrainSequence]
+    ) -> dict[str, float]:
+        """The critic learns the returns; its numbers, empty where there is none."""
+        if self.critic is None:
+            return {}
+        config = self.config.critic
+        lr = schedule_lr(config.optim, self.grpo_steps_done, self.config.trainer.num_steps)
+        found = self.critic.train([drop_without_weight(part) for part in minibatches], config.clip, lr)
+        return value_metrics(sequences) | found
+
+    def algorithm(self) -> AlgorithmConfig:
+        """The learning rule of this step: the KL coefficient may have moved."""
+        algorithm, coefficient = self.config.algorithm, self.state.kl_coefficient
+        if coefficient is None:
+            return algorithm
+        return algorithm.model_copy(update={"kl": algorithm.kl.model_copy(update={"coefficient": coefficient})})
+
+    def adapt_kl(self, groups: Sequence[Group], reference: Sequence[FloatArray] | None) -> None:
+        """Choose the next step's KL coefficient, where it has a target."""
+        kl = self.config.algorithm.kl
+        if kl.target is None or reference is None:
+            return
+        found = completion_kl(groups, reference, self.config.algorithm)
+        before = self.algorithm().kl.coefficient
+        self.extra |= {"kl/completion": found, "kl/coefficient": before}
+        self.state.kl_coefficient = adapt_coefficient(before, found, kl.target, len(reference), kl.horizon)
 
     def proximal_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
         """What the policy says of the completions before it trains on them; None where nothing is corrected."""
         if self.config.algorithm.correction.kind is None:
             return None
-        return self.policy.policy_logprobs(build_train_sequences(groups, self.config.algorithm, None))
+        return self.policy.policy_logprobs(build_plain_sequences(groups))
 
     def reference_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
         if self.config.algorithm.kl.coefficient == 0:
             return None
-        return self.policy.reference_logprobs(build_train_sequences(groups, self.config.algorithm, None))
+        return self.policy.reference_logprobs(build_plain_sequences(groups))
 
     def lr(self) -> float:
         return schedule_lr(self.config.optim, self.grpo_steps_done, self.config.trainer.num_steps)
@@ -268,19 +309,29 @@ class GRPOTrainer:
         self.prepare_reference()
 
     def prepare_reference(self) -> None:
-        """The reference is the policy as GRPO found it: the model given, or the one the warm-up made.
+        """Load the reference and build the critic, where there are any.
 
-        Under adapters the model given needs no copy: it is the policy without them.
+        Both begin as the policy as GRPO found it: the model given, or the one the warm-up made. Under adapters the
+        model given needs no copy as a reference: it is the policy without them.
         """
         is_base = self.config.model.lora is not None and not self.num_warmup and self.policy.holds_reference
-        if self.config.algorithm.kl.coefficient == 0 or is_base:
+        has_reference = self.config.algorithm.kl.coefficient > 0 and not is_base
+        if not has_reference and self.critic is None:
             return
         reference = self.policy.model_path
         if self.num_warmup:
             reference = str(self.run_dir.reference)
             if not self.run_dir.reference.is_dir():
                 self.policy.export(self.run_dir.reference)
-        self.policy.load_reference(reference)
+        if has_reference:
+            self.policy.load_reference(reference)
+        if self.critic is not None:
+            self.critic.build(reference, self.config.critic.init_from or self._policy_weights())
+            self.saver.restore_critic()
+
+    def _policy_weights(self) -> str | None:
+        # What the warm-up made stands beside its config.
+        return None if self.num_warmup else self.config.model.init_from
 
     def evaluate_if_due(self) -> None:
         """Evaluate before the first step, after the last, and every `eval.every` steps."""
@@ -322,10 +373,10 @@ class GRPOTrainer:
     def log(self, groups: Sequence[Group], totals: Sequence[dict[str, float]], num_tokens: int) -> None:
         values = {
             **sampling_metrics(self.collected.sampled),
-            **training_metrics(totals, num_tokens),
-            "policy/lr": self.lr(),
+            **(training_metrics(totals, num_tokens) if totals else {}),
+            "policy/lr": self.lr() if totals else 0.0,
+            **self.extra,
         }
-        values |= self.correction
         if self.config.algorithm.dynamic_sampling_rounds > 1:
             values["rollout/rounds"] = float(self.collected.num_rounds)
         # What the filters keep is in the loss; `computed` leaves out tokens whose gradient is known to be 0.

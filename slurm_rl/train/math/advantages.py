@@ -56,6 +56,7 @@ def reinforce_pp_baseline(rewards: Tensor) -> Tensor:
     return centred / (_compute_std(centred.reshape(-1)) + _EPSILON)
 
 
+# `gae` is not here: it needs a critic's values and makes one a token; see gae.py.
 ADVANTAGES: dict[AdvantageName, Callable[[Tensor], Tensor]] = {
     "group_norm": group_norm,
     "dr_grpo": dr_grpo,

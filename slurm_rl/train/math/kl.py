@@ -14,6 +14,9 @@ from torch import Tensor
 
 KLEstimatorName = Literal["k1", "k2", "k3"]
 
+# The controller moves by at most this share of itself and of the horizon.
+_MAX_ERROR = 0.2
+
 
 def k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """`d`: unbiased, may be negative.
@@ -41,3 +44,20 @@ KL_ESTIMATORS: dict[KLEstimatorName, Callable[[Tensor, Tensor], Tensor]] = {"k1"
 def compute_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimatorName) -> Tensor:
     """KL [N] of each token, by the named estimator; differentiable in `logprobs`."""
     return KL_ESTIMATORS[estimator](logprobs, ref_logprobs)
+
+
+def adapt_coefficient(coefficient: float, kl: float, target: float, num_completions: int, horizon: int) -> float:
+    """The coefficient of the next step: higher when the policy is further from the reference than wanted.
+
+    `coefficient * (1 + clip(kl / target - 1, -0.2, 0.2) * num_completions / horizon)`: the proportional controller
+    of Ziegler et al. 2019 (https://arxiv.org/abs/1909.08593, section 2.2).
+
+    Args:
+        kl: mean over the step's completions of the KL summed over their tokens, in nats.
+        horizon: completions in which an error of 20 % or more changes the coefficient by 20 %.
+
+    >>> round(adapt_coefficient(0.1, kl=12.0, target=6.0, num_completions=100, horizon=1000), 6)
+    0.102
+    """
+    error = min(max(kl / target - 1.0, -_MAX_ERROR), _MAX_ERROR)
+    return coefficient * (1.0 + error * num_completions / horizon)

@@ -32,6 +32,18 @@ def compute_token_logprobs(
     return chosen - torch.logsumexp(scaled, dim=-1), entropy
 
 
+def compute_token_hits(
+    logits: Tensor, targets: Tensor, temperature: float, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """As `compute_token_logprobs`, but in place of the entropy 1.0 where the target is the likeliest token, else 0.0.
+
+    A sequence of hits alone is what greedy decoding writes, for each of its tokens is chosen after those before it.
+    """
+    scaled = logits.float() / temperature
+    chosen = scaled.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return chosen - torch.logsumexp(scaled, dim=-1), (scaled.argmax(-1) == targets).float()
+
+
 def _differentiate_entropy(scaled: Tensor) -> Tensor:
     """[N, V] -> [N]; where p is 0, neither log p nor its gradient is taken."""
     log_p = scaled.log_softmax(-1)

@@ -20,7 +20,7 @@ from typing import Any, cast, get_args
 from slurm_rl.errors import ConfigError, RewardError
 from slurm_rl.train.rewards.types import FailureCause, RewardItem, RewardResult
 
-_KEYS = {"arithmetic": "acc_rewards", "math": "acc_rewards", "format": "format_rewards"}
+_KEYS = {"arithmetic": "acc_rewards", "math": "acc_rewards", "code": "acc_rewards", "format": "format_rewards"}
 """Verifier name to the key under which OpenRLHF's servers tell its score."""
 _CAUSES = frozenset(get_args(FailureCause))
 

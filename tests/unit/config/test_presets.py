@@ -13,6 +13,7 @@ from slurm_rl.errors import ConfigError
 NEEDED = {
     "model/hf": ["model.path=hub/model"],
     "exp/grpo_mathv60k": ["+cluster=nvidia_a100"],
+    "exp/ppo_llama3_8b": ["reward.model.path=/models/rm"],
     # Longer prompts than the demo's model has room for.
     **{f"data/{name}": ["model=hf", "model.path=hub/model"] for name in ("gsm8k", "math", "mathv60k")},
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,9 @@ from slurm_rl.image.judge import find_mismatches, judge_reports, render_versions
 from slurm_rl.node.image_report import PREFIX, collect_report, parse_report
 from slurm_rl.plan.expected import PYTHON, expected_versions, satisfies
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.slurm.image_check import check_image
+from slurm_rl.run_dir import RunDir
+from slurm_rl.slurm.image_check import check_attempt_image, check_image
+from tests.unit.image.programs import Programs
 from tests.unit.image.test_image_files import sqsh
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
@@ -52,16 +55,25 @@ def test_the_expectations_are_those_of_the_extras() -> None:
     extras = PROJECT["optional-dependencies"]
     for kind, extra in (("cpu", "cpu"), ("nvidia", "cuda"), ("amd", "rocm")):
         listed = [*PROJECT["dependencies"], *extras["train"], *extras[extra]]
-        for name, conditions in expected_versions(kind, "sdpa").items():  # type: ignore[arg-type]
+        for name, conditions in expected_versions(kind, "grpo", "sdpa").items():  # type: ignore[arg-type]
             if "==" in conditions or name == "pydantic":
                 assert [row for row in listed if row.partition("[")[0] in (f"{name}{conditions}", name)], name
     for name in ("torch", "ray", "deepspeed", "transformers", "vllm"):
-        assert expected_versions("nvidia", "sdpa")[name].startswith("==")
+        assert expected_versions("nvidia", "grpo", "sdpa")[name].startswith("==")
+
+
+def test_a_task_asks_for_what_it_runs_with() -> None:
+    assert not {"ray", "vllm"} & set(expected_versions("nvidia", "sft", "sdpa"))
+    # Another trainer's image has versions of its own, which are its own business.
+    others = expected_versions("nvidia", "verl", "sdpa")
+    assert others == {"python": ">=3.11", "ray": "", "cuda": "", "nccl": "", "nvidia driver": ""}
+    image = {"python": "3.14", "ray": "2.49", "cuda": "12.8", "nccl": "2.27.3", "nvidia driver": "550.1"}
+    assert find_mismatches(image, others, "pyxis") == []
 
 
 @pytest.mark.parametrize(("kind", "versions"), [("nvidia", CUDA), ("amd", ROCM), ("cpu", CPU)])
 def test_a_right_image_has_no_mismatch(kind: Any, versions: dict[str, str]) -> None:
-    assert find_mismatches(versions, expected_versions(kind, "sdpa"), "pyxis") == []
+    assert find_mismatches(versions, expected_versions(kind, "grpo", "sdpa"), "pyxis") == []
 
 
 @pytest.mark.parametrize(
@@ -86,7 +98,7 @@ def test_a_right_image_has_no_mismatch(kind: Any, versions: dict[str, str]) -> N
 def test_each_mismatch_is_named_with_its_remedy(kind: Any, name: str, seen: str | None, remedy: str) -> None:
     right = {"nvidia": CUDA | {"flash-attn": "2.8.3"}, "amd": ROCM | {"flash-attn": "2.8.3"}, "cpu": CPU}[kind]
     attention = "sdpa" if kind == "cpu" else "flash_attention_2"
-    found = find_mismatches(right | {name: seen}, expected_versions(kind, attention), "podman")
+    found = find_mismatches(right | {name: seen}, expected_versions(kind, "grpo", attention), "podman")
     assert [mismatch.name for mismatch in found] == [name]
     assert remedy in str(found[0]) and (seen or "not there") in str(found[0])
 
@@ -122,7 +134,7 @@ def test_the_report_runs_in_a_bare_python_without_our_code(tmp_path: Path) -> No
     assert report["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
     assert report["versions"]["torch"] is None
     assert collect_report()["versions"]["torch"].startswith("2.13.0")
-    assert "torch" in render_versions(report["versions"], expected_versions("cpu", "sdpa"))
+    assert "torch" in render_versions(report["versions"], expected_versions("cpu", "grpo", "sdpa"))
 
 
 def answer(*lines: str) -> list[str]:
@@ -152,8 +164,17 @@ def test_no_answer_is_the_images_fault_when_every_task_says_so(tmp_path: Path) -
         check_image(plan_for(), answer("srun: error: Unable to create step"), {}, ["a", "b"], timeout_s=30)
     with pytest.raises(BringUpError, match=r"no answer within 0\.2 s"):
         check_image(plan_for(), ["/bin/sleep", "30"], {}, ["a"], timeout_s=0.2)
-    with pytest.raises(ConfigError, match="runtime must be on PATH"):
+    with pytest.raises(ConfigError, match="/no/such/runtime must be on PATH"):
         check_image(plan_for(), ["/no/such/runtime"], {}, ["a"], timeout_s=30)
+
+
+def test_a_stop_cuts_the_question_off() -> None:
+    """Before the time limit the controller must have its hands free."""
+    asked = iter([False, True])
+    started = time.monotonic()
+    with pytest.raises(BringUpError, match="no answer"):
+        check_image(plan_for(), ["/bin/sleep", "60"], {}, ["a"], timeout_s=60, is_stopped=lambda: next(asked))
+    assert time.monotonic() - started < 30
 
 
 def test_a_damaged_file_is_found_before_any_container_starts(tmp_path: Path) -> None:
@@ -164,3 +185,19 @@ def test_a_damaged_file_is_found_before_any_container_starts(tmp_path: Path) -> 
     bad = replace(plan_for("pyxis", str(tmp_path / "none.sqsh")))
     with pytest.raises(ConfigError, match="must be there"):
         check_image(bad, ["/no/such/program"], {}, ["a"], timeout_s=1)
+
+
+def test_the_controller_asks_all_nodes_by_one_srun_in_the_runs_own_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "rl.sqsh"
+    image.write_bytes(sqsh(500))
+    programs = Programs(tmp_path / "bin")
+    programs.add("srun", "".join(f"print({f'{rank}: {report_of(CPU)}'!r})\n" for rank in (1, 0)))
+    monkeypatch.setenv("PATH", str(programs.folder))
+    plan = plan_for("pyxis", str(image))
+    check_attempt_image(plan, RunDir(plan.run_dir).attempt(1), ["a", "b"], "7", {"PATH": str(programs.folder)}, bool)
+    (call,) = programs.calls()
+    assert call.startswith("srun --nodes=2 --ntasks=2 ") and " --nodelist=a,b " in call and " --label " in call
+    assert f" --container-image={image} " in call and " --container-mounts=/runs/1:/runs/1 " in call
+    assert call.endswith(" python3 -m slurm_rl.node.image_report")

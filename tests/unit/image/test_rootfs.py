@@ -41,12 +41,14 @@ def test_files_links_and_modes_arrive_and_devices_do_not(tmp_path: Path) -> None
             member("usr/again", tarfile.LNKTYPE, "usr/tool", mode=0o4755),
             member("dev/null", tarfile.CHRTYPE),
             member("run/pipe", tarfile.FIFOTYPE),
+            member("shadow", mode=0, data=b"closed"),
         ),
         tmp_path,
     )
     assert (tmp_path / "lib/again").read_bytes() == b"tool"
     assert stat.S_IMODE((tmp_path / "usr/tool").stat().st_mode) == 0o4755
     assert stat.S_IMODE((tmp_path / "usr").stat().st_mode) == 0o555
+    assert stat.S_IMODE((tmp_path / "shadow").stat().st_mode) == 0o400
     assert (tmp_path / "usr/tool").stat().st_uid == os.getuid()
     assert not [path for path in tmp_path.rglob("*") if path.name in ("null", "pipe")]
 

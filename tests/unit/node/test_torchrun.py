@@ -63,7 +63,7 @@ def test_the_first_rank_that_failed_is_named(tmp_path: Path, code: str, expected
     log.write_text(LOG.format(code=code))
     assert describe_torchrun_end(log, 1).startswith(expected)
     log.write_text("torchrun: error: no such option")
-    assert describe_torchrun_end(log, 2) == "exit status 2"
+    assert describe_torchrun_end(log, 2) == "torchrun ended with exit status 2"
 
 
 def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None) -> int:

@@ -73,28 +73,28 @@ GOLDEN: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("apptainer", "cpu"): ((), ("apptainer", "exec", "--no-home", *APPTAINER_TAIL)),
     ("podman", "nvidia"): (
         (),
-        ("podman", "run", *RUN, "--device=nvidia.com/gpu=all", *BINDS, *NAMES, *TAIL),
+        ("podman", "run", *RUN, "--device=nvidia.com/gpu=all", "--user=0:0", *BINDS, *NAMES, *TAIL),
     ),
     ("podman", "amd"): (
         (),
         (
             *("podman", "run", *RUN, "--device=/dev/kfd", "--device=/dev/dri"),
-            *("--group-add=keep-groups", *BINDS, *NAMES, *TAIL),
+            *("--group-add=keep-groups", "--user=0:0", *BINDS, *NAMES, *TAIL),
         ),
     ),
-    ("podman", "cpu"): ((), ("podman", "run", *RUN, *BINDS, *NAMES, *TAIL)),
+    ("podman", "cpu"): ((), ("podman", "run", *RUN, "--user=0:0", *BINDS, *NAMES, *TAIL)),
     ("docker", "nvidia"): (
         (),
-        ("docker", "run", *RUN, "--gpus=all", "--ulimit=memlock=-1", *BINDS, *NAMES, *TAIL),
+        ("docker", "run", *RUN, "--gpus=all", "--ulimit=memlock=-1", "--user=0:0", *BINDS, *NAMES, *TAIL),
     ),
     ("docker", "amd"): (
         (),
         (
             *("docker", "run", *RUN, "--device=/dev/kfd", "--device=/dev/dri", "--group-add=video"),
-            *("--ulimit=memlock=-1", *BINDS, *NAMES, *TAIL),
+            *("--ulimit=memlock=-1", "--user=0:0", *BINDS, *NAMES, *TAIL),
         ),
     ),
-    ("docker", "cpu"): ((), ("docker", "run", *RUN, *BINDS, *NAMES, *TAIL)),
+    ("docker", "cpu"): ((), ("docker", "run", *RUN, "--user=0:0", *BINDS, *NAMES, *TAIL)),
 }
 
 
@@ -136,7 +136,7 @@ def test_podman_and_docker_end_exactly_their_container() -> None:
 def test_a_read_only_image() -> None:
     assert "--container-readonly" in wrapped("pyxis", writable=False).srun_args
     assert "--writable-tmpfs" not in wrapped("apptainer", writable=False).argv
-    assert "--read-only" in wrapped("podman", writable=False).argv
+    assert {"--read-only", "--env=HOME=/tmp"} <= set(wrapped("podman", writable=False).argv)
     assert {"--read-only", "--tmpfs=/tmp"} <= set(wrapped("docker", writable=False).argv)
 
 
@@ -148,14 +148,29 @@ def test_a_shared_memory_of_its_own_instead_of_the_hosts(runtime: str) -> None:
 
 def test_docker_runs_as_the_caller_so_that_files_are_the_users() -> None:
     assert "--user=1000:100" in wrapped("docker", user=(1000, 100)).argv
-    assert not [word for word in wrapped("docker", user=(0, 0)).argv if word.startswith("--user")]
-    assert not [word for word in wrapped("podman", user=(1000, 100)).argv if word.startswith("--user")]
+    assert "--user=0:0" in wrapped("docker", user=(0, 0)).argv
+
+
+def test_podman_runs_as_its_root_who_is_the_caller_whatever_user_the_image_names() -> None:
+    assert "--user=0:0" in wrapped("podman", user=(1000, 100)).argv
 
 
 def test_nothing_to_mount_nowhere_to_go() -> None:
     plan = replace(PLAN, runtime="pyxis", mounts=(), workdir=None, extra_args=())
     result = wrap(ARGV, {}, [], plan, accelerator="cpu", name="x")
     assert result.srun_args == PYXIS[:4]
+
+
+ODD = Mount('/a b:c,d"e', "/x y:z", read_only=True)
+ODD_BIND = '--mount=type=bind,"source=/a b:c,d""e",target=/x y:z,'
+
+
+@pytest.mark.parametrize("accelerator", ["nvidia", "amd", "cpu"])
+@pytest.mark.parametrize(("runtime", "word"), [("podman", "readonly"), ("docker", "readonly"), ("apptainer", "ro")])
+def test_golden_mounts_with_spaces_colons_commas_and_quotes(runtime: str, word: str, accelerator: str) -> None:
+    for mount, expected in ((ODD, ODD_BIND + word), (replace(ODD, read_only=False), ODD_BIND[:-1])):
+        argv = wrapped(runtime, accelerator, mounts=(mount,)).argv
+        assert [item for item in argv if item.startswith("--mount")] == [BINDS[0], expected]
 
 
 @pytest.mark.parametrize("path", ["/a b", "/a,b", "/a:b", "/a\\b", "/a\tb"])

@@ -32,7 +32,7 @@ CASES = [*((*case, "grpo") for case in itertools.product(CLUSTERS, IMAGES)), *UN
 
 def render(cluster: str, runtime: str, task: str) -> str:
     words = [f"+cluster={cluster}", "name=golden", "run_dir=/shared/runs/golden", "container.mounts=[/data:/data:ro]"]
-    words += [f"task={task}"] if task != "grpo" else []
+    words += [f"task={task}", "supervised.max_tokens=16"] if task != "grpo" else []
     if runtime != "none":
         words += [f"container.runtime={runtime}", f"container.image={IMAGES[runtime]}"]
     return render_plan(build_plan(load_config(words), "/shared/runs/golden", FACTS)) + "\n"

@@ -25,7 +25,14 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def prepare(hub: Hub, tmp_path: Path) -> Prepare:
+def own_env(hub: Hub, tmp_path: Path) -> dict[str, str]:
+    """The environment with our hub, and nothing of the caller's own: no token, no cache, no endpoint."""
+    base = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
+    return base | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def prepare(own_env: dict[str, str], tmp_path: Path) -> Prepare:
     """Runs the verb in a process of its own, since huggingface_hub reads its environment on import.
 
     The packages that a login node lacks cannot be imported.
@@ -34,12 +41,9 @@ def prepare(hub: Hub, tmp_path: Path) -> Prepare:
     script += "from slurm_rl.__main__ import main\nsys.exit(main(sys.argv[1:]))"
 
     def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        # Nothing of the caller's own: no token, no cache, no endpoint.
-        base = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
-        base |= {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": str(ROOT)}
         argv = [sys.executable, "-c", script, "prepare", *words]
         return subprocess.run(
-            argv, cwd=tmp_path, env={**base, **env}, capture_output=True, text=True, timeout=120, check=False
+            argv, cwd=tmp_path, env={**own_env, **env}, capture_output=True, text=True, timeout=120, check=False
         )
 
     return run

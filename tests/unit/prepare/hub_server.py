@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 COMMIT = "c0ffee" + "0" * 34
 _LARGE = (".parquet", ".gz", ".zip", ".safetensors")
-_INFO = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)/revision/([^/]+)")
+_INFO = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)(?:/revision/([^/]+))?")
+_TREE = re.compile(r"/api/(models|datasets)/([^/]+/[^/]+)/tree/([^/]+)(?:/(.+))?")
 _RESOLVE = re.compile(r"/(datasets/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 
 
@@ -77,7 +78,9 @@ class _Handler(BaseHTTPRequestHandler):
         auth = self.headers.get("authorization", "")
         self.server.log.append((self.command, path, self.headers.get("Range", ""), auth))
         if match := _INFO.fullmatch(path):
-            self._send_info(f"{match[1]}/{match[2]}", match[2], match[3])
+            self._send_info(f"{match[1]}/{match[2]}", match[2], match[3] or "main")
+        elif match := _TREE.fullmatch(path):
+            self._send_tree(f"{match[1]}/{match[2]}", match[4] or "", "recursive=true" in self.path.lower())
         elif path.startswith("/elsewhere/"):
             repo, name = path.removeprefix("/elsewhere/").split("//")
             self._send_file(name, self.server.repos[repo][name])
@@ -97,6 +100,25 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = [describe(name, self.server.listed.get(name, content)) for name, content in files.items()]
         body = json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode()
         return self._send(200, body, {"Content-Type": "application/json"})
+
+    def _send_tree(self, key: str, folder: str, recursive: bool) -> None:
+        """Files and folders below one folder, or directly in it."""
+        start = f"{folder}/" if folder else ""
+        entries: dict[str, dict[str, Any]] = {}
+        for name, content in self.server.repos.get(key, {}).items():
+            if not name.startswith(start):
+                continue
+            inner = name.removeprefix(start).split("/")
+            for depth in range(1, len(inner) if recursive else min(len(inner), 2)):
+                path = start + "/".join(inner[:depth])
+                entries[path] = {"type": "directory", "path": path, "oid": "0" * 40, "size": 0}
+            if recursive or len(inner) == 1:
+                listed = describe(name, content)
+                lfs = {"lfs": {**listed["lfs"], "oid": listed["lfs"]["sha256"]}} if "lfs" in listed else {}
+                entries[name] = {"type": "file", "path": name, "oid": listed["blobId"], "size": listed["size"], **lfs}
+        if not entries:
+            return self._refuse(404, "EntryNotFound")
+        return self._send(200, json.dumps(list(entries.values())).encode(), {"Content-Type": "application/json"})
 
     def _resolve(self, kind: str, repo: str, revision: str, name: str) -> None:
         key = f"{kind}{repo}"

@@ -67,8 +67,9 @@ def gsm8k(**splits: list[dict[str, Any]]) -> dict[str, bytes]:
     return {f"main/{s}-00000-of-00001.parquet": parquet(splits.get(s, good)) for s in ("train", "test")}
 
 
-def math() -> dict[str, bytes]:
-    files = {}
+def math(*more: str) -> dict[str, bytes]:
+    """One row a file; in the first, rows with these solutions too."""
+    files: dict[str, bytes] = {}
     for subject in ("algebra", "geometry"):
         for split in ("train", "test"):
             row = {
@@ -77,5 +78,7 @@ def math() -> dict[str, bytes]:
                 "type": subject,
                 "solution": r"First \boxed{1}, so $\boxed{\frac{1}{2}}$.",
             }
-            files[f"{subject}/{split}-00000-of-00001.parquet"] = parquet([row])
+            files[f"{subject}/{split}-00000-of-00001.parquet"] = parquet(
+                [row] if files else [row, *({**row, "solution": s} for s in more)]
+            )
     return files

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.cli.checks import check_inputs
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import DataError
+from slurm_rl.train.data.prompts import Columns, load_rows
 from tests.unit.prepare import small_sets
 from tests.unit.prepare.conftest import Prepare
 from tests.unit.prepare.hub_server import COMMIT, Hub
@@ -36,6 +40,7 @@ def test_rows_name_the_images_on_this_machine_and_a_second_call_asks_nobody(
         image = next(part["image"] for part in user["content"] if part["type"] == "image")
         assert image == f"{folder}/images/Geometry3K/images/{number // 2}.jpg"
         assert Path(image).read_bytes() == picture_of(hub, number // 2)
+    assert [row.prompt for row in load_rows(folder / "train.jsonl", Columns())] == [row["prompt"] for row in rows]
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["commit"] == COMMIT
     assert {source["file"] for source in manifest["sources"]} == {ROWS, TAR}
@@ -49,6 +54,17 @@ def test_rows_name_the_images_on_this_machine_and_a_second_call_asks_nobody(
     assert again.stdout == done.stdout
     # Nor does it need the network to be allowed.
     assert prepare("mathv60k", "--root", "there", HF_HUB_OFFLINE="1").returncode == 0
+
+
+def test_the_experiment_finds_what_was_prepared(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[VERMULTI] = mathv60k(8)
+    assert prepare("mathv60k", "--root", "there").returncode == 0
+    words = ["+cluster=nvidia_a100", "+exp=grpo_mathv60k", f"data.root={tmp_path}/there", "data.num_eval=2"]
+    config = load_config(words)
+    check_inputs(config)
+    (tmp_path / "there/mathv60k/images/Geometry3K/images/2.jpg").unlink()
+    with pytest.raises(DataError, match=r"images/2\.jpg"):
+        check_inputs(config)
 
 
 def picture_of(hub: Hub, number: int) -> bytes:
@@ -72,30 +88,32 @@ def test_an_image_that_was_lost_later_is_named_and_comes_back(hub: Hub, prepare:
     assert image.is_file()
 
 
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        (b"{broken\n", ["must be JSON"]),
-        (jsonl([{"answer": "1", "message": "not a list"}]), ["'message'", "not a list"]),
-        (jsonl([{"answer": "1", "message": "[]"}]), ["'message'"]),
-        (jsonl([{"answer": "", "message": '[{"role": "user", "content": "?"}]'}]), ["'answer' must be text"]),
-        (jsonl([{"message": '[{"role": "user", "content": "?"}]'}]), ["'answer' must be text", "None"]),
-        (jsonl([{"answer": "1", "message": '[{"role": "user", "content": [{"type": "video"}]}]'}]), ["video"]),
-        (jsonl([mathv60k_row(3, THEIRS + "Geometry3K/images/99.jpg", image_first=True)]), ["images/99.jpg", TAR]),
-        (jsonl([mathv60k_row(3, "/etc/passwd", image_first=True)]), ["/etc/passwd"]),
-        (jsonl([mathv60k_row(3, THEIRS + "../../../etc/passwd", image_first=True)]), ["etc/passwd"]),
-    ],
-)
-def test_a_bad_row_is_named_by_number_and_nothing_is_left_that_looks_whole(
-    row: bytes, words: list[str], hub: Hub, prepare: Prepare, tmp_path: Path
+BAD_ROWS: list[tuple[bytes, list[str]]] = [
+    (b"{broken\n", ["must be JSON"]),
+    (jsonl([{"answer": "1", "message": "not a list"}]), ["'message'", "not a list"]),
+    (jsonl([{"answer": "1", "message": "[]"}]), ["'message'", "got '[]'"]),
+    (jsonl([{"answer": "", "message": '[{"role": "user", "content": "?"}]'}]), ["'answer' must be text; got ''"]),
+    (jsonl([{"message": '[{"role": "user", "content": "?"}]'}]), ["'answer' must be text; got None"]),
+    (jsonl([{"answer": "1", "message": '[{"role": "user", "content": [{"type": "video"}]}]'}]), ["video"]),
+    (jsonl([mathv60k_row(3, THEIRS + "Geometry3K/images/99.jpg", image_first=True)]), ["images/99.jpg", TAR]),
+    (jsonl([mathv60k_row(3, "/etc/passwd", image_first=True)]), ["got /etc/passwd"]),
+    (jsonl([mathv60k_row(3, THEIRS + "../../../etc/passwd", image_first=True)]), ["../../../etc/passwd"]),
+]
+
+
+def test_bad_rows_are_named_by_number_and_nothing_is_left_that_looks_whole(
+    hub: Hub, prepare: Prepare, tmp_path: Path
 ) -> None:
     files = mathv60k(4)
-    hub.repos[VERMULTI] = {**files, ROWS: files[ROWS] + row + files[ROWS]}
+    hub.repos[VERMULTI] = {**files, ROWS: files[ROWS] + b"".join(row for row, _ in BAD_ROWS) + files[ROWS]}
     done = prepare("mathv60k")
     assert done.returncode == 2
-    for word in [f"{ROWS}:5", "1 of 9", "--leave-out-bad-rows", *words]:
-        assert word in done.stderr, done.stderr
     assert "Traceback" not in done.stderr
+    assert "9 of 17 are not" in done.stderr
+    assert "--leave-out-bad-rows" in done.stderr
+    for number, (_, words) in enumerate(BAD_ROWS, 5):
+        said = done.stderr.partition(f"{ROWS}:{number}: ")[2].partition(f"; {ROWS}:")[0]
+        assert [word for word in words if word not in said] == [], said
     folder = tmp_path / "data/mathv60k"
     assert not (folder / "manifest.json").exists()
     assert not (folder / "train.jsonl").exists()

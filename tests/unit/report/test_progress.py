@@ -45,6 +45,14 @@ def test_steps_are_counted_from_one_in_each_stage() -> None:
     assert progress.stage_text() == "GRPO 37/100"
 
 
+def test_supervised_steps_are_counted_too() -> None:
+    progress = started(warmup_steps=0, num_steps=8)
+    progress.apply_row(make_row(0, "eval", **{"eval/loss": 2.0}))
+    progress.apply_row(make_row(3, "dpo"))
+    assert progress.stage_text() == "DPO 3/8"
+    assert progress.numbers() == ["held-out loss 2.000"]
+
+
 def test_time_left_is_of_this_stage_at_its_own_pace() -> None:
     progress = started(warmup_steps=4, num_steps=10)
     progress.apply_row(make_row(4, "warmup", **{"time/step_s": 90.0}))

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from slurm_rl.report.meta import RunMeta, collect_meta, compute_wall_s, find_model, find_state
 from slurm_rl.report.summary import build_summary, render_summary, write_summary
@@ -21,12 +23,14 @@ def test_the_summary_of_a_finished_run() -> None:
         "model": "m",
         "attempts": 1,
         "warmup_steps": 4,
+        "stage": "grpo",
         "steps": 6,
         "accuracy": {
             # Of step 4, after the warm-up; not of step 0.
             "before": {"step": 4, "sampled": 0.125, "greedy": 0.25},
             "after": {"step": 10, "sampled": 0.5, "greedy": 0.75},
         },
+        "held_out": {"before": None, "after": None},
         "reward": {"first": 5 / 16, "last": 10 / 16},
         # 6 steps of 100 tokens in 2 s each.
         "tokens_per_s": 50.0,
@@ -41,6 +45,23 @@ def test_the_summary_of_a_finished_run() -> None:
         },
         "paths": {"run": "/runs/a"},
     }
+
+
+def test_a_supervised_run_is_told_by_its_held_out_numbers() -> None:
+    rows = [make_row(0, "eval", **{"eval/loss": 2.5, "eval/exact_match": 0.0})]
+    rows += [make_row(step, "sft", **{"tokens/trained": 10, "time/step_s": 0.5}) for step in (1, 2)]
+    rows += [make_row(2, "eval", **{"eval/loss": 1.25, "eval/exact_match": 0.5})]
+    summary = build_summary(rows, META)
+    assert (summary["stage"], summary["steps"], summary["tokens_per_s"]) == ("sft", 2, 20.0)
+    assert summary["held_out"] == {
+        "before": {"loss": 2.5, "exact_match": 0.0},
+        "after": {"loss": 1.25, "exact_match": 0.5},
+    }
+    console = Console(width=80, record=True, file=StringIO())
+    console.print(render_summary(summary))
+    text = console.export_text()
+    assert "2 SFT" in text and "0 warm-up" not in text
+    assert "2.500 -> 1.250" in text and "exact match" in text
 
 
 def test_a_run_that_died_before_its_first_step_has_nulls() -> None:

@@ -1,0 +1,23 @@
+"""The critic of PPO."""
+
+from __future__ import annotations
+
+from slurm_rl.config.base import NonNegativeInt, PositiveFloat, Section
+from slurm_rl.config.train import OptimConfig
+
+
+class CriticConfig(Section):
+    """The model that says what reward is still to come; read with algorithm.advantage=gae.
+
+    Each of its workers stands beside a worker of the policy, on the same GPU, and they take turns.
+    """
+
+    init_from: str | None = None
+    """Folder of a reward model (task=rm) or another model of the policy's architecture; null: the reference policy
+    with a new head."""
+    optim: OptimConfig = OptimConfig(lr=9e-6)
+    """Its optimizer."""
+    clip: PositiveFloat | None = 0.2
+    """A value that moved further than this in one step is not pulled on; null: no clipping."""
+    warmup_steps: NonNegativeInt = 0
+    """First steps in which it learns alone, while the policy stays as it is."""

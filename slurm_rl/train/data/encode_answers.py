@@ -1,0 +1,162 @@
+"""From a prompt and its answer to token ids, and which of them are learned.
+
+    ChatML, three turns           <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n ...
+    learned (of each such turn)                                                   ^^^^^^^^^^^^^^^
+
+The whole conversation is rendered once and tokenized once. A turn begins where the template, given the messages
+before it, would let the model go on; it ends with the special token that follows its content.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_rl.errors import DataError
+from slurm_rl.train.data.answers import Text
+from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
+from slurm_rl.train.data.lines import shorten
+from slurm_rl.train.data.prompts import Message
+
+
+@dataclass(frozen=True)
+class EncodedAnswer:
+    """A prompt with its answer."""
+
+    token_ids: npt.NDArray[np.int64]
+    """[L]."""
+    answered: npt.NDArray[np.int64]
+    """Ascending positions, none of them 0, of what the assistant says after the prompt, ends of turns included."""
+
+
+def encode_answer(prompt: Text, answer: Text, tokenizer: Any, *, chat_template: bool, name: str) -> EncodedAnswer:
+    """Encode one row.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer; a fast one for chats.
+        chat_template: render with the tokenizer's template; else both are plain text, and the end-of-text token
+            ends the answer.
+        name: of the row, for errors.
+
+    Raises:
+        DataError: the row cannot be rendered or loses characters, or the template never ends a turn.
+    """
+    if chat_template:
+        return _encode_chat(_as_messages(prompt, "user"), _as_messages(answer, "assistant"), tokenizer, name)
+    if not isinstance(prompt, str) or not isinstance(answer, str):
+        raise DataError(
+            f"{name}: messages need the chat template",
+            seen="data.chat_template=false",
+            action="data.chat_template=true",
+        )
+    before, _ = _tokenize(prompt, tokenizer, name, add_special_tokens=True)
+    after, _ = _tokenize(answer, tokenizer, name, add_special_tokens=False)
+    token_ids = np.array([*before, *after, tokenizer.eos_token_id], dtype=np.int64)
+    return EncodedAnswer(token_ids, np.arange(max(len(before), 1), len(token_ids)))
+
+
+def _as_messages(text: Text, role: str) -> list[Message]:
+    return [{"role": role, "content": text}] if isinstance(text, str) else text
+
+
+def _encode_chat(prompt: list[Message], answer: list[Message], tokenizer: Any, name: str) -> EncodedAnswer:
+    messages = [*prompt, *answer]
+    text = _render(messages, tokenizer, name, add_generation_prompt=False)
+    token_ids, spans = _tokenize(text, tokenizer, name, add_special_tokens=False)
+    ends = [n for n, token in enumerate(token_ids) if token in _special_ids(tokenizer)]
+    answered: list[int] = []
+    for number in range(len(prompt), len(messages)):
+        if messages[number]["role"] == "assistant":
+            start = _find_start(messages, number, text, tokenizer, name)
+            end = _find_end(messages[number], start, text, spans, ends, tokenizer, name)
+            answered += [n for n in range(max(end[0], 1), end[1] + 1) if spans[n][0] >= start]
+    return EncodedAnswer(np.array(token_ids, dtype=np.int64), np.array(answered, dtype=np.int64))
+
+
+def _find_start(messages: list[Message], number: int, text: str, tokenizer: Any, name: str) -> int:
+    """Character at which the model would take over."""
+    before = _render(messages[:number], tokenizer, name, add_generation_prompt=True) if number else ""
+    if not text.startswith(before):
+        raise DataError(
+            f"{name}: the chat template must write the messages before a turn as it does without the turn",
+            seen=f"another beginning before message {number + 1}",
+            action="take the earlier turns out of the row, or correct the template",
+        )
+    return len(before)
+
+
+def _find_end(
+    message: Message,
+    start: int,
+    text: str,
+    spans: Sequence[tuple[int, int]],
+    ends: Sequence[int],
+    tokenizer: Any,
+    name: str,
+) -> tuple[int, int]:
+    """(first token at or after `start`, the special token that ends the turn)."""
+    content = message["content"].strip() if isinstance(message["content"], str) else ""
+    at = text.find(content, start)
+    if not content or at < 0:
+        raise DataError(
+            f"{name}: the chat template must write what the assistant says as it is",
+            seen=shorten(repr(message["content"])),
+            action="write the content as text, or correct the template",
+        )
+    stop = at + len(content)
+    first = next((n for n, span in enumerate(spans) if span[0] >= start), len(spans))
+    end = next((n for n in ends if spans[n][0] >= stop), None)
+    if end is None or text[stop : spans[end][0]].strip():
+        raise DataError(
+            f"{name}: the chat template must end a turn of the assistant with a special token, or the model would "
+            "never learn to stop",
+            seen=f"{shorten(repr(text[stop:]))} after the turn, and the special tokens "
+            + ", ".join(tokenizer.all_special_tokens),
+            action="add the end-of-turn token to the chat template, or choose another model",
+        )
+    return first, end
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    return {n for n, t in tokenizer.added_tokens_decoder.items() if t.special} | set(tokenizer.all_special_ids)
+
+
+def _render(messages: list[Message], tokenizer: Any, name: str, *, add_generation_prompt: bool) -> str:
+    try:
+        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
+    except Exception as error:  # a template is a program of the model's author and raises what it likes
+        raise DataError(
+            f"{name}: the tokenizer's chat template must accept the messages",
+            seen=f"{type(error).__name__}: {error}",
+            action="correct the roles and contents of the row",
+        ) from error
+
+
+def _tokenize(
+    text: str, tokenizer: Any, name: str, *, add_special_tokens: bool
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Token ids, and the characters of each."""
+    if not tokenizer.is_fast:
+        raise DataError(
+            "answers need a fast tokenizer, which says where each token stands in the text",
+            seen=type(tokenizer).__name__,
+            action="put tokenizer.json beside the model",
+        )
+    try:
+        encoded = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True, verbose=False)
+        lost = find_lost_characters(text, encoded["input_ids"], encoded["offset_mapping"], tokenizer)
+    except Exception:  # what a tokenizer without an unknown token raises
+        lost = find_refused_characters(text, tokenizer)
+        if not lost:
+            raise
+    if lost:
+        raise DataError(
+            f"{name}: the tokenizer must be able to write every character",
+            seen=f"{lost} in {shorten(repr(text))}",
+            action="take the characters out of the data, or choose a model whose tokenizer knows them",
+        )
+    return encoded["input_ids"], encoded["offset_mapping"]

@@ -1,0 +1,141 @@
+"""The critic: per-token values beside the policy, in workers of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.train.grpo.cluster import Actor, Cluster
+from slurm_rl.train.grpo.loss import BatchLoss
+from slurm_rl.train.grpo.policy import MicroBatches, WorkerPlace
+from slurm_rl.train.grpo.worker_group import WorkerGroup
+from slurm_rl.train.math.gae import explained_variance
+from slurm_rl.train.math.values import value_loss
+from slurm_rl.train.seeds import derive_seed
+from slurm_rl.train.totals import add_totals
+from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
+
+
+class CriticWorker:
+    """Holds one rank of the critic. Runs as a Ray actor."""
+
+    def __init__(self, config: RunConfig, place: WorkerPlace) -> None:
+        from slurm_rl.train.engine.distributed import init_process_group
+
+        init_process_group(
+            place.rank,
+            place.world_size,
+            place.master_address,
+            place.master_port,
+            timeout_s=config.trainer.step_timeout_s,
+        )
+        self.config, self.place = config, place
+
+    def ready(self) -> bool:
+        return True
+
+    def build(self, model_path: str, init_from: str | None) -> None:
+        """Load the model: architecture and tokenizer of `model_path`, weights of `init_from` where it is given."""
+        from slurm_rl.train.engine.policy import PolicyEngine
+
+        place = self.place
+        self.engine = PolicyEngine(
+            model_path,
+            # Whole, also beside a policy of adapters: its head is new.
+            self.config.model.model_copy(update={"init_from": init_from, "lora": None}),
+            self.config.policy.model_copy(update={"num_workers": place.world_size, "num_threads": place.num_threads}),
+            self.config.critic.optim,
+            temperature=1.0,
+            score_seed=derive_seed(self.config.seed, "critic"),
+        )
+
+    def values(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """Values at the trained positions."""
+        return self.engine.compute_scores(micro_batches)
+
+    def train(self, micro_batches: MicroBatches, clip: float | None, lr: float) -> dict[str, float]:
+        """One optimizer step of the value loss."""
+        return self.engine.train(micro_batches, build_critic_loss(clip), lr)
+
+    def save(self, folder: Path, background: bool) -> list[Path]:
+        """Files of this rank that are still being written."""
+        return self.engine.save(folder, background=background)
+
+    def load(self, folder: Path) -> None:
+        self.engine.load(folder)
+
+
+class CriticGroup(WorkerGroup):
+    """The data-parallel ranks of the critic."""
+
+    def __init__(self, cluster: Cluster, workers: Sequence[Actor], micro_batch_tokens: int, timeout_s: float) -> None:
+        super().__init__(cluster, workers, micro_batch_tokens, timeout_s, "critic")
+        self.is_built = False
+        """Not before the warm-up is over: the critic begins as what that made."""
+
+    def build(self, model_path: str, init_from: str | None) -> None:
+        self.call("loading the critic", lambda _, it: it.build.remote(model_path, init_from))
+        self.is_built = True
+
+    def values(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
+        """What is expected before each token of each completion, [num_trained] each."""
+        read = [read_before(sequence) for sequence in sequences]
+        return self.compute(read, "values", lambda it, share: it.values.remote(share))
+
+    def train(self, batches: Sequence[Sequence[TrainSequence]], clip: float | None, lr: float) -> dict[str, float]:
+        """One optimizer step a batch; the numbers of them together."""
+        totals: dict[str, float] = {}
+        for batch in batches:
+            add_totals(totals, self._step([read_before(sequence) for sequence in batch], clip, lr))
+        num_tokens = max(sum(sequence.num_trained for batch in batches for sequence in batch), 1)
+        return {
+            "critic/loss": totals["loss"] / len(batches),
+            "critic/grad_norm": totals["grad_norm"] / len(batches),
+            "critic/clip_fraction": totals.get("clipped", 0.0) / num_tokens,
+            "critic/lr": lr,
+        }
+
+    def _step(self, batch: Sequence[TrainSequence], clip: float | None, lr: float) -> dict[str, float]:
+        shares = self.spread(batch)
+        return self.call("training the critic", lambda rank, it: it.train.remote(shares[rank], clip, lr))[0]
+
+
+def read_before(sequence: TrainSequence) -> TrainSequence:
+    """The same tokens, trained where the critic speaks: at the position before each token of the completion."""
+    positions = np.arange(sequence.trained_from - 1, len(sequence.token_ids) - 1)
+    return TrainSequence(
+        token_ids=sequence.token_ids,
+        trained_from=sequence.trained_from - 1,
+        trained=positions,
+        weight=sequence.weight,
+        old_values=sequence.old_values,
+        returns=sequence.returns,
+        images=sequence.images,
+    )
+
+
+def build_critic_loss(clip: float | None) -> BatchLoss:
+    """The clipped value loss; token weights come with the batch."""
+
+    def compute(batch: PackedBatch, values: Tensor, _: Tensor) -> tuple[Tensor, dict[str, float]]:
+        assert batch.old_values is not None and batch.returns is not None
+        token = value_loss(values, batch.old_values, batch.returns, clip)
+        return (token.loss * batch.weights).sum(), {"clipped": float(token.clipped.sum())}
+
+    return compute
+
+
+def value_metrics(sequences: Sequence[TrainSequence]) -> dict[str, float]:
+    """How good the critic was before it learned of this batch."""
+    values = [sequence.old_values for sequence in sequences if sequence.old_values is not None]
+    returns = [sequence.returns for sequence in sequences if sequence.returns is not None]
+    if not sum(map(len, values)):
+        return {}
+    return {
+        "critic/value_mean": float(np.mean(np.concatenate(values))),
+        "critic/explained_variance": explained_variance(values, returns),
+    }

@@ -1,0 +1,90 @@
+"""DPO: the policy itself as a reward model, `beta log policy(answer) / reference(answer)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.supervised import DPOConfig
+from slurm_rl.train.data.encode_answers import EncodedAnswer
+from slurm_rl.train.engine.policy import LossFn
+from slurm_rl.train.math.losses import nll
+from slurm_rl.train.math.preference import DPO_LOSSES, LogRatios, sum_by_sequence
+from slurm_rl.train.supervised.pairs import build_pair_examples, share, split_pairs
+from slurm_rl.train.supervised.types import Example, Objective, make_sequence
+from slurm_rl.train.types import PackedBatch, TrainSequence
+
+
+def build_dpo(config: RunConfig, tokenizer: Any) -> Objective:
+    """Pairs, each with the tokens of its answers."""
+    train, held_out, num_left_out = build_pair_examples(config, tokenizer, make_answered)
+    build_loss = dpo_loss_builder(config.dpo)
+    return Objective(
+        train=train,
+        held_out=held_out,
+        build_loss=build_loss,
+        build_eval_loss=build_loss,
+        num_left_out=num_left_out,
+        needs_reference=config.dpo.reference != "none",
+    )
+
+
+def make_answered(encoded: EncodedAnswer, _: float) -> TrainSequence:
+    return make_sequence(encoded.token_ids, encoded.answered)
+
+
+def dpo_loss_builder(config: DPOConfig) -> Callable[[Sequence[Example]], LossFn]:
+    """The loss of this config, still to be told its global batch."""
+
+    def build_loss(examples: Sequence[Example]) -> LossFn:
+        return build_dpo_loss(config, len(examples), sum(example.sequences[0].num_trained for example in examples))
+
+    return build_loss
+
+
+def build_dpo_loss(config: DPOConfig, num_pairs: int, num_chosen_tokens: int) -> LossFn:
+    """Mean over the pairs of the global batch, plus `chosen_nll` times the mean over its chosen tokens.
+
+    Metrics are means over pairs. `margin` and the rewards are beta times log ratios to the reference (to nothing, when
+    reference-free); `accuracy` is the share of pairs with a margin above 0; `chosen_logprob` is that of an answer.
+    """
+    pair_loss = DPO_LOSSES[config.loss]
+
+    def compute(batch: PackedBatch, logprobs: Tensor, _: Tensor) -> tuple[Tensor, dict[str, float]]:
+        ratios = logprobs if batch.ref_logprobs is None else logprobs - batch.ref_logprobs
+
+        def add_up(tokens: Tensor) -> tuple[Tensor, Tensor]:
+            return split_pairs(sum_by_sequence(tokens, batch.sequence_ids, batch.num_sequences))
+
+        chosen, rejected = add_up(ratios)
+        chosen_lengths, rejected_lengths = add_up(torch.ones_like(logprobs))
+        loss = (
+            pair_loss(
+                LogRatios(
+                    chosen=chosen,
+                    rejected=rejected,
+                    chosen_lengths=chosen_lengths,
+                    rejected_lengths=rejected_lengths,
+                ),
+                config.beta,
+                config.label_smoothing,
+            ).sum()
+            / num_pairs
+        )
+        chosen_nll, _ = add_up(nll(logprobs).loss)
+        if config.chosen_nll > 0:
+            loss = loss + config.chosen_nll * chosen_nll.sum() / num_chosen_tokens
+        rewards = config.beta * chosen.detach(), config.beta * rejected.detach()
+        return loss, {
+            "accuracy": share((rewards[0] > rewards[1]).float(), num_pairs),
+            "margin": share(rewards[0] - rewards[1], num_pairs),
+            "chosen_reward": share(rewards[0], num_pairs),
+            "rejected_reward": share(rewards[1], num_pairs),
+            "chosen_logprob": -share(chosen_nll, num_pairs),
+        }
+
+    return compute

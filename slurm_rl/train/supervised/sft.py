@@ -1,0 +1,65 @@
+"""Supervised fine-tuning: the likelihood of what the assistant says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.train.data.answers import AnswerRow, load_answers
+from slurm_rl.train.data.encode_answers import encode_answer
+from slurm_rl.train.engine.policy import LossFn
+from slurm_rl.train.math.losses import nll
+from slurm_rl.train.math.preference import sum_by_sequence
+from slurm_rl.train.supervised.types import Example, Objective, keep_fitting, make_sequence
+from slurm_rl.train.types import PackedBatch
+
+
+def build_sft(config: RunConfig, tokenizer: Any) -> Objective:
+    """Conversations, each with its learned tokens."""
+    rows, held_out = load_answers(config.data, config.seed)
+    train, num_left_out = keep_fitting([(row.index, make_example(row, tokenizer, config)) for row in rows], config)
+    kept, _ = keep_fitting([(row.index, make_example(row, tokenizer, config)) for row in held_out], config)
+    return Objective(
+        train=train, held_out=kept, build_loss=build_sft_loss, build_eval_loss=build_sft_eval, num_left_out=num_left_out
+    )
+
+
+def make_example(row: AnswerRow, tokenizer: Any, config: RunConfig) -> Example:
+    """One row as the policy trains on it."""
+    encoded = encode_answer(
+        row.prompt, row.answer, tokenizer, chat_template=config.data.chat_template, name=f"row {row.index}"
+    )
+    whole = config.sft.train_on == "all"
+    trained = np.arange(1, len(encoded.token_ids)) if whole else encoded.answered
+    return Example((make_sequence(encoded.token_ids, trained),))
+
+
+def build_sft_loss(examples: Sequence[Example]) -> LossFn:
+    """Mean over the learned tokens of the global batch of `-log policy(token)`; `entropy` is such a mean, too."""
+    num_tokens = sum(example.num_trained for example in examples)
+
+    def compute(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+        return nll(logprobs).loss.sum() / num_tokens, {"entropy": float(entropy.sum()) / num_tokens}
+
+    return compute
+
+
+def build_sft_eval(examples: Sequence[Example]) -> LossFn:
+    """The same loss, `token_accuracy`, and `exact_match`: the share of rows whose every learned token is the likeliest.
+
+    Greedy decoding would write just these rows, each token after those before it, so nothing has to be decoded.
+    """
+    num_tokens, num_examples = sum(example.num_trained for example in examples), len(examples)
+
+    def compute(batch: PackedBatch, logprobs: Tensor, hits: Tensor) -> tuple[Tensor, dict[str, float]]:
+        missed = sum_by_sequence(1 - hits, batch.sequence_ids, batch.num_sequences)
+        return nll(logprobs).loss.sum() / num_tokens, {
+            "token_accuracy": float(hits.sum()) / num_tokens,
+            "exact_match": float((missed == 0).sum()) / num_examples,
+        }
+
+    return compute

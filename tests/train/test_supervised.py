@@ -1,0 +1,227 @@
+"""SFT, reward models and DPO, whole: the same numbers in every layout, after a stop and a kill; bad input is named."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import multiprocessing
+
+from slurm_rl.config.load import load_config
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import StopRequested
+from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.train.ending import run_to_outcome
+from slurm_rl.train.stop import StopFlag
+from slurm_rl.train.supervised.place import Place
+from slurm_rl.train.supervised.session import build_objective, run_training, train
+
+SMALL = [
+    "model.tiny.hidden_size=32",
+    "model.tiny.num_layers=2",
+    "model.tiny.num_heads=2",
+    "model.tiny.num_kv_heads=1",
+    "data.largest_addend=9",
+    "data.num_eval=20",
+    "supervised.batch_size=16",
+    "supervised.max_steps=5",
+    "policy.num_threads=1",
+    "policy.micro_batch_tokens=64",
+    "optim.eps=1e-6",
+    "eval.every=2",
+    "checkpoint.every=2",
+]
+TASKS = {
+    "sft": ["+exp=sft_tiny", "sft.neftune_alpha=5"],
+    "rm": ["+exp=rm_tiny"],
+    "dpo-cached": ["+exp=dpo_tiny", "dpo.chosen_nll=0.5"],
+    "dpo-live": ["+exp=dpo_tiny", "dpo.reference=live", "dpo.loss=ipo"],
+}
+LAYOUTS = {
+    "fsdp2": [],
+    "zero-2": ["policy.backend=deepspeed", "policy.zero_stage=2"],
+    "zero-3": ["policy.backend=deepspeed", "policy.zero_stage=3"],
+}
+
+
+class StopAfter(StopFlag):
+    """Asks to stop at the n-th step."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.left = steps
+
+    def check(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise StopRequested("asked to stop by the test")
+
+
+def make_run(folder: Path, *words: str) -> tuple[RunDir, RunConfig]:
+    run, config = RunDir(folder), load_config([words[0], *SMALL, *words[1:]])
+    folder.mkdir(parents=True, exist_ok=True)
+    run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    return run, config
+
+
+def work(rank: int, num_ranks: int, port: int, root: Path, layouts: dict[str, list[str]]) -> None:
+    place = Place(rank=rank, local_rank=rank, world_size=num_ranks, local_world_size=num_ranks, master_port=port)
+    place.join(timeout_s=300)
+    for layout, more in layouts.items():
+        for task, words in TASKS.items():
+            run, config = make_run(root / f"{layout}-{num_ranks}-{task}" / f"whole-{rank}", *words, *more)
+            run = RunDir(run.path.with_name("whole-0"))
+            train(run, config, place, StopFlag())
+            again = RunDir(run.path.with_name("stopped"))
+            try:
+                train(again, config, place, StopAfter(3))
+            except StopRequested:
+                train(again, config, place, StopFlag())
+    torch.distributed.destroy_process_group()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("supervised")
+    multiprocessing.spawn(work, args=(2, free_port(), root, LAYOUTS), nprocs=2)
+    multiprocessing.spawn(work, args=(1, free_port(), root, {"fsdp2": []}), nprocs=1)
+    return root
+
+
+def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what the clock measured."""
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_in_every_layout_equal_one(layout: str, task: str, root: Path) -> None:
+    ours = exact_rows(root / f"{layout}-2-{task}" / "whole-0")
+    one = exact_rows(root / f"fsdp2-1-{task}" / "whole-0")
+    assert [row["stage"] for row in ours] == [row["stage"] for row in one] and len(one) == 9
+    for row, expected in zip(ours, one, strict=True):
+        assert row.pop("stage") == expected["stage"]
+        numbers = {key: value for key, value in expected.items() if key != "stage"}
+        assert row == pytest.approx(numbers, abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("layout", [*(f"{name}-2" for name in LAYOUTS), "fsdp2-1"])
+def test_a_stopped_run_goes_on_to_the_same_numbers(layout: str, task: str, root: Path) -> None:
+    folder = root / f"{layout}-{task}"
+    assert "trainer/resumed" in (folder / "stopped" / "events.jsonl").read_text()
+    assert exact_rows(folder / "stopped") == exact_rows(folder / "whole-0")
+
+
+def test_hugging_face_reads_the_reward_model_and_agrees_with_it(root: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = root / "fsdp2-2-rm" / "whole-0"
+    model, loaded = AutoModelForSequenceClassification.from_pretrained(folder / "export", output_loading_info=True)
+    assert type(model).__name__ == "Qwen3ForSequenceClassification"
+    assert not loaded["missing_keys"] and not loaded["unexpected_keys"] and model.config.num_labels == 1
+    tokenizer = AutoTokenizer.from_pretrained(folder / "export")
+    rows = build_objective(load_config([*TASKS["rm"], *SMALL]), str(folder / "model")).held_out
+    texts = [tokenizer.decode(sequence.token_ids) for example in rows for sequence in example.sequences]
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    scores = model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.view(-1, 2)
+    evaluations = [row for row in exact_rows(folder) if row["stage"] == "eval"]
+    best = min(evaluations, key=lambda row: row["eval/loss"])
+    assert float(scores[:, 0].mean()) == pytest.approx(best["eval/chosen_score"], abs=1e-4)
+    assert float(scores[:, 1].mean()) == pytest.approx(best["eval/rejected_score"], abs=1e-4)
+
+
+def test_a_killed_rank_loses_nothing(root: Path, tmp_path: Path) -> None:
+    """torchrun with two ranks, one of them killed in the middle, then again: the numbers of an undisturbed run."""
+    run, _ = make_run(tmp_path / "killed", *TASKS["dpo-cached"])
+    first = start_torchrun(run)
+    wait_for_row(first, run, 3)
+    ranks = children_of(first.pid)
+    os.kill(ranks[0], signal.SIGKILL)
+    assert first.wait(timeout=120) != 0
+    assert start_torchrun(run).wait(timeout=300) == 0
+    assert exact_rows(run.path) == exact_rows(root / "fsdp2-2-dpo-cached" / "whole-0")
+    assert read_json(run.attempt(1).outcome)["outcome"] == "finished"
+
+
+def start_torchrun(run: RunDir) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    argv += ["-m", "slurm_rl.train.supervised.main", str(run.path)]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def wait_for_row(process: subprocess.Popen[bytes], run: RunDir, count: int) -> None:
+    deadline = time.monotonic() + 300
+    while not (run.metrics.is_file() and run.metrics.read_bytes().count(b"\n") >= count):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_early_stop_exports_the_best(tmp_path: Path) -> None:
+    """A rate at which every step makes it worse: two evaluations later the run ends, and gives the start back."""
+    words = ["eval.every=1", "supervised.patience=2", "optim.lr=5", "optim.warmup_steps=0"]
+    run, config = make_run(tmp_path / "run", TASKS["dpo-cached"][0], *words)
+    Place().join(timeout_s=60)
+    try:
+        train(run, config, Place(), StopFlag())
+    finally:
+        torch.distributed.destroy_process_group()
+    assert [row["step"] for row in exact_rows(run.path) if row["stage"] == "eval"] == [0, 1, 2]
+    from safetensors.torch import load_file
+
+    start, end = (load_file(folder / "model.safetensors") for folder in (run.model, run.export))
+    assert all(torch.equal(start[name], end[name]) for name in end)
+
+
+GOOD = {"prompt": "1+1=", "answer": "2", "chosen": "2", "rejected": "3"}
+
+
+@pytest.mark.parametrize(
+    ("task", "row", "words", "names"),
+    [
+        ("dpo-cached", {"prompt": "1+1=", "chosen": "2"}, [], [":17", "'rejected'"]),
+        ("rm", {"prompt": "1+1=", "rejected": "2"}, [], [":17", "'chosen'"]),
+        ("rm", {"prompt": "1+1=", "chosen": "2", "rejected": "2"}, [], [":17", "must differ"]),
+        ("sft", {"messages": [{"role": "assistant", "content": ""}]}, [], [":17", "must say something"]),
+        ("sft", {"prompt": "1+1=", "answer": "two"}, [], ["row 16", "'t'"]),
+        ("sft", {"prompt": "1+1=", "answer": "2" * 20}, [], ["row 16", "25 tokens", "supervised.overlong"]),
+        ("sft", GOOD, ["supervised.batch_size=40"], ["17 rows < 40", "supervised.batch_size"]),
+        ("dpo-cached", GOOD, ["supervised.max_tokens=60", "model.tiny.context_length=64"], []),
+    ],
+)
+def test_bad_input_ends_with_status_2_and_names_the_row(
+    task: str, row: Any, words: list[str], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(one) + "\n" for one in [*[GOOD] * 16, row]))
+    run, _ = make_run(
+        tmp_path / "run", TASKS[task][0], f"data.train={data}", "data.num_eval=0", "supervised.max_steps=1", *words
+    )
+    status = run_to_outcome(run, run.attempt(1), lambda run, attempt: run_training(run, attempt, Place()))
+    error = capsys.readouterr().err
+    assert status == (2 if names else 0), error
+    assert all(name in error for name in names), error
+    assert "Traceback" not in error
+    assert read_json(run.attempt(1).outcome)["exit_code"] == status

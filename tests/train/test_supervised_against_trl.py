@@ -1,0 +1,225 @@
+"""TRL as the oracle: its SFT, reward and DPO trainers and ours, from the same rows and weights to loss and gradient.
+
+Nothing of TRL is replaced: it renders, tokenizes, pads and computes its loss; we do so in packed rows. What stands
+where:
+
+    TRL SFT   assistant_only_loss with the template's own marks      sft.train_on=assistant; all without
+    TRL DPO   loss_type sigmoid, ipo                                 dpo.loss
+              ["sigmoid", "sft"] with loss_weights                   dpo.chosen_nll
+              reference logprobs of 0                                dpo.reference=none
+              (since 1.16 TRL has no cDPO: it is the mean of the losses of pairs and of swapped pairs)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slurm_rl.config.data import DataConfig
+from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.supervised import DPOConfig, SFTConfig, SupervisedConfig
+from slurm_rl.config.train import PolicyConfig
+from slurm_rl.train.engine.model import load_tokenizer
+from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.engine.tiny import build_tiny_model
+from slurm_rl.train.supervised.place import Place
+from slurm_rl.train.supervised.reference import add_cached_logprobs, load_live_reference
+from slurm_rl.train.supervised.session import build_engine, build_objective
+from slurm_rl.train.supervised.types import Example, micro_batches_of
+
+trl = pytest.importorskip("trl")
+datasets = pytest.importorskip("datasets")
+
+TINY = TinyModelConfig(
+    characters="".join(map(chr, range(32, 127))),
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    context_length=128,
+)
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}<eos>"
+    "{% endgeneration %}{% else %}{{ m.content }} {% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+CHATS = [
+    [("user", "3+4"), ("assistant", "7"), ("user", "1+1"), ("assistant", "2 or 2")],
+    [("user", "30+41"), ("assistant", "71")],
+    [("user", "a"), ("assistant", "tion ration"), ("user", "e"), ("assistant", "1"), ("user", "i"), ("assistant", "3")],
+]
+PAIRS = [
+    {"prompt": "3+4=", "chosen": "7", "rejected": "80"},
+    {"prompt": "30+41=", "chosen": "71 or 71", "rejected": "1"},
+    {"prompt": "9+9=", "chosen": "18", "rejected": "99999"},
+    {"prompt": "1+1=", "chosen": "2 e 2", "rejected": "3 e"},
+]
+Prepare = Callable[[list[Example], PolicyEngine], list[Example]]
+MARGINS = [0.0, 1.5, 0.25, 3.0]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The policy in `model`, another one in `reference`; both with large weights, so that all tokens differ."""
+    root = tmp_path_factory.mktemp("oracle")
+    for seed, name in enumerate(("model", "reference")):
+        build_tiny_model(TINY, seed=seed, folder=root / name)
+        tokenizer = load_tokenizer(root / name)
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(root / name)
+    return root
+
+
+def make_config(folder: Path, rows: list[dict[str, Any]], task: str, **sections: Any) -> RunConfig:
+    data = folder / f"{task}.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    fields = {"train": str(data), "num_eval": 0, "chat_template": task == "sft", **sections.pop("data", {})}
+    return RunConfig(
+        task=task,
+        model=ModelConfig(path=str(folder / "model")),
+        data=DataConfig(**fields),
+        supervised=SupervisedConfig(batch_size=len(rows), max_tokens=128),
+        policy=PolicyConfig(num_threads=1),
+        **sections,
+    )
+
+
+def train_once(config: RunConfig, prepare: Prepare) -> dict[str, float]:
+    """One step of ours over all rows, in micro-batches of two examples."""
+    model_path = str(config.model.path)
+    objective = build_objective(config, model_path)
+    engine = build_engine(config, model_path, objective, Place())
+    examples = prepare(objective.train, engine)
+    share = [list(range(len(examples)))[n : n + 2] for n in range(0, len(examples), 2)]
+    return engine.train(micro_batches_of(examples, share), objective.build_loss(examples), 1e-4)
+
+
+def as_they_are(examples: list[Example], _: PolicyEngine) -> list[Example]:
+    return examples
+
+
+def settings(path: Path, size: int, **fields: Any) -> dict[str, Any]:
+    common = {"output_dir": str(path), "report_to": [], "use_cpu": True, "bf16": False, "max_length": 128}
+    return {**common, "per_device_train_batch_size": size, "gradient_checkpointing": False, **fields}
+
+
+def their_step(trainer: Any, inputs: dict[str, Any] | None = None) -> tuple[float, float]:
+    """Loss and gradient norm of TRL's own batch."""
+    inputs = next(iter(trainer.get_train_dataloader())) if inputs is None else inputs
+    trainer.model.zero_grad()
+    trainer.model.train()
+    loss = trainer.compute_loss(trainer.model, dict(inputs))
+    loss.backward()
+    norms = [p.grad.norm() for p in trainer.model.parameters() if p.grad is not None]
+    return float(loss), float(torch.stack(norms).norm())
+
+
+def load(folder: Path, name: str = "model") -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder / name, dtype=torch.float32)
+
+
+def agree(ours: dict[str, float], theirs: tuple[float, float]) -> None:
+    assert (ours["loss"], ours["grad_norm"]) == pytest.approx(theirs, abs=1e-4, rel=1e-4)
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+def test_sft(train_on: Any, folder: Path, tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": role, "content": content} for role, content in chat]} for chat in CHATS]
+    trainer = trl.SFTTrainer(
+        model=load(folder),
+        args=trl.SFTConfig(**settings(tmp_path, len(rows), assistant_only_loss=train_on == "assistant")),
+        processing_class=load_tokenizer(folder / "model"),
+        train_dataset=datasets.Dataset.from_list(rows),
+    )
+    ours = train_once(make_config(folder, rows, "sft", sft=SFTConfig(train_on=train_on)), as_they_are)
+    agree(ours, their_step(trainer))
+
+
+@pytest.mark.parametrize("margins", [None, MARGINS])
+def test_reward_model(margins: list[float] | None, folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    rows: list[dict[str, Any]] = [dict(pair) for pair in PAIRS]
+    for row, margin in zip(rows, margins or [], strict=False):
+        row["margin"] = margin
+    config = make_config(folder, rows, "rm", data={"margin_key": "margin" if margins else None})
+    build_engine(config, str(config.model.path), build_objective(config, str(config.model.path)), Place()).export(
+        tmp_path / "scorer"
+    )
+    whole = [
+        {**row, "chosen": row["prompt"] + row["chosen"], "rejected": row["prompt"] + row["rejected"]} for row in rows
+    ]
+    trainer = trl.RewardTrainer(
+        model=AutoModelForSequenceClassification.from_pretrained(tmp_path / "scorer", dtype=torch.float32),
+        args=trl.RewardConfig(**settings(tmp_path, len(rows))),
+        processing_class=load_tokenizer(folder / "model"),
+        train_dataset=datasets.Dataset.from_list([{k: v for k, v in row.items() if k != "prompt"} for row in whole]),
+    )
+    agree(train_once(config, as_they_are), their_step(trainer))
+
+
+VARIANTS: dict[str, tuple[DPOConfig, dict[str, Any]]] = {
+    "sigmoid": (DPOConfig(beta=0.3), {"loss_type": ["sigmoid"], "beta": 0.3}),
+    "ipo": (DPOConfig(loss="ipo", beta=0.2), {"loss_type": ["ipo"], "beta": 0.2}),
+    "chosen-nll": (
+        DPOConfig(beta=0.3, chosen_nll=0.7),
+        {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, 0.7], "beta": 0.3},
+    ),
+    "live": (DPOConfig(beta=0.3, reference="live"), {"loss_type": ["sigmoid"], "beta": 0.3}),
+    "reference-free": (DPOConfig(beta=0.3, reference="none"), {"loss_type": ["sigmoid"], "beta": 0.3}),
+    "smoothed": (DPOConfig(beta=0.3, label_smoothing=0.2), {"loss_type": ["sigmoid"], "beta": 0.3}),
+}
+
+
+def reference_of(
+    config: RunConfig, folder: Path, cache: Path
+) -> Callable[[list[Example], PolicyEngine], list[Example]]:
+    """Puts the other model in the place of the reference, in the way the config asks for."""
+    path = str(folder / "reference")
+
+    def cached(examples: list[Example], _: PolicyEngine) -> list[Example]:
+        other = PolicyEngine(path, ModelConfig(path=path), config.policy, config.optim, temperature=1.0)
+        return add_cached_logprobs(examples, other, 64, cache)
+
+    def live(examples: list[Example], engine: PolicyEngine) -> list[Example]:
+        add = load_live_reference(config, path, engine)
+        return [Example(tuple(add([list(example.sequences)])[0])) for example in examples]
+
+    return {"cached": cached, "live": live, "none": as_they_are}[config.dpo.reference]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_dpo(name: str, folder: Path, tmp_path: Path) -> None:
+    dpo, theirs = VARIANTS[name]
+    config = make_config(folder, PAIRS, "dpo", dpo=dpo)
+    ours = train_once(config, reference_of(config, folder, tmp_path / "cache"))
+    trainer = trl.DPOTrainer(
+        model=load(folder),
+        ref_model=load(folder, "reference"),
+        args=trl.DPOConfig(**settings(tmp_path, len(PAIRS), **theirs)),
+        processing_class=load_tokenizer(folder / "model"),
+        train_dataset=datasets.Dataset.from_list(PAIRS),
+    )
+    inputs = next(iter(trainer.get_train_dataloader()))
+    if dpo.reference == "none":
+        trainer.precompute_ref_logps = True
+        inputs |= {name: torch.zeros(len(PAIRS)) for name in ("ref_chosen_logps", "ref_rejected_logps")}
+    if not dpo.label_smoothing:
+        agree(ours, their_step(trainer, inputs))
+        return
+    swapped = {name: torch.cat(value.chunk(2)[::-1]) for name, value in inputs.items()}
+    trainer.model.zero_grad()
+    loss = 0.8 * trainer.compute_loss(trainer.model, dict(inputs)) + 0.2 * trainer.compute_loss(
+        trainer.model, dict(swapped)
+    )
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in trainer.model.parameters() if p.grad is not None]).norm()
+    agree(ours, (float(loss), float(norm)))
