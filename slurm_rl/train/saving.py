@@ -67,7 +67,7 @@ class StepSaver:
             return
         files = write(self.begin(step)) or ()
         self.saved_step = step
-        self._pending = self._thread.submit(self._finish_with, files, step, dict(meta), frozenset(spare))
+        self._pending = self._thread.submit(self.finish, step, dict(meta), frozenset(spare), files)
         if not self.background:
             self.wait()
 
@@ -76,17 +76,14 @@ class StepSaver:
         self.started = time.perf_counter()
         return self.store.begin(step)
 
-    def finish(self, step: int, meta: dict[str, Any], spare: Collection[int] = ()) -> None:
-        """Make it the newest, now that everything is in it."""
+    def finish(self, step: int, meta: dict[str, Any], spare: Collection[int] = (), files: Sequence[Path] = ()) -> None:
+        """Make it the newest, once the files that others write are there too."""
+        wait_for_files(files, self.timeout_s, self._given_up)
         self.store.commit(step, meta)
         self.saved_step = step
         self.store.prune(self.keep, spare=spare)
         seconds = round(time.perf_counter() - self.started, 3)
         append_event(self.run_dir, "checkpoint/saved", step=step, seconds=seconds)
-
-    def _finish_with(self, files: Sequence[Path], step: int, meta: dict[str, Any], spare: Collection[int]) -> None:
-        wait_for_files(files, self.timeout_s, self._given_up)
-        self.finish(step, meta, spare)
 
     def check(self) -> None:
         """Raise what went wrong in the background, if anything did by now."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import CheckpointError
@@ -44,6 +44,8 @@ def convert_checkpoint(policy: Path, model_path: str, model: ModelConfig, out: P
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=model.trust_remote_code)
     dtype = getattr(torch, model.dtype)
     config.dtype = dtype
+    if "score.weight" in read_json(policy / "layout.json")["parameters"]:
+        _make_reward_model(config, model_path, model)
     wanted, adapted = _expected_shapes(config, model), model.lora is not None
     with written_beside(out) as beside:
         count = 0
@@ -103,8 +105,22 @@ def read_parameters(policy: Path) -> Iterator[tuple[str, Tensor]]:
 def _expected_shapes(config: Any, model: ModelConfig) -> dict[str, torch.Size]:
     """Shapes by name of each parameter, under the first of its names."""
     with torch.device("meta"):
-        module = model_class(config).from_config(config, trust_remote_code=model.trust_remote_code)
+        module = _class_of(config).from_config(config, trust_remote_code=model.trust_remote_code)
     return {name: parameter.shape for name, parameter in module.named_parameters()}
+
+
+def _make_reward_model(config: Any, model_path: str, model: ModelConfig) -> None:
+    """Say in the config of a language model what a reward model made of it says."""
+    config.num_labels = 1
+    if config.pad_token_id is None:
+        config.pad_token_id = load_tokenizer(model_path, trust_remote_code=model.trust_remote_code).pad_token_id
+    with torch.device("meta"):
+        config.architectures = [type(AutoModelForSequenceClassification.from_config(config)).__name__]
+
+
+def _class_of(config: Any) -> Any:
+    is_scorer = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    return AutoModelForSequenceClassification if is_scorer else model_class(config)
 
 
 class _ShardWriter:

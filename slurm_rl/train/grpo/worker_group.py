@@ -25,7 +25,7 @@ class WorkerGroup:
         self.micro_batch_tokens, self.timeout_s = micro_batch_tokens, timeout_s
 
     def save(self, folder: Path, *, background: bool) -> list[Path]:
-        """Save the model; the files that workers are still writing, from copies, when this returns."""
+        """Save the model; the files that workers are still writing, from a copy, when this returns."""
         pending = self.call(f"saving the {self.name}", lambda _, it: it.save.remote(folder, background))
         return [path for paths in pending for path in paths]
 
