@@ -54,9 +54,8 @@ def _check_pad_token(folder: Path) -> None:
 def _check_data(config: RunConfig) -> None:
     # Reading rows needs no torch; the same functions load them in the trainer.
     from slurm_rl.train.data.answers import load_answers, load_pairs, require_one_batch
-    from slurm_rl.train.data.images import check_sources
+    from slurm_rl.train.data.images import check_sources, list_images
     from slurm_rl.train.data.load import load_data
-    from slurm_rl.train.data.placeholders import list_images
 
     try:
         if config.task != "grpo":
