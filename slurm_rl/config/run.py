@@ -110,7 +110,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _supervised_training_reads_text(self) -> RunConfig:
-        if self.task != "grpo" and self.data.image_key is not None:
+        if self.task in ("sft", "rm", "dpo") and self.data.image_key is not None:
             raise ValueError(
                 f"data.image_key is for task=grpo; got {self.data.image_key!r} with task={self.task!r}. "
                 "Next: data.image_key=null"
