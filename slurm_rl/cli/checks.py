@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from slurm_rl.cli.lora_check import check_lora_targets
 from slurm_rl.cli.model_shape import sees_images
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
@@ -19,6 +20,8 @@ def check_inputs(config: RunConfig) -> None:
     Raises:
         ConfigError, DataError: naming the field, the file and the line.
     """
+    if config.external is not None:  # its program checks its own
+        return
     _check_model(config)
     _check_data(config)
     check_reward(config.reward)
@@ -37,6 +40,7 @@ def _check_model(config: RunConfig) -> None:
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
     if config.model.path:
         _check_pad_token(Path(config.model.path))
+    check_lora_targets(config.model)
 
 
 def _check_pad_token(folder: Path) -> None:
@@ -52,9 +56,8 @@ def _check_pad_token(folder: Path) -> None:
 def _check_data(config: RunConfig) -> None:
     # Reading rows needs no torch; the same functions load them in the trainer.
     from slurm_rl.train.data.answers import load_answers, load_pairs, require_one_batch
-    from slurm_rl.train.data.images import check_sources
+    from slurm_rl.train.data.images import check_sources, list_images
     from slurm_rl.train.data.load import load_data
-    from slurm_rl.train.data.placeholders import list_images
 
     try:
         if config.task != "grpo":

@@ -12,6 +12,7 @@ from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
 from slurm_rl.config.critic import CriticConfig
 from slurm_rl.config.data import DataConfig
+from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.job import JobConfig
 from slurm_rl.config.logging import LoggingConfig
 from slurm_rl.config.model import ModelConfig
@@ -39,8 +40,8 @@ class RunConfig(Section):
     """Where this run lives; null makes <cluster.run_root>/<name>-<time>."""
     seed: NonNegativeInt = 0
     """Seeds weights, data order and sampling."""
-    task: Literal["grpo", "sft", "rm", "dpo"] = "grpo"
-    """What is trained: GRPO, or supervised fine-tuning, a reward model, DPO under torchrun."""
+    task: Literal["grpo", "sft", "rm", "dpo", "openrlhf", "verl", "maxtext", "command"] = "grpo"
+    """What is trained: GRPO, or supervised fine-tuning, a reward model, DPO under torchrun; or another program."""
     cluster: ClusterConfig = ClusterConfig()
     """Machines."""
     container: ContainerConfig = ContainerConfig()
@@ -83,10 +84,14 @@ class RunConfig(Section):
     """Saving."""
     logging: LoggingConfig = LoggingConfig()
     """Reporting."""
+    external: ExternalConfig | None = None
+    """Of the tasks openrlhf, verl, maxtext and command: the program that runs in place of ours."""
 
     @model_validator(mode="after")
     def _sequences_fit_the_context(self) -> RunConfig:
         tiny, name = self.model.tiny or self.model.tiny_vl, "tiny" if self.model.tiny else "tiny_vl"
+        if self.external is not None:
+            return self  # its program checks its own
         if self.task != "grpo":
             if tiny is not None and self.supervised.max_tokens > tiny.context_length:
                 raise ValueError(
@@ -100,6 +105,15 @@ class RunConfig(Section):
                 f"data.max_prompt_tokens + rollout.max_tokens must be <= model.{name}.context_length; got "
                 f"{self.data.max_prompt_tokens} + {self.rollout.max_tokens} > {tiny.context_length}. "
                 "Next: shorten either, or raise the context"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _supervised_training_reads_text(self) -> RunConfig:
+        if self.task != "grpo" and self.data.image_key is not None:
+            raise ValueError(
+                f"data.image_key is for task=grpo; got {self.data.image_key!r} with task={self.task!r}. "
+                "Next: data.image_key=null"
             )
         return self
 
@@ -176,12 +190,43 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _an_external_task_has_its_program(self) -> RunConfig:
+        wanted = None if self.task in ("grpo", "sft", "rm", "dpo") else self.task
+        found = None if self.external is None else self.external.program
+        if wanted != found:
+            raise ValueError(
+                f"task and external.program must agree; got task={self.task} and external.program={found}. "
+                f"Next: task={found or 'grpo'}" + (f", or +external.program={wanted}" if wanted else "")
+            )
+        return self
+
+    @model_validator(mode="after")
     def _accelerator_matches_gpus(self) -> RunConfig:
         cluster = self.cluster
         if (cluster.accelerator == "cpu") != (cluster.gpus_per_node == 0):
             raise ValueError(
                 "cluster.gpus_per_node must be 0 on accelerator 'cpu' and above 0 elsewhere; "
                 f"got {cluster.gpus_per_node} on {cluster.accelerator!r}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _transfer_fits_the_machines(self) -> RunConfig:
+        transfer = self.rollout.weight_transfer
+        if transfer in ("nccl", "ipc") and self.cluster.accelerator == "cpu":
+            raise ValueError(
+                f"rollout.weight_transfer={transfer} needs GPUs; got accelerator 'cpu'. "
+                "Next: rollout.weight_transfer=auto"
+            )
+        if transfer == "gloo" and self.cluster.accelerator != "cpu":
+            raise ValueError(
+                "rollout.weight_transfer=gloo is for accelerator 'cpu'; "
+                f"got {self.cluster.accelerator!r}. Next: rollout.weight_transfer=auto"
+            )
+        if self.rollout.transfers_directly and self.model.lora is not None:
+            raise ValueError(
+                "rollout.weight_transfer must be auto with model.lora, whose adapters are small and travel alone; "
+                f"got {transfer}. Next: rollout.weight_transfer=auto"
             )
         return self
 

@@ -19,6 +19,9 @@ class PolicyConfig(Section):
     """How parameters, gradients and optimizer state are sharded."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 2
     """DeepSpeed ZeRO stage; fsdp2 always shards everything."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """What waits in host memory between its uses: the optimizer's state, or parameters and gradients, too.
+    Less GPU memory, slower steps."""
     micro_batch_tokens: PositiveInt | None = None
     """Token budget of one packed micro-batch on one worker; null: the most that fits the GPU, 8192 where unknown."""
     logprob_chunk_tokens: PositiveInt | None = None
@@ -28,6 +31,16 @@ class PolicyConfig(Section):
     """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
     node_feature: str | None = None
     """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
+
+    @model_validator(mode="after")
+    def _stage_can_offload(self) -> PolicyConfig:
+        least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
+        if self.backend == "deepspeed" and self.zero_stage < least:
+            raise ValueError(
+                f"policy.offload={self.offload} needs policy.zero_stage >= {least} with deepspeed; "
+                f"got zero_stage={self.zero_stage}. Next: policy.zero_stage={least}, or policy.backend=fsdp2"
+            )
+        return self
 
 
 class ReferenceConfig(Section):
@@ -47,7 +60,7 @@ class RolloutConfig(Section):
     tensor_parallel_size: PositiveInt | None = None
     """GPUs of one engine; null: the fewest that hold the model, 1 where its size or the GPU's is unknown."""
     colocate: bool = False
-    """Engines share the policy workers' GPUs; lower gpu_memory_utilization to leave room for training."""
+    """Engines share the policy workers' GPUs: they sleep while it trains, and wake up for new weights."""
     node_feature: str | None = None
     """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
     max_staleness: NonNegativeInt = 0
@@ -56,6 +69,9 @@ class RolloutConfig(Section):
     """Engines begin the next batch before the last completion of this one has ended, and completions under way go on
     with new weights as soon as these come. Faster where lengths differ; not repeatable, since time decides
     which weights sample a token. Needs max_staleness >= 1; see algorithm.correction."""
+    weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"
+    """How new weights reach the engines: ray, through host memory and Ray's object store; or straight from the
+    policy's memory: gloo on CPU, nccl to engines with GPUs of their own, ipc to colocated ones. auto is ray."""
     max_tokens: PositiveInt = 1024
     """Longest completion."""
     temperature: PositiveFloat = 1.0
@@ -78,6 +94,35 @@ class RolloutConfig(Section):
     """Write every prompt, completion, logprob and reward of training to <run>/rollouts."""
     replay: str | None = None
     """Train on the rollouts that another run dumped, in place of sampling; for debugging."""
+
+    @property
+    def transfers_directly(self) -> bool:
+        return self.weight_transfer not in ("auto", "ray")
+
+    @model_validator(mode="after")
+    def _transfer_fits_the_placement(self) -> RolloutConfig:
+        wrong = {"nccl": self.colocate, "ipc": not self.colocate}.get(self.weight_transfer, False)
+        if wrong:
+            raise ValueError(
+                "rollout.weight_transfer=nccl needs engines with GPUs of their own, and ipc needs colocated ones; "
+                f"got {self.weight_transfer} with colocate={self.colocate}. Next: rollout.weight_transfer=auto"
+            )
+        if self.transfers_directly and self.max_staleness > 0:
+            raise ValueError(
+                "rollout.weight_transfer must be ray with rollout.max_staleness above 0, or the policy would wait for "
+                f"engines that are sampling; got {self.weight_transfer} and {self.max_staleness}. "
+                "Next: rollout.weight_transfer=ray"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shared_gpus_take_turns(self) -> RolloutConfig:
+        if self.colocate and self.max_staleness > 0:
+            raise ValueError(
+                "rollout.max_staleness must be 0 with rollout.colocate, since engines sleep while the policy trains; "
+                f"got {self.max_staleness}. Next: rollout.max_staleness=0, or rollout.colocate=false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _continuous_runs_ahead(self) -> RolloutConfig:
@@ -174,6 +219,9 @@ class CheckpointConfig(Section):
 
     every: PositiveInt = 10
     """Save every so many steps, and always at the end and on a stop signal."""
+    background: bool = True
+    """Copy the state to host memory, then write, hash and rename it while training goes on; false waits.
+    DeepSpeed writes in the foreground; hashing is in the background with it, too."""
     keep: PositiveInt = 2
     """Verified checkpoints kept; older ones go only after a newer one verifies."""
     keep_best: bool = True

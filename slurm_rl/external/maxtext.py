@@ -49,7 +49,7 @@ def build_argv(config: ExternalConfig, run: ExternalRun) -> tuple[str, ...]:
     """Return the command line. Raises ConfigError for what MaxText cannot do."""
     section = "rl." if config.flags == "dotted" else ""
     names = _NAMES | {ours: section + theirs for ours, theirs in _RL_NAMES.items()}
-    settings: Settings = {"run_name": run.name, "base_output_directory": run.output}
+    settings: Settings = {"run_name": run.name, "base_output_directory": run.checkpoints}
     settings |= map_fields(config, names, ("max_response_tokens", "advantage", "policy_loss"))
     if config.advantage not in (None, "grpo"):
         raise unknown_choice("advantage", config.advantage, config, ["grpo"])

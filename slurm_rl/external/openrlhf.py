@@ -93,8 +93,21 @@ def build_argv(config: ExternalConfig, run: ExternalRun) -> tuple[str, ...]:
     style = 0 if config.flags == "dotted" else 1
     settings = _sampling(config, run, style) if config.method == "ppo" else _supervised(config, style)
     settings |= _saving(config, run, style)
-    start = config.start or ("python3", "-m", MODULES[config.method])
+    start = config.start or _start(config, run)
     return (*start, *render_flags(merge(config, settings)), *config.argv)
+
+
+def _start(config: ExternalConfig, run: ExternalRun) -> tuple[str, ...]:
+    module = MODULES[config.method]
+    if config.method == "ppo":
+        return ("python3", "-m", module)
+    if run.nodes > 1:
+        raise ConfigError(
+            f"cluster.num_nodes must be 1 for OpenRLHF's {config.method}, whose torchrun is started on the head node",
+            seen=run.nodes,
+            action=f"set cluster.num_nodes=1, or take task={config.method} of this package, which spans nodes",
+        )
+    return ("torchrun", "--standalone", f"--nproc-per-node={run.gpus_per_node}", "-m", module)
 
 
 def _sampling(config: ExternalConfig, run: ExternalRun, style: int) -> Settings:

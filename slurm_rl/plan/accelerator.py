@@ -45,6 +45,7 @@ _GPU = [
     EnvVar("NCCL_DEBUG", "WARN", "errors with their cause, nothing else"),
     EnvVar("TOKENIZERS_PARALLELISM", "false", "tokenizer threads and fork do not go together"),
     EnvVar("VLLM_WORKER_MULTIPROC_METHOD", "spawn", "a forked child cannot use a GPU that its parent has opened"),
+    EnvVar("VLLM_ENABLE_V1_MULTIPROCESSING", "0", "the engine lives in its actor's process and ends with it"),
     EnvVar("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0", "actors with num_gpus=0 keep seeing GPUs, in every Ray version"),
 ]
 _NVIDIA = [

@@ -15,7 +15,14 @@ from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, 
 from slurm_rl.plan.expected import expected_versions
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
-from slurm_rl.plan.task import TORCHRUN_TASKS, TorchrunPlan, build_driver_argv, read_torchrun
+from slurm_rl.plan.task import (
+    TORCHRUN_TASKS,
+    ExternalPlan,
+    TorchrunPlan,
+    build_driver_argv,
+    read_external,
+    read_torchrun,
+)
 from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, place_ranks
 
 if TYPE_CHECKING:
@@ -99,6 +106,8 @@ class JobPlan:
     """Slurm feature of each node, by rank; empty where all are alike."""
     torchrun: TorchrunPlan | None = None
     """Set for tasks whose ranks torchrun starts; None: a Ray cluster, and the driver on its head node."""
+    external: ExternalPlan | None = None
+    """Set for tasks that run somebody else's trainer."""
     expected: dict[str, str] = field(default_factory=dict)
     """What must be where the trainer runs; see plan/expected.py."""
 
@@ -127,6 +136,7 @@ class JobPlan:
                 "ray": RayPlan(**tree["ray"]),
                 "limits": LimitsPlan(**tree["limits"]),
                 "torchrun": read_torchrun(tree.get("torchrun")),
+                "external": read_external(tree.get("external")),
             }
         )
 
@@ -145,12 +155,14 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     cluster = config.cluster
     local = cluster.launcher == "local"
     cpus = cluster.cpus_per_node or (facts.num_cpus if local else None)
-    # The host's environment is not in the image.
-    check_context(config, facts.model_shape)
+    # What an external program places, and with which model, is its own affair.
+    shape = None if config.external else facts.model_shape
+    check_context(config, shape)
     under_torchrun = config.task in TORCHRUN_TASKS
-    tensor_parallel_size = 1 if under_torchrun else choose_tensor_parallel_size(config, facts.model_shape)
+    tensor_parallel_size = 1 if under_torchrun else choose_tensor_parallel_size(config, shape)
     demand = _demand(config, cpus, tensor_parallel_size)
-    actors = place_ranks(demand) if under_torchrun else build_placement(demand)
+    actors = () if config.external else place_ranks(demand) if under_torchrun else build_placement(demand)
+    # The host's environment is not in the image.
     python = cluster.python or ("python3" if config.container.image else facts.python)
     variables = merge_env(_environment(config, run_dir), cluster.env)
     plan = JobPlan(
@@ -172,7 +184,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         secret_names=SECRET_NAMES,
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
-        layout=build_layout(config, facts.model_shape, actors, tensor_parallel_size),
+        layout=build_layout(config, shape, actors, tensor_parallel_size),
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard),
         limits=LimitsPlan(
             config.job.time_limit_min,
@@ -185,7 +197,10 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         num_spare_nodes=0 if local else config.job.num_spare_nodes,
         node_features=_node_features(config),
         torchrun=_torchrun(actors) if under_torchrun else None,
-        expected=expected_versions(cluster.accelerator, config.task, config.model.attention),
+        external=_external(config, run_dir),
+        expected={"ray": ""}
+        if config.external
+        else expected_versions(cluster.accelerator, config.task, config.model.attention),
     )
     if local:
         return plan
@@ -207,7 +222,27 @@ def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
     ]
     if config.task in TORCHRUN_TASKS:
         return [item for item in table if not item.name.startswith(("RAY_", "VLLM_"))]
+    if config.external is not None:
+        # Other trainers count on Ray to show each actor its own GPUs, and no others.
+        return [item for item in table if not item.name.startswith("RAY_EXPERIMENTAL_NOSET_")]
     return table
+
+
+def _external(config: RunConfig, run_dir: str) -> ExternalPlan | None:
+    if config.external is None:
+        return None
+    from slurm_rl.external.arguments import ExternalRun
+    from slurm_rl.external.build import build_external_argv
+
+    run = ExternalRun(
+        name=config.name,
+        nodes=config.cluster.num_nodes,
+        gpus_per_node=config.cluster.gpus_per_node,
+        checkpoints=f"{run_dir}/checkpoints",
+        output=f"{run_dir}/export",
+    )
+    first, later = (build_external_argv(config.external, replace(run, resume=resume)) for resume in (False, True))
+    return ExternalPlan(first, later)
 
 
 def _torchrun(actors: tuple[ActorPlan, ...]) -> TorchrunPlan:

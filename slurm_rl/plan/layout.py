@@ -133,6 +133,8 @@ def build_layout(
         f"{num_workers} workers, micro-batches of {tokens} tokens",
         action="take more nodes, "
         + ("" if config.model.gradient_checkpointing else "model.gradient_checkpointing=true, ")
+        + ("" if config.policy.offload == "all" else "policy.offload=all, ")
+        + ("" if config.model.lora is not None else "+lora=all_linear, ")
         + ("" if config.policy.zero_stage == 3 or config.policy.backend == "fsdp2" else "policy.zero_stage=3, ")
         + "a smaller policy.micro_batch_tokens or shorter sequences",
     )
@@ -158,6 +160,8 @@ def _load(config: RunConfig, num_workers: int, tokens: int) -> PolicyLoad:
         bytes_per_value=_bytes(config),
         gradient_checkpointing=config.model.gradient_checkpointing,
         micro_batch_tokens=tokens,
+        offload=config.policy.offload,
+        lora_rank=None if config.model.lora is None else config.model.lora.rank,
     )
 
 

@@ -43,6 +43,13 @@ class ModelShape:
         mlp = 3 * self.hidden_size * self.intermediate_size * self.num_experts
         return attention + mlp + 2 * self.hidden_size
 
+    def adapter_parameters(self, rank: int) -> int:
+        """Of adapters on every linear layer of every block."""
+        h, heads, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention = 2 * (h + heads) + 2 * (h + kv)
+        mlp = 3 * (h + self.intermediate_size) * self.num_experts
+        return self.num_layers * rank * (attention + mlp)
+
     @property
     def embedding_parameters(self) -> int:
         return self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
@@ -102,6 +109,10 @@ class PolicyLoad:
     """2 for bfloat16, 4 for float32."""
     gradient_checkpointing: bool
     micro_batch_tokens: int
+    offload: str = "none"
+    """`none`, `optimizer` or `all`: what waits in host memory."""
+    lora_rank: int | None = None
+    """None: all weights are trained."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +138,22 @@ def estimate_policy(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:
     Activations: Korthikanti et al. 2022 without attention scores, which neither SDPA nor flash-attention keeps.
     """
     count, size, sharded = shape.num_parameters, load.bytes_per_value, 1 / load.num_workers
+    trained = count if load.lora_rank is None else shape.adapter_parameters(load.lora_rank)
+    frozen = 0 if load.lora_rank is None else count
+    # Two blocks (or the embedding) are gathered in the model's own format.
+    gathered = max(2 * shape.layer_parameters, shape.embedding_parameters) * size
     if load.backend == "fsdp2":
-        # Float32 shards, and two blocks (or the embedding) gathered in the model's own format.
-        gathered = max(2 * shape.layer_parameters, shape.embedding_parameters) * size
-        weights, gradients, optimizer = count * 4 * sharded + gathered, count * 4 * sharded, count * 8 * sharded
+        weights = (frozen * size + trained * 4) * sharded + gathered
+        gradients, optimizer = trained * 4 * sharded, trained * 8 * sharded
     else:
         master = 4 if size == 2 else 0
-        weights = count * size * (sharded if load.zero_stage >= 3 else 1)
-        gradients = count * size * (sharded if load.zero_stage >= 2 else 1)
-        optimizer = count * (8 + master) * (sharded if load.zero_stage >= 1 else 1)
+        weights = (frozen + trained) * size * (sharded if load.zero_stage >= 3 else 1)
+        gradients = trained * size * (sharded if load.zero_stage >= 2 else 1)
+        optimizer = trained * (8 + master) * (sharded if load.zero_stage >= 1 else 1)
+    if load.offload != "none":
+        optimizer = 0.0
+    if load.offload == "all":
+        weights, gradients = gathered, 0.0
     tokens = load.micro_batch_tokens
     block = tokens * (12 * shape.hidden_size + 4 * shape.intermediate_size) * size
     kept = shape.num_layers * tokens * shape.hidden_size * size

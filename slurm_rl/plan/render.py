@@ -49,6 +49,11 @@ def _nodes_step(plan: JobPlan) -> list[str]:
 
 def _programs(plan: JobPlan) -> list[str]:
     """What the nodes run in the end: the driver, or torchrun with the program of its ranks."""
+    if plan.external is not None:
+        lines = [f"program    {shlex.join(plan.external.first)}"]
+        if plan.external.later != plan.external.first:
+            lines.append(f"resumed    {shlex.join(plan.external.later)}")
+        return [f"driver     {shlex.join(plan.driver_argv)}", *lines]
     if plan.torchrun is None:
         return [f"driver     {shlex.join(plan.driver_argv)}"]
     ranks = plan.torchrun.ranks_per_node
@@ -65,7 +70,9 @@ def _programs(plan: JobPlan) -> list[str]:
 
 
 def _layout(plan: JobPlan) -> list[str]:
-    return render_layout(plan.layout, has_engines=plan.torchrun is None) if plan.gpus_per_node else []
+    if not plan.gpus_per_node or plan.external is not None:
+        return []
+    return render_layout(plan.layout, has_engines=plan.torchrun is None)
 
 
 def _limits(plan: JobPlan) -> str:
@@ -82,4 +89,6 @@ def _place(plan: JobPlan, node: int) -> str:
     ]
     head = ("head; " if plan.torchrun else "head, driver; ") if node == 0 else ""
     feature = f" ({plan.node_features[node]})" if plan.node_features else ""
+    if plan.external is not None:
+        return f"node {node}{feature}: {'head, program; ' if node == 0 else ''}the rest is the program's affair"
     return f"node {node}{feature}: {head}{', '.join(actors) or 'nothing'}"

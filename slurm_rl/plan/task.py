@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-Task = Literal["grpo", "sft", "rm", "dpo"]
+Task = Literal["grpo", "sft", "rm", "dpo", "openrlhf", "verl", "maxtext", "command"]
 
 TORCHRUN_TASKS: frozenset[Task] = frozenset({"sft", "rm", "dpo"})
 """One program on every rank, no rollout engines, no Ray."""
+
+EXTERNAL_TASKS: frozenset[Task] = frozenset({"openrlhf", "verl", "maxtext", "command"})
+"""A program that is not ours, on the head node of the Ray cluster."""
 
 _SUPERVISED = "slurm_rl.train.supervised.main"
 
@@ -21,6 +24,16 @@ class TorchrunPlan:
     ranks_per_node: int
     num_threads: int | None
     """OMP_NUM_THREADS of each rank; None where nobody knows the cores, and torchrun then takes 1."""
+
+
+@dataclass(frozen=True)
+class ExternalPlan:
+    """Command lines of an external trainer."""
+
+    first: tuple[str, ...]
+    """Of the first attempt."""
+    later: tuple[str, ...]
+    """Of those after it, which go on from a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +49,8 @@ class Rendezvous:
 
 def build_driver_argv(task: Task, python: str, run_dir: str) -> tuple[str, ...]:
     """argv of the trainer: under Ray of its one driver, under torchrun of each rank; the agent adds `--attempt <n>`."""
+    if task in EXTERNAL_TASKS:
+        return (python, "-u", "-m", "slurm_rl.node.external", "--run-dir", run_dir)
     if task in TORCHRUN_TASKS:
         return (python, "-u", "-m", "slurm_rl.node.rank", _SUPERVISED, run_dir)
     return (python, "-u", "-m", "slurm_rl.train.grpo.main", "--run-dir", run_dir)
@@ -75,3 +90,8 @@ def read_torchrun(tree: Mapping[str, int | None] | None) -> TorchrunPlan | None:
     if tree is None:
         return None
     return TorchrunPlan(int(tree["ranks_per_node"] or 1), tree["num_threads"])
+
+
+def read_external(tree: Mapping[str, Any] | None) -> ExternalPlan | None:
+    """From plan.json."""
+    return None if tree is None else ExternalPlan(tuple(tree["first"]), tuple(tree["later"]))

@@ -20,6 +20,7 @@ PHRASES: dict[str, str] = {
     "ray/cluster_ready": "Ray cluster is complete",
     "engine/ready": "rollout engine is ready",
     "reward/sandbox": "code of completions is confined",
+    "external/started": "external trainer started",
     "trainer/started": "trainer started",
     "trainer/resumed": "trainer resumed from its checkpoint",
     "checkpoint/saved": "checkpoint saved",

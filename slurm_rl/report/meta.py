@@ -81,6 +81,8 @@ def find_model(config_text: str) -> str:
         config: Any = yaml.safe_load(config_text)
     except yaml.YAMLError:
         return "unknown"
+    if isinstance(config, dict) and config.get("external"):
+        return str(config["external"].get("model") or f"of {config['external']['program']}")
     model = config.get("model") if isinstance(config, dict) else None
     if not isinstance(model, dict):
         return "unknown"

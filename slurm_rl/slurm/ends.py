@@ -11,6 +11,8 @@ from slurm_rl.slurm.attempts import EXIT_FAILED, AttemptEnd
 
 KILLED = "its controller was killed: by a requeue, a preemption without warning, or the loss of its node"
 _MAX_CAUSES = 5
+_CHECKPOINTS = ("step-*", "global_step*", "_actor/global_step*", "*/checkpoints/*")
+"""Ours, verl's, OpenRLHF's, MaxText's."""
 
 
 def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
@@ -75,7 +77,8 @@ def read_record(attempt: AttemptDir, rank: int) -> dict[str, Any]:
 
 def newest_step(run: RunDir) -> int:
     """Newest step in the checkpoints, -1 for none, by names alone: the trainer finds out what verifies."""
-    found = [re.fullmatch(r"step-(\d+)", path.name) for path in run.checkpoints.glob("step-*")]
+    paths = [path for pattern in _CHECKPOINTS for path in run.checkpoints.glob(pattern)]
+    found = [re.fullmatch(r"(?:(?:global_)?step[-_]?)?(\d+)", path.name) for path in paths]
     return max((int(match.group(1)) for match in found if match), default=-1)
 
 

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
 from pathlib import Path
 from typing import Any, TypeVar
 
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import RunDir, append_event
+from slurm_rl.train.engine.background import wait_for_files
 from slurm_rl.train.engine.checkpoint import Checkpoint, CheckpointStore
 
 State = TypeVar("State")
 
 
 class StepSaver:
-    """The checkpoints of one run, as the one process that writes them sees them."""
+    """The checkpoints of one run, as the one process that writes them sees them.
 
-    def __init__(self, run: RunDir, keep: int) -> None:
-        self.run_dir, self.keep = run, keep
+    Args:
+        background: `save` returns when what it saves is copied; files are finished, hashed and named meanwhile.
+        timeout_s: for those files to be there.
+    """
+
+    def __init__(self, run: RunDir, keep: int, *, background: bool = False, timeout_s: float = 3600.0) -> None:
+        self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
         self.store = CheckpointStore(run.checkpoints)
         self.saved_step = -1
         self.started = 0.0
+        self._given_up = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._pending: Future[None] | None = None
 
     def newest(self) -> Checkpoint | None:
         """The newest that verifies; what was passed over is an event."""
@@ -32,29 +44,68 @@ class StepSaver:
             self.saved_step = newest.step
         return newest
 
-    def save(self, step: int, meta: dict[str, Any], write: Callable[[Path], None], spare: Collection[int] = ()) -> None:
+    def save(
+        self,
+        step: int,
+        meta: dict[str, Any],
+        write: Callable[[Path], Sequence[Path] | None],
+        spare: Collection[int] = (),
+    ) -> None:
         """Write a checkpoint of this step unless there is one; older ones go after it verifies.
 
+        In the background it has its name later than this returns: see `wait`.
+
         Args:
-            write: fills the folder it is given.
+            write: fills the folder it is given; returns files that others are still writing there, from copies.
             spare: steps whose checkpoints stay.
+
+        Raises:
+            CheckpointError: this one, or the one before it, could not be written; older ones are untouched.
         """
-        if step != self.saved_step:
-            write(self.begin(step))
-            self.finish(step, meta, spare)
+        self.wait()
+        if step == self.saved_step:
+            return
+        files = write(self.begin(step)) or ()
+        self.saved_step = step
+        self._pending = self._thread.submit(self.finish, step, dict(meta), frozenset(spare), files)
+        if not self.background:
+            self.wait()
 
     def begin(self, step: int) -> Path:
         """The empty folder of a checkpoint to be; without `finish` it never counts."""
         self.started = time.perf_counter()
         return self.store.begin(step)
 
-    def finish(self, step: int, meta: dict[str, Any], spare: Collection[int] = ()) -> None:
-        """Make it the newest, now that everything is in it."""
+    def finish(self, step: int, meta: dict[str, Any], spare: Collection[int] = (), files: Sequence[Path] = ()) -> None:
+        """Make it the newest, once the files that others write are there too."""
+        wait_for_files(files, self.timeout_s, self._given_up)
         self.store.commit(step, meta)
         self.saved_step = step
         self.store.prune(self.keep, spare=spare)
         seconds = round(time.perf_counter() - self.started, 3)
         append_event(self.run_dir, "checkpoint/saved", step=step, seconds=seconds)
+
+    def check(self) -> None:
+        """Raise what went wrong in the background, if anything did by now."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the newest checkpoint is whole on disk.
+
+        Raises:
+            CheckpointError: it could not be written; older ones are untouched.
+        """
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
+
+    def close(self, within_s: float) -> None:
+        """Give a checkpoint under way so long to end; never raises, for a run that ends anyway."""
+        if self._pending is not None:
+            wait_for_futures([self._pending], within_s)
+        self._given_up.set()
+        self._thread.shutdown(wait=False)
 
 
 def parse_state(kind: type[State], meta: dict[str, Any]) -> State:

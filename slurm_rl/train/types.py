@@ -117,6 +117,8 @@ class PackedBatch:
     """[I, 3] int64, patches of each image in time, height and width."""
     image_positions: torch.Tensor | None = None
     """[I] int64, where in the row each image's first token stands."""
+    lone_placeholders: torch.Tensor | None = None
+    """[K] int64, where in the row a placeholder stands for no image: nothing keeps a model from sampling one."""
 
     @property
     def num_sequences(self) -> int:

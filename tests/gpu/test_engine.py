@@ -39,11 +39,12 @@ def process_group() -> Iterator[None]:
     leave_process_group()
 
 
-def build_engine(folder: Path, **model: Any) -> Any:
+def build_engine(folder: Path, *, offload: Any = "none", **model: Any) -> Any:
     from slurm_rl.train.engine.policy import PolicyEngine
 
     config = ModelConfig(**{"path": str(folder), **model})
-    return PolicyEngine(folder, config, PolicyConfig(num_workers=1), OptimConfig(lr=1e-3), temperature=1.0)
+    policy = PolicyConfig(num_workers=1, offload=offload)
+    return PolicyEngine(folder, config, policy, OptimConfig(lr=1e-3), temperature=1.0)
 
 
 def build_sequences() -> list[Any]:
@@ -73,6 +74,23 @@ def test_a_bfloat16_step_on_the_gpu_raises_what_was_rewarded(folder: Path) -> No
         totals = engine.train(batch, build_policy_loss(AlgorithmConfig()), 1e-3)
         assert np.isfinite(totals["loss"]) and totals["grad_norm"] > 0
     assert np.concatenate(engine.compute_logprobs(batch)[0]).mean() > before
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "all"])
+def test_what_waits_in_host_memory_takes_the_same_steps(folder: Path, offload: str, tmp_path: Path) -> None:
+    from slurm_rl.train.grpo.loss import build_policy_loss
+
+    batch, found = [build_sequences()], []
+    for place in ("none", offload):
+        engine = build_engine(folder, dtype="float32", offload=place)
+        for _ in range(3):
+            engine.train(batch, build_policy_loss(AlgorithmConfig()), 1e-3)
+        moments = [v for state in engine.backend.optimizer.state.values() for v in state.values() if v.ndim]
+        assert {v.device.type for v in moments} == {"cuda" if place == "none" else "cpu"}
+        engine.save(tmp_path)
+        engine.load(tmp_path)
+        found.append(np.concatenate(engine.compute_logprobs(batch)[0]))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-4)
 
 
 def test_packed_sequences_do_not_see_each_other(folder: Path) -> None:

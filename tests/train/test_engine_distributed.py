@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, multiprocessing
 
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import BringUpError, CheckpointError, TrainingError
 from slurm_rl.train.engine.distributed import init_process_group, leave_process_group
@@ -32,6 +32,8 @@ SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=
 OPTIM = OptimConfig(lr=2e-3, weight_decay=0.1, max_grad_norm=0.5, eps=1e-6, warmup_steps=2, schedule="cosine")
 OTHER_OPTIM = OptimConfig(lr=1e-3, betas=(0.5, 0.8), max_grad_norm=0.2, eps=1e-6)
 NUM_STEPS, SAVED_AFTER, RESET_AFTER = 7, 3, 5
+Reference = tuple[list[dict[str, float]], PolicyEngine]
+"""Metrics of each step, and the engine after the last."""
 LAYOUTS = {"fsdp2": PolicyConfig(backend="fsdp2", num_workers=2, num_threads=1)} | {
     f"zero-{stage}": PolicyConfig(backend="deepspeed", zero_stage=stage, num_workers=2, num_threads=1)
     for stage in range(4)
@@ -39,6 +41,14 @@ LAYOUTS = {"fsdp2": PolicyConfig(backend="fsdp2", num_workers=2, num_threads=1)}
 LAYOUTS |= {
     f"{name}-chunked": LAYOUTS[name].model_copy(update={"logprob_chunk_tokens": 5}) for name in ("fsdp2", "zero-3")
 }
+OFFLOADED = {
+    "fsdp2-offload-optimizer": LAYOUTS["fsdp2"].model_copy(update={"offload": "optimizer"}),
+    "fsdp2-offload-all": LAYOUTS["fsdp2"].model_copy(update={"offload": "all"}),
+    "zero-2-offload-optimizer": LAYOUTS["zero-2"].model_copy(update={"offload": "optimizer"}),
+    "zero-3-offload-all": LAYOUTS["zero-3"].model_copy(update={"offload": "all"}),
+}
+LORA = LoraConfig(rank=4, alpha=8.0)
+ADAPTED = {f"{name}-lora": LAYOUTS[name] for name in ("fsdp2", "zero-2", "zero-3")}
 
 
 def build_sequences(step: int) -> list[TrainSequence]:
@@ -86,7 +96,37 @@ def run_worker(rank: int, port: int, root: Path) -> None:
         out = root / name
         (out / "checkpoint").mkdir(parents=True, exist_ok=True)
         run_layout(rank, policy, root / "model", out)
+    for num_saved in (1, 3, 40):
+        engine = build_engine(root / "model", LAYOUTS["fsdp2"])
+        engine.load(root / f"by-{num_saved}")
+        found = run_steps(engine, range(SAVED_AFTER, NUM_STEPS), rank, 2)
+        if rank == 0:
+            (root / f"resharded-{num_saved}.json").write_text(json.dumps(found))
+    for name, policy in (OFFLOADED | ADAPTED).items():
+        (root / name).mkdir(exist_ok=True)
+        run_short(rank, policy, root / "model", root / name, LORA if name in ADAPTED else None)
     leave_process_group()
+
+
+def run_short(rank: int, policy: PolicyConfig, model: Path, out: Path, lora: LoraConfig | None) -> None:
+    engine = build_engine(model, policy, lora=lora)
+    found: dict[str, Any] = {"metrics": run_steps(engine, range(SAVED_AFTER), rank, 2)}
+    engine.save(out)
+    if lora is not None:
+        base = engine.compute_logprobs(deal(0, rank, 2), adapters=False)
+        found["base"] = [[v.tolist() for v in part] for part in base]
+    found["metrics"] += run_steps(engine, range(SAVED_AFTER, NUM_STEPS), rank, 2)
+    state, adapters = dict(engine.full_state()), dict(engine.adapter_state())
+    resumed = build_engine(model, policy, lora=lora)
+    resumed.load(out)
+    found["resumed_metrics"] = run_steps(resumed, range(SAVED_AFTER, NUM_STEPS), rank, 2)
+    found["resumed_differs"] = [n for n, t in resumed.full_state() if not torch.equal(t, state[n])]
+    half = build_engine(model, policy, lora=lora, dtype="bfloat16")
+    found["bfloat16"] = run_steps(half, range(2), rank, 2)
+    found["bfloat16_dtypes"] = sorted({str(t.dtype) for _, t in half.full_state()})
+    if rank == 0:
+        torch.save((state, adapters), out / "state.pt")
+    (out / f"found-{rank}.json").write_text(json.dumps(found))
 
 
 def run_layout(rank: int, policy: PolicyConfig, model: Path, out: Path) -> None:
@@ -141,8 +181,33 @@ def catch(kind: type[Exception], call: Any) -> str:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("engine")
     build_tiny_model(SMALL, seed=0, folder=root / "model")
+    save_as_others(root)
     multiprocessing.spawn(run_worker, args=(free_port(), root), nprocs=2)
     return root
+
+
+def save_as_others(root: Path) -> None:
+    """The checkpoint of one worker, and the same cut as torch cuts it among 3 and 40."""
+    engine = build_engine(root / "model", PolicyConfig(num_threads=1))
+    run_steps(engine, range(SAVED_AFTER), 0, 1)
+    one = root / "by-1"
+    one.mkdir()
+    engine.save(one)
+    whole = torch.load(one / "rank-0.pt", weights_only=True)
+    for num in (3, 40):
+        (folder := root / f"by-{num}").mkdir()
+        (folder / "layout.json").write_text(json.dumps(engine.layout | {"num_workers": num}))
+        for rank in range(num):
+            torch.save(cut(whole, rank, num), folder / f"rank-{rank}.pt")
+
+
+def cut(value: Any, rank: int, num: int) -> Any:
+    if isinstance(value, dict):
+        return {key: cut(inner, rank, num) for key, inner in value.items()}
+    if value.ndim == 0:
+        return value
+    parts = value.chunk(num)
+    return parts[rank].clone() if rank < len(parts) else value[:0].clone()
 
 
 def free_port() -> int:
@@ -152,7 +217,7 @@ def free_port() -> int:
 
 
 @pytest.fixture(scope="module")
-def reference(root: Path) -> Iterator[tuple[list[dict[str, float]], PolicyEngine]]:
+def reference(root: Path) -> Iterator[Reference]:
     """One plain worker over the same sequences."""
     engine = build_engine(root / "model", PolicyConfig(num_threads=1))
     yield run_steps(engine, range(NUM_STEPS), 0, 1), engine
@@ -167,12 +232,12 @@ def found_by(layout: Path, rank: int) -> dict[str, Any]:
     return dict(json.loads((layout / f"found-{rank}.json").read_text()))
 
 
-def test_same_losses_as_one_worker(layout: Path, reference: tuple[list[dict[str, float]], PolicyEngine]) -> None:
+def test_same_losses_as_one_worker(layout: Path, reference: Reference) -> None:
     for ours, expected in zip(found_by(layout, 0)["metrics"], reference[0], strict=True):
         assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
 
 
-def test_same_weights_as_one_worker(layout: Path, reference: tuple[list[dict[str, float]], PolicyEngine]) -> None:
+def test_same_weights_as_one_worker(layout: Path, reference: Reference) -> None:
     state = torch.load(layout / "state.pt", weights_only=True)
     expected = dict(reference[1].full_state())
     assert state.keys() == expected.keys()
@@ -180,7 +245,7 @@ def test_same_weights_as_one_worker(layout: Path, reference: tuple[list[dict[str
         torch.testing.assert_close(state[name], tensor, rtol=0, atol=1e-5)
 
 
-def test_same_logprobs_as_one_worker(layout: Path, reference: tuple[list[dict[str, float]], PolicyEngine]) -> None:
+def test_same_logprobs_as_one_worker(layout: Path, reference: Reference) -> None:
     for rank in range(2):
         parts = deal(0, rank, 2)
         for ours, part in zip(found_by(layout, rank)["logprobs"], parts, strict=True):
@@ -194,7 +259,7 @@ def test_both_ranks_report_the_same_digits(layout: Path) -> None:
     assert found_by(layout, 0)["metrics"] == found_by(layout, 1)["metrics"]
 
 
-def test_rank_0_alone_gets_the_whole_state(layout: Path, reference: tuple[list[Any], PolicyEngine]) -> None:
+def test_rank_0_alone_gets_the_whole_state(layout: Path, reference: Reference) -> None:
     assert found_by(layout, 0)["state_names"] == sorted(reference[1].module.state_dict())
     assert "lm_head.weight" in found_by(layout, 0)["state_names"]
     assert found_by(layout, 1)["state_names"] == []
@@ -243,10 +308,30 @@ def test_the_export_is_the_whole_model(layout: Path) -> None:
     assert all(torch.equal(state[name], exported[name]) for name in state)
 
 
-def test_one_worker_cannot_load_the_checkpoint_of_two(root: Path) -> None:
+def test_one_worker_goes_on_where_two_stopped(root: Path, reference: Reference) -> None:
     engine = build_engine(root / "model", PolicyConfig(num_threads=1))
+    run_steps(engine, range(10, 11), 0, 1)  # what it held before must not matter
+    engine.load(root / "fsdp2" / "checkpoint")
+    for ours, expected in zip(
+        run_steps(engine, range(SAVED_AFTER, NUM_STEPS), 0, 1), reference[0][SAVED_AFTER:], strict=True
+    ):
+        assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize("num_saved", [1, 3, 40])
+def test_two_workers_go_on_where_others_stopped(num_saved: int, root: Path, reference: Reference) -> None:
+    """Of 40 workers most hold nothing of a tensor with 14 rows."""
+    found = json.loads((root / f"resharded-{num_saved}.json").read_text())
+    for ours, expected in zip(found, reference[0][SAVED_AFTER:], strict=True):
+        assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
+
+
+def test_deepspeed_names_both_numbers_of_workers(root: Path) -> None:
+    engine = build_engine(root / "model", PolicyConfig(num_threads=1))
+    engine.layout |= {"backend": "deepspeed", "zero_stage": 2}
+    engine.backend.can_reshard = False
     with pytest.raises(CheckpointError, match=r"with the num_workers it was saved with \(2, now 1\)"):
-        engine.load(root / "fsdp2" / "checkpoint")
+        engine.load(root / "zero-2" / "checkpoint")
 
 
 @pytest.mark.parametrize(
@@ -260,3 +345,61 @@ def test_what_needs_a_process_group_says_so(root: Path, policy: PolicyConfig, dt
 def test_a_rank_that_waits_in_vain_names_itself() -> None:
     with pytest.raises(BringUpError, match=r"policy rank 1 of 2 must reach all ranks at 127\.0\.0\.1:\d+ within 1 s"):
         init_process_group(1, 2, "127.0.0.1", free_port(), timeout_s=1)
+
+
+@pytest.fixture(scope="module")
+def adapted_reference(root: Path) -> Reference:
+    """One plain worker with adapters over the same sequences."""
+    engine = build_engine(root / "model", PolicyConfig(num_threads=1), lora=LORA)
+    return run_steps(engine, range(NUM_STEPS), 0, 1), engine
+
+
+@pytest.mark.parametrize("name", OFFLOADED | ADAPTED)
+def test_offloading_and_adapters_compute_what_one_plain_worker_does(
+    name: str, root: Path, reference: Reference, adapted_reference: Reference
+) -> None:
+    metrics, engine = adapted_reference if name in ADAPTED else reference
+    for ours, expected in zip(found_by(root / name, 0)["metrics"], metrics, strict=True):
+        assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
+    for ours, found in zip(
+        torch.load(root / name / "state.pt", weights_only=True),
+        (engine.full_state(), engine.adapter_state()),
+        strict=True,
+    ):
+        wanted = dict(found)
+        assert ours.keys() == wanted.keys()
+        assert all(torch.allclose(ours[n], wanted[n], rtol=0, atol=1e-5) for n in wanted)
+
+
+@pytest.mark.parametrize("name", OFFLOADED | ADAPTED)
+def test_offloaded_and_adapted_runs_resume_exactly(name: str, root: Path) -> None:
+    for rank in range(2):
+        found = found_by(root / name, rank)
+        assert found["resumed_metrics"] == found["metrics"][SAVED_AFTER:]
+        assert found["resumed_differs"] == []
+
+
+@pytest.mark.parametrize("name", OFFLOADED | ADAPTED)
+def test_offloaded_and_adapted_in_bfloat16_follow_float32(name: str, root: Path) -> None:
+    found = found_by(root / name, 0)
+    assert found["bfloat16_dtypes"] == ["torch.bfloat16"]
+    for half, full in zip(found["bfloat16"], found["metrics"], strict=False):
+        assert half["loss"] == pytest.approx(full["loss"], rel=0.02)
+        assert half["grad_norm"] == pytest.approx(full["grad_norm"], rel=0.1)
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_a_checkpoint_of_adapters_leaves_the_base_out(name: str, root: Path) -> None:
+    of_all = root / name.removesuffix("-lora") / "checkpoint"
+    full, small = (sum(f.stat().st_size for f in at.rglob("*rank*.pt")) for at in (of_all, root / name))
+    assert 0 < small < full
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_with_adapters_off_every_layout_computes_the_base(name: str, root: Path) -> None:
+    plain = build_engine(root / "model", PolicyConfig(num_threads=1))
+    for rank in range(2):
+        for ours, part in zip(found_by(root / name, rank)["base"], deal(0, rank, 2), strict=True):
+            [expected] = plain.compute_logprobs([part])
+            for one, other in zip(ours, expected, strict=True):
+                assert one == pytest.approx(other.tolist(), abs=1e-5)

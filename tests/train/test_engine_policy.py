@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Pretra
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import CheckpointError, ConfigError, TrainingError
+from slurm_rl.train.engine.background import wait_for_files
 from slurm_rl.train.engine.chunked_head import require_plain_head
 from slurm_rl.train.engine.forward import compute_sequence_logprobs, forward_packed
 from slurm_rl.train.engine.model import load_model
@@ -251,6 +253,20 @@ def test_a_resumed_run_equals_the_uninterrupted_one(folder: Path, tmp_path: Path
     resumed.load(tmp_path)
     assert train(resumed, range(3, 6)) == uninterrupted
     assert_same(state_of(engine), state_of(resumed))
+
+
+def test_what_is_saved_in_the_background_is_the_state_of_that_moment(folder: Path, tmp_path: Path) -> None:
+    engine, undisturbed = build_engine(folder), build_engine(folder)
+    for each in (engine, undisturbed):
+        train(each, range(2))
+    files = engine.save(tmp_path, background=True)
+    assert files == [tmp_path / "rank-0.pt"]
+    uninterrupted = train(engine, range(2, 4))  # beside the writing
+    assert uninterrupted == train(undisturbed, range(2, 4))
+    wait_for_files(files, 60, threading.Event())
+    resumed = build_engine(folder)
+    resumed.load(tmp_path)
+    assert train(resumed, range(2, 4)) == uninterrupted
 
 
 def test_a_checkpoint_before_the_first_step_holds_no_moments(folder: Path, tmp_path: Path) -> None:

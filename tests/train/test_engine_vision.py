@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from slurm_rl.train.engine.policy import PolicyEngine
 from slurm_rl.train.engine.tiny_vl import build_tiny_vl
 from slurm_rl.train.engine.vision import ImageReader, load_image_reader
 from slurm_rl.train.grpo.loss import build_warmup_loss
+from slurm_rl.train.math.mrope import build_rope_positions
 from slurm_rl.train.types import FloatArray, TrainSequence
 from tests.image_kit import build_sequence, write_image
 
@@ -90,6 +92,33 @@ def test_packed_logprobs_are_those_of_transformers(
     [packed] = build_engine(folder, chunk=chunk).compute_logprobs([sequences])
     for sequence, found in zip(sequences, packed, strict=True):
         np.testing.assert_allclose(found, transformers_logprobs(folder, reader, sequence), atol=1e-5)
+
+
+def test_a_placeholder_that_was_sampled_is_the_token_and_no_image(
+    folder: Path, reader: ImageReader, sequences: list[TrainSequence]
+) -> None:
+    """Against the parts of the model put together by hand; Qwen3-VL also adds images inside its blocks."""
+    ids = sequences[2].token_ids.copy()
+    ids[-2] = reader.image_token_id
+    sequence = dataclasses.replace(sequences[2], token_ids=ids)
+    [[packed, _]] = build_engine(folder).compute_logprobs([[sequence, sequences[0]]])
+    assert np.isfinite(packed).all()
+    if folder.name == "qwen3_vl":
+        return
+    model, [span] = load_model(folder, ModelConfig(path=str(folder))).eval(), sequence.images
+    pixels = reader.read(span.source)
+    _, height, width = pixels.grid
+    positions = build_rope_positions(len(ids), [span.start], [(height // 2, width // 2)])
+    with torch.no_grad():
+        embedded = model.get_input_embeddings()(torch.from_numpy(ids))
+        seen = model.model.get_image_features(pixels.values, torch.tensor([pixels.grid]), return_dict=True)
+        embedded[span.start : span.start + span.num_tokens] = seen.pooler_output[0]
+        hidden = model.model.language_model(
+            inputs_embeds=embedded.unsqueeze(0), position_ids=torch.from_numpy(positions).unsqueeze(1)
+        ).last_hidden_state
+        logits = model.lm_head(hidden[0, :-1])
+    expected = logits.log_softmax(-1).gather(-1, torch.from_numpy(ids)[1:, None])[:, 0]
+    np.testing.assert_allclose(packed, expected[sequence.trained_from - 1 :].numpy(), atol=1e-5)
 
 
 def test_other_pixels_give_other_logprobs(

@@ -254,6 +254,8 @@ def command_line(pid: int) -> str:
         (["algorithm.loss=ppo2"], ["algorithm.loss", "grpo"]),
         (["data.train=/nowhere/prompts.jsonl"], ["/nowhere/prompts.jsonl"]),
         (["model=nonesuch"], ["nonesuch", "tiny_qwen3"]),
+        (["+lora=all_linear", "model.lora.target_modules=[qproj]"], ["qproj", "gate_proj", "all-linear"]),
+        (["policy.backend=deepspeed", "policy.offload=all"], ["policy.offload=all", "policy.zero_stage=3"]),
         (["job.time_limit=soon"], ["job.time_limit", "HH:MM:SS"]),
         (["nonsense"], ["nonsense", "key=value"]),
     ],

@@ -22,6 +22,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.run_dir import RunDir, read_json
 from slurm_rl.train.ending import run_to_outcome
+from slurm_rl.train.engine.convert import convert_checkpoint
 from slurm_rl.train.stop import StopFlag
 from slurm_rl.train.supervised.place import Place
 from slurm_rl.train.supervised.session import build_objective, run_training, train
@@ -141,11 +142,24 @@ def test_hugging_face_reads_the_reward_model_and_agrees_with_it(root: Path) -> N
     rows = build_objective(load_config([*TASKS["rm"], *SMALL]), str(folder / "model")).held_out
     texts = [tokenizer.decode(sequence.token_ids) for example in rows for sequence in example.sequences]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
-    scores = model.eval()(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits.view(-1, 2)
+    with torch.no_grad():
+        scores = model.eval()(**{name: batch[name] for name in ("input_ids", "attention_mask")}).logits.view(-1, 2)
     evaluations = [row for row in exact_rows(folder) if row["stage"] == "eval"]
     best = min(evaluations, key=lambda row: row["eval/loss"])
     assert float(scores[:, 0].mean()) == pytest.approx(best["eval/chosen_score"], abs=1e-4)
     assert float(scores[:, 1].mean()) == pytest.approx(best["eval/rejected_score"], abs=1e-4)
+
+
+def test_a_checkpoint_of_a_reward_model_converts_to_one(root: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    folder, out = root / "fsdp2-2-rm" / "whole-0", tmp_path / "converted"
+    model = load_config([*TASKS["rm"], *SMALL]).model
+    count = convert_checkpoint(folder / "checkpoints" / "step-5" / "policy", str(folder / "model"), model, out, 10**9)
+    scorer, loaded = AutoModelForSequenceClassification.from_pretrained(out, output_loading_info=True)
+    assert type(scorer).__name__ == "Qwen3ForSequenceClassification" and scorer.config.num_labels == 1
+    assert not loaded["missing_keys"] and not loaded["unexpected_keys"]
+    assert count == sum(parameter.numel() for parameter in scorer.parameters())
 
 
 def test_a_killed_rank_loses_nothing(root: Path, tmp_path: Path) -> None:

@@ -25,17 +25,18 @@ OVERRIDES = (
     "rollout.colocate=false",
     "rollout.max_tokens=16",
     "rollout.max_num_seqs=32",
+    "rollout.dump=true",
     "data.num_eval=4",
     "data.max_prompt_tokens=400",
     "eval.greedy=false",
     "reward.num_workers=1",
-    "warmup.num_steps=30",
+    "warmup.num_steps=45",
     "warmup.batch_size=16",
     "warmup.optim.lr=5.0e-3",
     "optim.lr=1.0e-3",
     "trainer.num_steps=3",
     "trainer.prompts_per_step=8",
-    "trainer.num_minibatches=2",
+    "trainer.num_minibatches=1",
     "logging.wandb.mode=disabled",
 )
 
@@ -73,8 +74,8 @@ def test_engine_and_policy_agree_on_images_in_every_step(run_dir: Path) -> None:
     assert any(row["reward/groups_with_signal"] > 0 for row in steps), "nothing was rewarded, so nothing was learned"
     assert all(row["policy/grad_norm"] > 0 for row in steps[1:])
     assert max(row["sync/probe_difference"] for row in steps) < 1e-4
-    # Of the first of two optimizer steps the ratio is 1; the second sees weights that the first has changed.
-    assert steps[0]["mismatch/mean"] < 0.1
+    # One optimizer step a batch, so the policy that trains is the one that sampled.
+    assert max(row["mismatch/max"] for row in steps) < 1e-4
 
 
 def test_the_export_is_the_trained_model_with_its_image_processor(run_dir: Path) -> None:
@@ -91,5 +92,6 @@ def test_the_export_is_the_trained_model_with_its_image_processor(run_dir: Path)
 
 
 def test_prompts_with_several_images_and_with_none_were_trained_on(run_dir: Path) -> None:
-    samples = [json.loads(line) for line in (run_dir / "samples.jsonl").read_text().splitlines()]
-    assert {sample["prompt"].count("<|image_pad|>") for sample in samples} >= {1}
+    groups = [json.loads(line) for path in (run_dir / "rollouts").iterdir() for line in path.read_text().splitlines()]
+    assert {len(group["prompt"]["images"]) for group in groups} == {0, 1, 2}
+    assert len(groups) == 3 * 8

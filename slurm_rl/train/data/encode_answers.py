@@ -65,6 +65,7 @@ def _as_messages(text: Text, role: str) -> list[Message]:
 
 def _encode_chat(prompt: list[Message], answer: list[Message], tokenizer: Any, name: str) -> EncodedAnswer:
     messages = [*prompt, *answer]
+    _refuse_images(messages, name)
     text = _render(messages, tokenizer, name, add_generation_prompt=False)
     token_ids, spans = _tokenize(text, tokenizer, name, add_special_tokens=False)
     ends = [n for n, token in enumerate(token_ids) if token in _special_ids(tokenizer)]
@@ -75,6 +76,17 @@ def _encode_chat(prompt: list[Message], answer: list[Message], tokenizer: Any, n
             end = _find_end(messages[number], start, text, spans, ends, tokenizer, name)
             answered += [n for n in range(max(end[0], 1), end[1] + 1) if spans[n][0] >= start]
     return EncodedAnswer(np.array(token_ids, dtype=np.int64), np.array(answered, dtype=np.int64))
+
+
+def _refuse_images(messages: list[Message], name: str) -> None:
+    """Without its pixels an image would be read as its placeholders, and nobody would be told."""
+    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    if any(isinstance(part, dict) and part.get("type", "text") != "text" for part in parts):
+        raise DataError(
+            f"{name}: supervised training reads text alone",
+            seen="a message with an image",
+            action="take the row out, or train with task=grpo, which sees images",
+        )
 
 
 def _find_start(messages: list[Message], number: int, text: str, tokenizer: Any, name: str) -> int:

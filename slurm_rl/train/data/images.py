@@ -60,6 +60,20 @@ def parse_source(value: Any, folder: Path, where: str) -> str:
     return str(folder.absolute() / Path(path).expanduser())
 
 
+def list_images(prompt: str | Sequence[dict[str, Any]], where: str) -> list[str]:
+    """Sources of a prompt's images, in order.
+
+    Raises:
+        DataError: one is on the network.
+    """
+    if isinstance(prompt, str):
+        return []
+    contents = [message["content"] for message in prompt if isinstance(message["content"], list)]
+    parts = [part for content in contents for part in content if isinstance(part, dict)]
+    images = [part.get("image") for part in parts if part.get("type") == "image"]
+    return [parse_source(image, Path(), where) for image in images if image is not None]
+
+
 def check_source(source: str, where: str) -> None:
     """Look at the first bytes only, so that 100,000 images take seconds.
 

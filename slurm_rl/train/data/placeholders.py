@@ -9,11 +9,10 @@ The policy gets the expanded tokens; vLLM gets those with one placeholder an ima
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.images import parse_source, read_size
+from slurm_rl.train.data.images import read_size
 from slurm_rl.train.types import ImageSpan
 
 
@@ -55,20 +54,6 @@ def expand_placeholders(
             spans.append(ImageSpan(source=source, start=len(expanded), num_tokens=count))
         expanded += [token] * count
     return expanded, spans
-
-
-def list_images(prompt: str | Sequence[dict[str, Any]], where: str) -> list[str]:
-    """Sources of a prompt's images, in order.
-
-    Raises:
-        DataError: one is on the network.
-    """
-    if isinstance(prompt, str):
-        return []
-    contents = [message["content"] for message in prompt if isinstance(message["content"], list)]
-    parts = [part for content in contents for part in content if isinstance(part, dict)]
-    images = [part.get("image") for part in parts if part.get("type") == "image"]
-    return [parse_source(image, Path(), where) for image in images if image is not None]
 
 
 def collapse_placeholders(token_ids: Sequence[int], spans: Sequence[ImageSpan]) -> list[int]:

@@ -16,7 +16,8 @@ from typing import Any
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
 from slurm_rl.train.data.chat import check_chat_template, render_prompt
-from slurm_rl.train.data.placeholders import ImageCounter, expand_placeholders, list_images
+from slurm_rl.train.data.images import list_images
+from slurm_rl.train.data.placeholders import ImageCounter, expand_placeholders
 from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.types import ImageSpan, TokenPrompt
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.train.engine.background import BackgroundWriter
 from slurm_rl.train.engine.lora import is_adapter
 
 
@@ -25,6 +26,8 @@ class Backend(Protocol):
     """Called with the model's keyword arguments; runs the collectives that sharding needs."""
     module: PreTrainedModel
     """The model itself; its parameters may be shards."""
+    can_reshard: bool
+    """Whether `load` takes what another number of ranks saved."""
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradient of this rank's `loss` (a sum, not a mean) to those of the step."""
@@ -39,20 +42,33 @@ class Backend(Protocol):
     def reset_optimizer(self, config: OptimConfig) -> None:
         """Forget the moments and take other hyperparameters."""
 
-    def full_state(self, wanted: Callable[[str], bool] | None = None) -> Iterator[tuple[str, Tensor]]:
+    dtype: torch.dtype
+    """The model's own type, which `full_state` yields."""
+
+    def full_state(
+        self, wanted: Callable[[str], bool] | None = None, place: torch.device | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         """On rank 0 each whole tensor of `state_dict()`, tied ones under each of their names, on CPU.
 
         Other ranks yield nothing but must exhaust the iterator: tensors are gathered one by one.
 
         Args:
             wanted: which names to gather, the same on every rank; None: all.
+            place: every rank yields its tensors there, in place of rank 0 on CPU.
         """
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's shard of the trained parameters and their moments into an existing folder."""
+    def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
+        """Write this rank's shard of the trained parameters and their moments into an existing folder.
 
-    def load(self, folder: Path) -> None:
-        """Take back what `save` wrote with as many ranks."""
+        Args:
+            writer: copy what is to be written, and leave the writing to it where the library can.
+
+        Returns:
+            The files that the writer has still to finish; each appears whole.
+        """
+
+    def load(self, folder: Path, num_saved: int) -> None:
+        """Take back what `save` wrote with `num_saved` ranks."""
 
 
 def build_backend(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
@@ -63,13 +79,13 @@ def build_backend(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConf
 def _build_fsdp2(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
     from slurm_rl.train.engine.fsdp2 import FSDP2Backend
 
-    return FSDP2Backend(model, optim)
+    return FSDP2Backend(model, optim, policy.offload)
 
 
 def _build_deepspeed(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
     from slurm_rl.train.engine.deepspeed import DeepSpeedBackend
 
-    return DeepSpeedBackend(model, policy.zero_stage, optim)
+    return DeepSpeedBackend(model, policy.zero_stage, optim, policy.offload)
 
 
 _BACKENDS: dict[str, Callable[[PreTrainedModel, PolicyConfig, OptimConfig], Backend]] = {
@@ -78,10 +94,10 @@ _BACKENDS: dict[str, Callable[[PreTrainedModel, PolicyConfig, OptimConfig], Back
 }
 
 
-def export_tensor(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A copy on CPU that later steps do not change, in the model's dtype rather than the master weights'.
+def export_tensor(name: str, tensor: Tensor, dtype: torch.dtype, place: torch.device | None = None) -> Tensor:
+    """A copy on CPU, or on `place`, that later steps do not change, in the model's type, not the master weights'.
 
     Adapters stay as they are: they are rounded when they are merged.
     """
     kept = tensor.dtype if is_adapter(name) else dtype
-    return tensor.detach().to(device="cpu", dtype=kept, copy=True)
+    return tensor.detach().to(device=place or "cpu", dtype=kept, copy=True)

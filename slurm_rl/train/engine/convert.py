@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import CheckpointError
@@ -25,6 +25,7 @@ from slurm_rl.train.engine.export import copy_processors
 from slurm_rl.train.engine.folders import written_beside
 from slurm_rl.train.engine.lora import merge_into_base, plain_name, read_base
 from slurm_rl.train.engine.model import load_tokenizer, model_class
+from slurm_rl.train.engine.shards import load_rank
 
 INDEX = "model.safetensors.index.json"
 
@@ -43,6 +44,8 @@ def convert_checkpoint(policy: Path, model_path: str, model: ModelConfig, out: P
     config = AutoConfig.from_pretrained(model_path, trust_remote_code=model.trust_remote_code)
     dtype = getattr(torch, model.dtype)
     config.dtype = dtype
+    if "score.weight" in read_json(policy / "layout.json")["parameters"]:
+        _make_reward_model(config, model_path, model)
     wanted, adapted = _expected_shapes(config, model), model.lora is not None
     with written_beside(out) as beside:
         count = 0
@@ -93,8 +96,7 @@ def read_parameters(policy: Path) -> Iterator[tuple[str, Tensor]]:
             action="let the run end, which exports its model, or use DeepSpeed's zero_to_fp32",
         )
     ranks = range(layout["num_workers"])
-    # weights_only: tensors and plain containers, never code.
-    shards = [torch.load(policy / f"rank-{n}.pt", map_location="cpu", weights_only=True, mmap=True) for n in ranks]
+    shards = [load_rank(policy, rank, mmap=True) for rank in ranks]
     for name in layout["parameters"]:
         parts = [shard["parameters"][name] for shard in shards]
         yield name, parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -103,8 +105,22 @@ def read_parameters(policy: Path) -> Iterator[tuple[str, Tensor]]:
 def _expected_shapes(config: Any, model: ModelConfig) -> dict[str, torch.Size]:
     """Shapes by name of each parameter, under the first of its names."""
     with torch.device("meta"):
-        module = model_class(config).from_config(config, trust_remote_code=model.trust_remote_code)
+        module = _class_of(config).from_config(config, trust_remote_code=model.trust_remote_code)
     return {name: parameter.shape for name, parameter in module.named_parameters()}
+
+
+def _make_reward_model(config: Any, model_path: str, model: ModelConfig) -> None:
+    """Say in the config of a language model what a reward model made of it says."""
+    config.num_labels = 1
+    if config.pad_token_id is None:
+        config.pad_token_id = load_tokenizer(model_path, trust_remote_code=model.trust_remote_code).pad_token_id
+    with torch.device("meta"):
+        config.architectures = [type(AutoModelForSequenceClassification.from_config(config)).__name__]
+
+
+def _class_of(config: Any) -> Any:
+    is_scorer = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    return AutoModelForSequenceClassification if is_scorer else model_class(config)
 
 
 class _ShardWriter:

@@ -26,6 +26,7 @@ from slurm_rl.config.train import OptimConfig
 from slurm_rl.errors import BringUpError, CheckpointError
 from slurm_rl.train.engine import optimizer as optimizers
 from slurm_rl.train.engine.backend import export_tensor
+from slurm_rl.train.engine.background import BackgroundWriter
 from slurm_rl.train.engine.distributed import get_device, get_rank, get_world_size
 
 # The folder DeepSpeed makes inside ours.
@@ -35,7 +36,9 @@ _TAG = "deepspeed"
 class DeepSpeedBackend:
     """See `Backend`."""
 
-    def __init__(self, model: PreTrainedModel, zero_stage: int, optim: OptimConfig) -> None:
+    can_reshard = False  # ZeRO's files hold each rank's part of flattened buffers
+
+    def __init__(self, model: PreTrainedModel, zero_stage: int, optim: OptimConfig, offload: str = "none") -> None:
         self._deepspeed = _import_deepspeed()
         self.dtype: torch.dtype = model.dtype
         self.zero_stage = zero_stage
@@ -46,7 +49,7 @@ class DeepSpeedBackend:
         self.engine, _, _, _ = self._deepspeed.initialize(
             model=model,
             optimizer=self.optimizer,
-            config=_build_config(zero_stage, self.dtype, 0.0 if self.plain else optim.max_grad_norm),
+            config=_build_config(zero_stage, self.dtype, 0.0 if self.plain else optim.max_grad_norm, offload),
         )
         self.model = self.engine
         self.module: PreTrainedModel = self.engine.module
@@ -75,20 +78,25 @@ class DeepSpeedBackend:
         if not self.plain:
             self.engine.optimizer.clip_grad = config.max_grad_norm
 
-    def full_state(self, wanted: Callable[[str], bool] | None = None) -> Iterator[tuple[str, Tensor]]:
+    def full_state(
+        self, wanted: Callable[[str], bool] | None = None, place: torch.device | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             if wanted is not None and not wanted(name):
                 continue
             split = hasattr(tensor, "ds_id")
             with self._deepspeed.zero.GatheredParameters([tensor]) if split else nullcontext():
-                whole = export_tensor(name, tensor, self.dtype) if get_rank() == 0 else None
+                here = get_rank() == 0 or place is not None
+                whole = export_tensor(name, tensor, self.dtype, place) if here else None
             if whole is not None:
                 yield name, whole
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
+        # DeepSpeed writes from its own buffers, and its ranks wait for each other meanwhile: nothing is left over.
         self.engine.save_checkpoint(str(folder), tag=_TAG, save_latest=False, exclude_frozen_parameters=True)
+        return []
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, num_saved: int) -> None:
         # Frozen parameters are not in it.
         frozen = any(not p.requires_grad for p in self.module.parameters())
         path, _ = self.engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not frozen)
@@ -120,12 +128,15 @@ def _import_deepspeed() -> Any:
     return deepspeed
 
 
-def _build_config(zero_stage: int, dtype: torch.dtype, max_grad_norm: float) -> dict[str, Any]:
+def _build_config(zero_stage: int, dtype: torch.dtype, max_grad_norm: float, offload: str) -> dict[str, Any]:
+    host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    places = {"optimizer": ["offload_optimizer"], "all": ["offload_optimizer", "offload_param"]}.get(offload, [])
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # only counts samples in DeepSpeed's own log
         "managed_gradient_accumulation": False,
         "gradient_clipping": max_grad_norm,
-        "zero_optimization": {"stage": zero_stage, "overlap_comm": False},
+        "zero_optimization": {"stage": zero_stage, "overlap_comm": False, **dict.fromkeys(places, host)},
+        "zero_force_ds_cpu_optimizer": False,  # or offloading would demand DeepSpeed's own AdamW
         "zero_allow_untested_optimizer": True,  # torch's AdamW; DeepSpeed's own ones compile C++
         "steps_per_print": 10**9,
     }

@@ -60,6 +60,12 @@ def get_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
+def free_cached_memory() -> None:
+    """Give back GPU memory that torch keeps for later tensors, for another process on the same GPU."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def set_num_threads(config: PolicyConfig) -> None:
     """Set torch's CPU threads; without a number, CPU workers share the cores of the machine."""
     if config.num_threads is not None:

@@ -98,8 +98,10 @@ def _forward_one_row(
     if batch.rope_position_ids is not None:
         # The vision tower would take the lengths for those of its images; the positions tell them as well.
         inputs = build_vision_inputs(batch, text_positions, places)
-    with _head_on(module, read_at), noisy_embeddings(module, batch, places, noise_alpha):
-        output = model(input_ids=batch.token_ids.unsqueeze(0), use_cache=False, **inputs)
+    token_ids = batch.token_ids.unsqueeze(0)
+    head, noise = _head_on(module, read_at), noisy_embeddings(module, batch, places, noise_alpha)
+    with head, noise, _lone_placeholders(module, token_ids, batch, None) as ids:
+        output = model(input_ids=ids, use_cache=False, **inputs)
     return output.logits[0]
 
 
@@ -116,8 +118,10 @@ def _forward_rows(
     inputs: dict[str, Any] = {"position_ids": text_positions}
     if batch.rope_position_ids is not None:
         inputs = build_vision_inputs(batch, text_positions, places)
-    with _head_on(module, places[read_at]), noisy_embeddings(module, batch, places, noise_alpha):
-        output = model(input_ids=token_ids.view(layout.num_rows, layout.width), use_cache=False, **inputs)
+    token_ids = token_ids.view(layout.num_rows, layout.width)
+    head, noise = _head_on(module, places[read_at]), noisy_embeddings(module, batch, places, noise_alpha)
+    with head, noise, _lone_placeholders(module, token_ids, batch, places) as ids:
+        output = model(input_ids=ids, use_cache=False, **inputs)
     return output.logits[0]
 
 
@@ -143,6 +147,26 @@ def build_vision_inputs(batch: PackedBatch, text_positions: Tensor, places: Tens
         "pixel_values": torch.cat([images[index] for index in order.tolist()]),
         "image_grid_thw": batch.image_grid_thw[order],
     }
+
+
+@contextlib.contextmanager
+def _lone_placeholders(module: Any, token_ids: Tensor, batch: PackedBatch, places: Tensor | None) -> Iterator[Tensor]:
+    """Token ids [R, W] in which a vision-language model finds the placeholders of its images alone.
+
+    One that was sampled is read as the token that it is, as vLLM does: the embedding still gets it.
+    """
+    lone = batch.lone_placeholders
+    if lone is None or len(lone) == 0:
+        yield token_ids
+        return
+    shown = token_ids.clone()
+    shown.view(-1)[lone if places is None else places[lone]] = 0
+    embedding = module.get_input_embeddings()
+    handle = embedding.register_forward_pre_hook(lambda _, arguments: (token_ids, *arguments[1:]), prepend=True)
+    try:
+        yield shown
+    finally:
+        handle.remove()
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from slurm_rl.errors import CheckpointError, RunDirError, TrainingError
 from slurm_rl.run_dir import read_json, write_json
 from slurm_rl.train.engine import distributed, lora
 from slurm_rl.train.engine.backend import build_backend
+from slurm_rl.train.engine.background import BackgroundWriter
 from slurm_rl.train.engine.chunked_head import require_plain_head
 from slurm_rl.train.engine.export import export_model
 from slurm_rl.train.engine.folders import written_beside
@@ -89,6 +90,7 @@ class PolicyEngine:
         self.backend = build_backend(module, policy, optim)
         if self.chunk_tokens is not None and not self.scores:
             require_plain_head(self.module.config)
+        self._writer = BackgroundWriter()
         self.layout = {
             "backend": policy.backend,
             "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
@@ -213,16 +215,28 @@ class PolicyEngine:
         config = self.model_config.lora
         return state if config is None else lora.merge_state(state, config.scaling)
 
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what `backend.full_state` yields, in its order."""
+        state = self.module.state_dict(keep_vars=True)
+        return {name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in state.items()}
+
     def adapter_state(self) -> Iterator[tuple[str, Tensor]]:
         """The same of the adapters alone, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight`."""
         return ((lora.plain_name(name), tensor) for name, tensor in self.backend.full_state(lora.is_adapter))
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's part of a checkpoint into an existing folder that all ranks share."""
+    def save(self, folder: Path, *, background: bool = False) -> list[Path]:
+        """Write this rank's part of a checkpoint into an existing folder that all ranks share.
+
+        Args:
+            background: return once the state is copied to host memory, where the library can.
+
+        Returns:
+            The files still to come; wait for them with `background.wait_for_files`.
+        """
         try:
-            self.backend.save(folder)
             if distributed.get_rank() == 0:
                 write_json(folder / "layout.json", self.layout)
+            return self.backend.save(folder, self._writer if background else None)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             raise CheckpointError(
                 f"policy rank {distributed.get_rank()} must be able to write its checkpoint ({error})",
@@ -231,13 +245,14 @@ class PolicyEngine:
             ) from error
 
     def load(self, folder: Path) -> None:
-        """Take back what `save` wrote. Hyperparameters stay those of the config.
+        """Take back what `save` wrote, with fsdp2 also on another number of workers. Hyperparameters stay the config's.
 
         Raises:
-            CheckpointError: it was saved from another model, backend or number of workers.
+            CheckpointError: it was saved from another model or backend, or with deepspeed on another number of workers.
         """
-        _require_layout(folder, self.layout)
-        self.backend.load(folder)
+        free = {"num_workers"} if self.backend.can_reshard else set()
+        saved = _require_layout(folder, {key: value for key, value in self.layout.items() if key not in free})
+        self.backend.load(folder, saved["num_workers"])
 
     def export(self, folder: Path) -> None:
         """Write the model and its tokenizer as a Hugging Face folder, whole or not at all; from rank 0.
@@ -273,7 +288,8 @@ def _require_finite_loss(loss: float) -> None:
         )
 
 
-def _require_layout(folder: Path, layout: dict[str, Any]) -> None:
+def _require_layout(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
+    """The layout it was saved with, when all that this one names is the same."""
     try:
         saved = read_json(folder / "layout.json")
     except RunDirError as error:
@@ -286,6 +302,7 @@ def _require_layout(folder: Path, layout: dict[str, Any]) -> None:
                 seen=str(folder),
                 action="resume with the config of the run that saved it, or start a new run with model.init_from",
             )
+    return saved
 
 
 def _describe(key: str, value: Any) -> str:

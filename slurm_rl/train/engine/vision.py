@@ -82,6 +82,7 @@ class ImageReader:
             DataError: an image is not what it was when its prompt was encoded.
         """
         starts, positions, pixels = [], [], []
+        lone = batch.token_ids == self.image_token_id
         offset = 0
         for sequence in sequences:
             found = [self._read_span(span) for span in sequence.images]
@@ -89,6 +90,8 @@ class ImageReader:
             inside = [span.start for span in sequence.images]
             positions.append(build_rope_positions(len(sequence.token_ids), inside, sizes))
             starts += [offset + start for start in inside]
+            for span in sequence.images:
+                lone[offset + span.start : offset + span.start + span.num_tokens] = False
             pixels += found
             offset += len(sequence.token_ids)
         return replace(
@@ -97,6 +100,7 @@ class ImageReader:
             pixel_values=torch.cat([one.values for one in pixels]),
             image_grid_thw=torch.tensor([one.grid for one in pixels], dtype=torch.long),
             image_positions=torch.tensor(starts, dtype=torch.long),
+            lone_placeholders=lone.nonzero()[:, 0],
         )
 
     def with_image(self, sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
@@ -115,7 +119,8 @@ class ImageReader:
         ids = np.full(num_tokens + 1, self.image_token_id, dtype=np.int64)
         ids[-1] = 0
         span = ImageSpan(source=_BLANK.format(side=side), start=0, num_tokens=num_tokens)
-        self._cache.setdefault(span.source, self._blank(side))
+        if span.source not in self._cache:
+            self._cache[span.source] = self._blank(side)
         return TrainSequence(token_ids=ids, trained_from=len(ids), images=[span])
 
     def _blank(self, side: int) -> Pixels:

@@ -61,8 +61,9 @@ class CriticWorker:
         """One optimizer step of the value loss."""
         return self.engine.train(micro_batches, build_critic_loss(clip), lr)
 
-    def save(self, folder: Path) -> None:
-        self.engine.save(folder)
+    def save(self, folder: Path, background: bool) -> list[Path]:
+        """Files of this rank that are still being written."""
+        return self.engine.save(folder, background=background)
 
     def load(self, folder: Path) -> None:
         self.engine.load(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,7 @@ class PolicyWorker:
             seed=config.seed,
         )
         self.reference: ReferenceModel | None = None
+        self.sender: Any = None
 
     def ready(self) -> bool:
         return True
@@ -92,9 +94,39 @@ class PolicyWorker:
 
         That is all of them, or the adapters alone. Every rank calls it; rank 0 alone has records.
         """
+        from slurm_rl.train.engine.distributed import free_cached_memory
+
         adapted = self.config.model.lora is not None
         records = pack_weights(self.engine.adapter_state() if adapted else self.engine.full_state())
-        return records, SentWeights(checksum(records), self._probe(probe))
+        sent = SentWeights(checksum(records), self._probe(probe))
+        if self.config.rollout.colocate:
+            free_cached_memory()  # an engine wakes up beside us
+        return records, sent
+
+    def find_address(self) -> tuple[str, int]:
+        """Where a transfer group can meet on this node."""
+        from slurm_rl.train.grpo.transfer import find_address
+
+        return find_address()
+
+    def open_sender(self, engines: Sequence[Any], sizes: Sequence[int], address: tuple[str, int]) -> None:
+        """Join a transfer group with these engines, of so many ranks each; see transfer.py."""
+        from slurm_rl.train.engine.distributed import get_rank
+        from slurm_rl.train.grpo.transfer import EngineClient, open_sender
+
+        client = EngineClient(engines, sizes, self.config.trainer.step_timeout_s)
+        backend = self.config.rollout.weight_transfer
+        self.sender = open_sender(backend, get_rank(), self.engine, client, 1 + sum(sizes), address)
+
+    def send_state(self, probe: TokenPrompt) -> SentWeights:
+        """Send all weights through the group, and say what an engine that holds them must say."""
+        from slurm_rl.train.engine.distributed import free_cached_memory
+
+        self.sender.send_weights()
+        sent = SentWeights(getattr(self.sender, "checksum", None) or "", self._probe(probe))
+        if self.config.rollout.colocate:
+            free_cached_memory()
+        return sent
 
     def _probe(self, prompt: TokenPrompt) -> list[float]:
         """Logprob of each token after the first, at temperature 1."""
@@ -108,8 +140,9 @@ class PolicyWorker:
         )
         return [float(value) for value in logprobs]
 
-    def save(self, folder: Path) -> None:
-        self.engine.save(folder)
+    def save(self, folder: Path, background: bool) -> list[Path]:
+        """Files of this rank that are still being written."""
+        return self.engine.save(folder, background=background)
 
     def load(self, folder: Path) -> None:
         self.engine.load(folder)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from slurm_rl.config.model import ModelConfig
@@ -47,10 +47,13 @@ class RolloutEngine:
             # The policy recomputes logprobs at the same temperature; these are the sampler's own.
             logprobs_mode="processed_logprobs",
             worker_extension_cls="slurm_rl.train.grpo.worker_extension.RolloutWorkerExtension",
-            **({"gpu_memory_utilization": rollout.gpu_memory_utilization} if num_gpus else {}),
+            **_gpu_options(rollout, num_gpus),
+            **_transfer_options(rollout),
             **({} if max_images is None else build_options(model, max_images)),
         )
         self.sees_images = max_images is not None
+        self.sleeps = rollout.colocate and num_gpus > 0
+        self.asleep: set[str] = set()
         self.tokenizer = self.llm.get_tokenizer()
         self.continuous = ContinuousEngine(self.llm.llm_engine) if rollout.continuous else None
 
@@ -98,10 +101,35 @@ class RolloutEngine:
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
         """Take new weights, or adapters over the base; then say what is held: version, checksums, the probe."""
-        from vllm import SamplingParams
+        return self._take(version, lambda: self._load(records), probe)
+
+    def _load(self, records: Sequence[WeightRecord]) -> list[str]:
+        # Weights first, the cache after them: at no moment are both here beside a copy on its way.
+        self._wake("weights")
+        if self.model.lora is None:
+            return list(self.llm.collective_rpc("load_named_weights", args=(records,)))
+        base = self.model.init_from or self.model_path
+        merging = (records, base, self.model.dtype, self.model.lora.scaling)
+        return list(self.llm.collective_rpc("load_adapters", args=merging))
+
+    def call_workers(self, method: str, arguments: dict[str, Any]) -> None:
+        """A step of vLLM's weight transfer on every tensor-parallel rank; see transfer.py."""
+        self._wake("weights")
+        self.llm.collective_rpc(method, kwargs=arguments)
+
+    def confirm_weights(self, version: int, sent: Any, probe: TokenPrompt) -> HeldWeights:
+        """What is held after a transfer; `sent` is there to come after the policy's sending."""
 
         def load() -> list[str]:
-            checksums = self._load(records)
+            return [value for value in self.llm.collective_rpc("transfer_checksum") if value is not None]
+
+        return self._take(version, load, probe)
+
+    def _take(self, version: int, load: Callable[[], list[str]], probe: TokenPrompt) -> HeldWeights:
+        from vllm import SamplingParams
+
+        def take() -> list[str]:
+            checksums = load()
             if self.sees_images:
                 # What the vision tower made of images is of the old weights, and vLLM knows images by their pixels.
                 self.llm.llm_engine.reset_encoder_cache()
@@ -111,9 +139,10 @@ class RolloutEngine:
         prompt = build_input(probe)
         params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
         if self.continuous is not None:
-            checksums, found = self.continuous.update(version, load, prompt, params)
+            checksums, found = self.continuous.update(version, take, prompt, params)
         else:
-            checksums = load()
+            checksums = take()
+            self._wake("kv_cache")
             # Cached keys and values belong to the old weights.
             self.llm.reset_prefix_cache()
             found = self.llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
@@ -121,9 +150,37 @@ class RolloutEngine:
         logprobs = [float(step[token].logprob) for step, token in zip(found[1:], probe.token_ids[1:], strict=True)]
         return HeldWeights(version, checksums, logprobs)
 
-    def _load(self, records: Sequence[WeightRecord]) -> list[str]:
-        if self.model.lora is None:
-            return list(self.llm.collective_rpc("load_named_weights", args=(records,)))
-        base = self.model.init_from or self.model_path
-        merging = (records, base, self.model.dtype, self.model.lora.scaling)
-        return list(self.llm.collective_rpc("load_adapters", args=merging))
+    def sleep(self) -> None:
+        """Leave the GPU to the policy: weights and cache go, the next weights bring both back.
+
+        Level 2 keeps no copy of the weights in host memory, since all of them come with the next version. Untested
+        without a GPU. Does nothing where the engine has GPUs of its own, or none.
+        """
+        if self.sleeps and not self.asleep:
+            self.llm.sleep(level=2)
+            self.asleep = {"weights", "kv_cache"}
+
+    def _wake(self, what: str) -> None:
+        if what in self.asleep:
+            self.llm.wake_up(tags=[what])
+            self.asleep.remove(what)
+
+
+def _gpu_options(rollout: RolloutConfig, num_gpus: int) -> dict[str, Any]:
+    if num_gpus == 0:
+        return {}
+    options: dict[str, Any] = {"gpu_memory_utilization": rollout.gpu_memory_utilization}
+    if rollout.colocate:
+        options["enable_sleep_mode"] = True
+    if num_gpus > 1:
+        # One process a GPU, children of this actor: its GPUs were chosen by the plan, which Ray knows nothing of.
+        options["distributed_executor_backend"] = "mp"
+    return options
+
+
+def _transfer_options(rollout: RolloutConfig) -> dict[str, Any]:
+    if not rollout.transfers_directly:
+        return {}
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    return {"weight_transfer_config": WeightTransferConfig(backend=rollout.weight_transfer)}

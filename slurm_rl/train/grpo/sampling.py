@@ -57,6 +57,11 @@ class Sampler:
         completions = [group for result in results for group in result]
         return [Group(prompt, group) for prompt, group in zip(pending.prompts, completions, strict=True)]
 
+    def sleep(self) -> None:
+        """Let engines that share GPUs with the policy leave them; new weights wake them."""
+        calls = [(engine, engine.handle.sleep.remote()) for engine in self.engines]
+        self.cluster.gather(calls, timeout_s=self.timeout_s, what="putting the engines to sleep", stoppable=False)
+
 
 def split_evenly(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
     """Consecutive parts whose lengths differ by at most one."""

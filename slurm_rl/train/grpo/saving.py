@@ -45,7 +45,8 @@ class RunSaver:
     def __init__(self, run: RunDir, config: RunConfig, policy: PolicyGroup, critic: CriticGroup | None = None) -> None:
         self.run_dir, self.config, self.policy, self.critic = run, config, policy, critic
         self.restored: Path | None = None
-        self.saver = StepSaver(run, config.checkpoint.keep)
+        limit_s = config.trainer.step_timeout_s
+        self.saver = StepSaver(run, config.checkpoint.keep, background=config.checkpoint.background, timeout_s=limit_s)
 
     def restore(self) -> tuple[RunState, dict[int, list[Group]]] | None:
         """Load the newest checkpoint that verifies: state, and batches under way; None when there is none."""
@@ -67,14 +68,28 @@ class RunSaver:
             self.critic.load(folder)
 
     def save(self, state: RunState, rollouts: dict[int, list[Group]]) -> None:
-        """Write a checkpoint of this step unless there is one; older ones go after it verifies."""
+        """Write a checkpoint of this step unless there is one; see `StepSaver.save`."""
 
-        def write(folder: Path) -> None:
+        def write(folder: Path) -> list[Path]:
             (folder / "policy").mkdir()
-            self.policy.save(folder / "policy")
+            background = self.config.checkpoint.background
+            files = self.policy.save(folder / "policy", background=background)
             if self.critic is not None and self.critic.is_built:
                 (folder / "critic").mkdir()
-                self.critic.save(folder / "critic")
+                files += self.critic.save(folder / "critic", background=background)
             save_rollouts(folder, rollouts)
+            return files
 
         self.saver.save(state.step, asdict(state), write, spare={state.best_step})
+
+    def check(self) -> None:
+        """Raise what went wrong in the background, if anything did by now."""
+        self.saver.check()
+
+    def wait(self) -> None:
+        """Return when the newest checkpoint is whole on disk."""
+        self.saver.wait()
+
+    def close(self, within_s: float) -> None:
+        """Give a checkpoint under way so long to end; never raises, for a run that ends anyway."""
+        self.saver.close(within_s)

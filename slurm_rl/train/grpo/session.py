@@ -116,6 +116,8 @@ def _train(
     def wait_for_engines() -> None:
         _wait_until_ready(cluster, engines, config.rollout.start_timeout_s, "starting the rollout engines")
         append_event(run, "engine/ready", num_engines=len(engines))
+        if config.rollout.transfers_directly:
+            trainer.sync.open([max(1, len(a.gpus)) for a in cluster.plan.actors if a.role == "rollout"])
 
     state = trainer.run(wait_for_engines)
     adapted = config.model.lora

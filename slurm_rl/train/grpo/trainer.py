@@ -47,6 +47,9 @@ from slurm_rl.train.seeds import derive_seed
 from slurm_rl.train.timer import Timer
 from slurm_rl.train.types import FloatArray, TrainSequence
 
+# A run that fails gives a checkpoint under way so long; its workers may be dead.
+_LAST_SAVE_S = 30.0
+
 
 @dataclass
 class Prompts:
@@ -106,8 +109,13 @@ class GRPOTrainer:
             self.pipeline.restore(rollouts)
         self.metrics.rewind(self.state.step if restored else -1, self.state.num_metric_rows)
         try:
-            self.warm_up()
-            wait_for_engines()
+            if self.config.rollout.colocate:
+                wait_for_engines()
+                self.leave_gpus_to_the_policy()
+                self.warm_up()
+            else:
+                self.warm_up()
+                wait_for_engines()
             self.sync_weights()
             self.sync.verify()
             self.evaluate_if_due()
@@ -117,11 +125,14 @@ class GRPOTrainer:
                 self.evaluate_if_due()
                 self.save_if_due()
             self.sync.verify()
+            self.saver.wait()
         except StopRequested:
             self.save(wait_s=self.config.job.signal_lead_s / 2)
+            self.saver.wait()
             raise
         finally:
             self.pipeline.close()
+            self.saver.close(_LAST_SAVE_S)
         return self.state
 
     # ---- one step ------------------------------------------------------------------------------
@@ -131,10 +142,17 @@ class GRPOTrainer:
         self.timer = Timer()
         with self.timer.phase("step"):
             groups = self.take_batch()
+            self.leave_gpus_to_the_policy()
             totals, num_tokens = self.train(groups)
             self.state.step += 1
             self.sync_weights()
         self.log(groups, totals, num_tokens)
+
+    def leave_gpus_to_the_policy(self) -> None:
+        """Engines on the policy's own GPUs sleep until `sync_weights`."""
+        if self.config.rollout.colocate:
+            with self.timer.phase("sleep"):
+                self.sampler.sleep()
 
     def take_batch(self) -> list[Group]:
         """This step's groups, sampled and scored; too many failed rewards end the run."""
@@ -379,6 +397,7 @@ class GRPOTrainer:
             append_jsonl(self.run_dir.samples, {"step": self.state.step, **row, "reward": result.value})
 
     def save_if_due(self) -> None:
+        self.saver.check()
         if (
             self.grpo_steps_done % self.config.checkpoint.every == 0
             or self.grpo_steps_done == self.config.trainer.num_steps

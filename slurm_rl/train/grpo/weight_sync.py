@@ -28,7 +28,7 @@ class _Push:
 
 
 class WeightSync:
-    """Sends the policy's weights through Ray's object store, once for all engines of a node."""
+    """Sends the policy's weights through Ray's object store, once for all engines of a node; once `open`, directly."""
 
     def __init__(
         self,
@@ -41,11 +41,37 @@ class WeightSync:
         timeout_s: float,
     ) -> None:
         self.cluster, self.policy, self.engines = cluster, policy, engines
+        self.sizes: list[int] | None = None
         self.probe, self.tolerance, self.timeout_s = probe, tolerance, timeout_s
         self._under_way: deque[_Push] = deque()
 
+    def open(self, sizes: Sequence[int]) -> None:
+        """From now on send from the policy's memory into the engines'; see transfer.py.
+
+        Args:
+            sizes: tensor-parallel ranks of each engine.
+        """
+        [address] = self.cluster.gather(
+            [(self.policy[0], self.policy[0].handle.find_address.remote())],
+            timeout_s=self.timeout_s,
+            what="finding a port",
+        )
+        handles = [engine.handle for engine in self.engines]
+        opened = [(worker, worker.handle.open_sender.remote(handles, list(sizes), address)) for worker in self.policy]
+        self.cluster.gather(opened, timeout_s=self.timeout_s, what="opening the weight transfer")
+        self.sizes = list(sizes)
+
     def push(self, version: int) -> None:
         """Send the weights as `version`; returns at once, and an engine takes them after what it was asked before."""
+        if self.sizes is not None:
+            sent = [(worker, worker.handle.send_state.remote(self.probe)) for worker in self.policy]
+            # An argument that is a result makes the engine confirm after the policy has sent.
+            confirmed = [
+                (engine, engine.handle.confirm_weights.remote(version, sent[0][1], self.probe))
+                for engine in self.engines
+            ]
+            self._under_way.append(_Push(version, sent, confirmed))
+            return
         # Gathering sharded weights is collective: every rank must take part, rank 0 alone has them.
         packed = [
             (worker, worker.handle.pack_state.options(num_returns=2).remote(self.probe)) for worker in self.policy

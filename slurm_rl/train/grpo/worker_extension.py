@@ -12,18 +12,27 @@ from typing import Any
 import torch
 
 from slurm_rl.train.engine.lora import merge_into_base, read_base
+from slurm_rl.train.grpo.gloo_transfer import register
 from slurm_rl.train.grpo.weights import WeightRecord, checksum
+
+# This module is imported in every worker before vLLM looks for its transfer engine.
+register()
 
 
 class RolloutWorkerExtension:
     """Mixed into vLLM's worker."""
 
     model_runner: Any
+    weight_transfer_engine: Any
     device: torch.device
 
     def seed_sampler(self, seed: int) -> None:
         """Seed the generator that the sampler draws from."""
         torch.manual_seed(seed)
+
+    def transfer_checksum(self) -> str | None:
+        """Of the bytes of the last transfer, where the transfer engine knows it."""
+        return getattr(self.weight_transfer_engine, "checksum", None)
 
     def load_adapters(self, records: Sequence[WeightRecord], base: str, dtype: str, scaling: float) -> str:
         """Load the base of a folder with adapters merged into it; the checksum of the bytes received.

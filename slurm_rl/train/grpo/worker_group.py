@@ -24,8 +24,10 @@ class WorkerGroup:
         self.cluster, self.workers, self.name = cluster, workers, name
         self.micro_batch_tokens, self.timeout_s = micro_batch_tokens, timeout_s
 
-    def save(self, folder: Path) -> None:
-        self.call(f"saving the {self.name}", lambda _, it: it.save.remote(folder))
+    def save(self, folder: Path, *, background: bool) -> list[Path]:
+        """Save the model; the files that workers are still writing, from a copy, when this returns."""
+        pending = self.call(f"saving the {self.name}", lambda _, it: it.save.remote(folder, background))
+        return [path for paths in pending for path in paths]
 
     def load(self, folder: Path) -> None:
         self.call(f"loading the {self.name}'s checkpoint", lambda _, it: it.load.remote(folder))

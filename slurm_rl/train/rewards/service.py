@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_rl.config.reward import RewardConfig
-from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.errors import ConfigError, DataError, SlurmRLError
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.train.rewards.stream import RewardStream
 from slurm_rl.train.rewards.verifiers import choose_verifiers
@@ -138,11 +138,22 @@ def read_token(path: Path | None) -> str:
 
 
 def read_answers(path: Path, prompt_key: str, answer_key: str) -> dict[str, str]:
-    """Prompt to reference answer, of a .jsonl file, for clients that send no labels."""
-    from slurm_rl.train.data.prompts import Columns, load_rows
+    """Prompt, as its clients send it, to reference answer, for clients that send no labels.
 
-    rows = load_rows(path, Columns(input=prompt_key, label=answer_key))
-    return {row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt): row.answer for row in rows}
+    A list of messages that stands in a string (LMM-R1, OpenRLHF-M) stays that string; no image is looked for.
+    """
+    from slurm_rl.train.data.records import DataSource, read_records
+
+    columns = ((prompt_key, "--prompt-key"), (answer_key, "--answer-key"))
+    answers: dict[str, str] = {}
+    for where, row in read_records(DataSource(name=str(path), columns=columns)):
+        prompt, answer = row[prompt_key], row[answer_key]
+        if not isinstance(answer, str):
+            raise DataError(f"{where}: column {answer_key!r} must be a string", seen=repr(answer)[:80])
+        answers[prompt if isinstance(prompt, str) else json.dumps(prompt)] = answer
+    if not answers:
+        raise DataError(f"{path}: --answers needs at least one row", seen="none")
+    return answers
 
 
 if __name__ == "__main__":

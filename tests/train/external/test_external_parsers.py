@@ -16,11 +16,13 @@ import pytest
 import yaml
 
 from slurm_rl.config.external import ExternalConfig
+from slurm_rl.config.load import conf_dir
 from slurm_rl.external.arguments import ExternalRun
 from slurm_rl.external.build import build_external_argv
 
 HERE = Path(__file__).parent
-EXPERIMENTS = sorted(path.stem for path in (HERE / "experiments").glob("*.yaml"))
+PROGRAMS = ("openrlhf", "verl", "maxtext")
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml") if path.stem.startswith(PROGRAMS))
 RELEASES = {"dotted": "openrlhf==0.11.2", "flat": "openrlhf==0.8.5", "verl": "verl==0.9.1"}
 
 # Names in MaxText's configs/post_train/rl.yml and the base.yml under it (November 2026); it is on no package index.
@@ -51,7 +53,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def build(name: str, *, resume: bool = False, **more: Any) -> tuple[ExternalConfig, list[str]]:
-    tree = yaml.safe_load((HERE / "experiments" / f"{name}.yaml").read_text())
+    tree = yaml.safe_load((conf_dir() / "exp" / f"{name}.yaml").read_text())
     config = ExternalConfig.model_validate({**tree["external"], **more})
     run = ExternalRun(
         name="r1",
@@ -65,7 +67,12 @@ def build(name: str, *, resume: bool = False, **more: Any) -> tuple[ExternalConf
 
 
 def parse_openrlhf(packages: Path, config: ExternalConfig, argv: list[str]) -> dict[str, Any]:
-    command = [sys.executable, str(HERE / "parse_openrlhf.py"), str(packages / config.flags), *argv[2:]]
+    command = [
+        sys.executable,
+        str(HERE / "parse_openrlhf.py"),
+        str(packages / config.flags),
+        *argv[argv.index("-m") + 1 :],
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -14,10 +14,18 @@ NEEDED = {
     "model/hf": ["model.path=hub/model"],
     "exp/grpo_mathv60k": ["+cluster=nvidia_a100"],
     "exp/ppo_llama3_8b": ["reward.model.path=/models/rm"],
+    "exp/sft_llama3_8b": ["+cluster=nvidia_h100", "model.path=hub/model"],
+    "exp/rm_llama3_8b": ["+cluster=nvidia_h100"],
+    "exp/dpo_llama3_8b": ["+cluster=nvidia_h100"],
     # Longer prompts than the demo's model has room for.
     **{f"data/{name}": ["model=hf", "model.path=hub/model"] for name in ("gsm8k", "math", "mathv60k")},
 }
 PRESETS = sorted(str(path.relative_to(conf_dir()).with_suffix("")) for path in conf_dir().glob("*/*.yaml"))
+NEEDED |= {
+    f"exp/{path.stem}": ["+cluster=nvidia_a100"]
+    for path in (conf_dir() / "exp").glob("*_*.yaml")
+    if "external:" in path.read_text()
+}
 # Groups of the base config's defaults list are replaced, the others appended.
 REPLACED = ("model",)
 
@@ -26,7 +34,10 @@ REPLACED = ("model",)
 def test_every_preset_loads(preset: str) -> None:
     group, _, option = preset.partition("/")
     plus = "" if group in REPLACED else "+"
-    load_config([f"{plus}{group}={option}", *NEEDED.get(preset, [])])
+    needed = NEEDED.get(preset, [])
+    # An experiment goes over the cluster that it names no part of.
+    words = [*needed, f"{plus}{group}={option}"] if group == "exp" else [f"{plus}{group}={option}", *needed]
+    load_config(words)
 
 
 def test_there_is_a_preset_for_each_kind_of_machine() -> None:

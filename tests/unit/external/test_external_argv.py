@@ -93,7 +93,7 @@ def test_maxtext_in_both_styles() -> None:
     fields: dict[str, Any] = {"program": "maxtext", "model": "llama3.1-70b", "policy_loss": "gspo"}
     assert "rl.loss_algo=gspo-token" in build(**fields)
     assert "loss_algo=gspo-token" in build(**fields, flags="flat")
-    assert {"run_name=r1", "base_output_directory=/run/out", "model_name=llama3.1-70b"} <= set(build(**fields))
+    assert {"run_name=r1", "base_output_directory=/run/ckpt", "model_name=llama3.1-70b"} <= set(build(**fields))
 
 
 def test_a_command_is_run_as_given() -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import dataclasses
 import time
+from typing import Any
 
 import pytest
 
@@ -35,6 +37,28 @@ def shape_of(tree: dict[str, object]) -> ModelShape:
 def plan_of(tree: dict[str, object], *words: str) -> JobPlan:
     facts = SubmitFacts("/usr/bin/python3", 8, "test", shape_of(tree))
     return build_plan(load_config([*H100, *words]), "/runs/a", facts)
+
+
+def test_adapters_and_offloading_take_their_part_of_the_memory_away() -> None:
+    """70B on 8 workers by hand: 70.6e9 * 2 / 8 bytes of frozen weights, where full training has 16 bytes each."""
+    shape = shape_of(LLAMA3_70B)
+
+    full = PolicyLoad("fsdp2", 2, 8, 2, True, 1)
+
+    def estimate(**changes: Any) -> list[float]:
+        memory = estimate_policy(shape, dataclasses.replace(full, **changes))
+        return [memory.weights_gb, memory.gradients_gb, memory.optimizer_gb]
+
+    gathered = 2 * shape.embedding_parameters / 1e9
+    assert 2 * shape.layer_parameters < shape.embedding_parameters
+    assert estimate() == pytest.approx([70.55 / 2 + gathered, 70.55 / 2, 70.55], rel=1e-3)
+    assert estimate(offload="optimizer") == pytest.approx([70.55 / 2 + gathered, 70.55 / 2, 0], rel=1e-3)
+    assert estimate(offload="all") == pytest.approx([gathered, 0, 0], rel=1e-3)
+    # A layer's seven matrices have 2 * 16384 + 2 * 9216 + 3 * 36864 rows and columns together.
+    adapters = 80 * 16 * 161792 / 1e9
+    assert estimate(lora_rank=16) == pytest.approx(
+        [70.55 / 4 + adapters / 2 + gathered, adapters / 2, adapters], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize(

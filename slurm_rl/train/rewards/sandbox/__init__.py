@@ -1,12 +1,12 @@
 """Runs Python that a language model wrote, which may be wrong, wasteful or hostile.
 
 Each run is a fresh interpreter that gives up, for good and before it sees the code: every file but the
-standard library (Landlock), every system call but those that computing needs (seccomp: no socket, no new
-process or program, no signal, trace or limit on another process), capabilities, and resources beyond its
-limits (CPU, address space, open files, output). It has a clean environment, an empty home that it cannot
-write to, and the descriptors of its pipes alone. A deadline ends it with SIGKILL; it also dies with the
-process that started it. Nothing of this needs root or a setting of the cluster; where the kernel lacks
-Landlock or seccomp, `probe` says so and no code runs.
+standard library (Landlock, or in older kernels a root folder of its own), every system call but those that
+computing needs (seccomp: no socket, no new process or program, no signal, trace or limit on another process),
+capabilities, and resources beyond its limits (CPU, address space, open files, output). It has a clean
+environment, an empty home that it cannot write to, and the descriptors of its pipes alone. A deadline ends it
+with SIGKILL; it also dies with the process that started it. Nothing of this needs root or a setting of the
+cluster; where the kernel lacks seccomp, or both Landlock and user namespaces, `probe` says so and no code runs.
 
 Verdicts cannot be forged from inside: see `runs` and `inside.check`.
 

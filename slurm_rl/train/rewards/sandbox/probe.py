@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import tempfile
 import time
-from pathlib import Path
 
 from slurm_rl.errors import RewardError
 from slurm_rl.train.rewards.sandbox.process import Limits
@@ -20,12 +20,12 @@ def attempt(name, act):
     try:
         act()
     except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOENT):
+        if error.errno not in (errno.EPERM, errno.EACCES, errno.ENOENT, errno.EROFS):
             print(name)
     else:
         print(name)
 
-attempt("read the files of the user", lambda: os.listdir({home!r}))
+attempt("read the files of the user", lambda: open({file!r}))
 attempt("read the memory and environment of the trainer", lambda: open("/proc/{pid}/environ", "rb").read())
 attempt("write a file", lambda: open("left", "w"))
 attempt("open a socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_STREAM))
@@ -42,9 +42,10 @@ def probe_sandbox() -> dict[str, str]:
     Raises:
         RewardError: the kernel lacks something, or something that must not work does.
     """
-    source = _ATTEMPTS.format(home=str(Path.home()), pid=os.getpid())
     limits = Limits(wall_s=_DEADLINE_S, memory_bytes=1 << 30, output_bytes=1 << 20)
-    done = run_program(source, b"", limits, time.monotonic() + _DEADLINE_S)
+    with tempfile.NamedTemporaryFile() as file:
+        source = _ATTEMPTS.format(file=file.name, pid=os.getpid())
+        done = run_program(source, b"", limits, time.monotonic() + _DEADLINE_S)
     worked = done.stdout.decode(errors="replace").split("\n")
     if done.exit_code != 0 or worked[-2:] != ["done", ""]:
         raise _not_safe(f"{done.end}, exit code {done.exit_code}: {done.stderr.decode(errors='replace')[-300:]}")
@@ -57,5 +58,5 @@ def _not_safe(seen: str) -> RewardError:
     return RewardError(
         "the sandbox must hold on this machine before code of completions runs in it",
         seen=seen,
-        action="take `code` out of reward.verifiers, or run the job on nodes with Linux 5.13 or later",
+        action="take `code` out of reward.verifiers, or take nodes with Landlock (Linux 5.13) or user namespaces",
     )

@@ -24,6 +24,8 @@ _BOOT = (
 )
 _PYTHON = (sys.executable, "-S", "-s", "-P", "-B", "-c", _BOOT)
 _SHOWN_BYTES = 2000
+USE_LANDLOCK = True
+"""Where the kernel has it; a test switches it off, for kernels without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,9 @@ class Sandboxed:
         self._stdin, self._stdout = stdin, stdout
 
     def __enter__(self) -> Sandboxed:
-        self._home = tempfile.TemporaryDirectory(prefix="slurm-rl-code-", ignore_cleanup_errors=True)
+        self._outer = tempfile.TemporaryDirectory(prefix="slurm-rl-code-", ignore_cleanup_errors=True)
+        self._home = Path(self._outer.name) / "home"
+        self._home.mkdir()
         self._status, status = os.pipe()
         job_fd = self._write_job(status)
         try:
@@ -67,7 +71,7 @@ class Sandboxed:
                 stdin=self._stdin,
                 stdout=self._stdout,
                 stderr=subprocess.PIPE,
-                cwd=self._home.name,
+                cwd=self._home,
                 env=self._environment(),
                 pass_fds=(job_fd, status, *self._fds.values()),
                 start_new_session=True,
@@ -75,7 +79,7 @@ class Sandboxed:
             )
         except BaseException:
             os.close(self._status)
-            self._home.cleanup()
+            self._outer.cleanup()
             raise
         finally:
             os.close(status)
@@ -88,6 +92,7 @@ class Sandboxed:
             "cpu_s": int(self._limits.wall_s) + 1,
             "memory_bytes": self._limits.memory_bytes,
             "file_bytes": self._limits.output_bytes,
+            "landlock": USE_LANDLOCK,
         }
         job = {**self._job, **self._fds, "status": status, "parent": os.getpid(), "limits": limits}
         fd = os.memfd_create("job")
@@ -97,9 +102,12 @@ class Sandboxed:
         return fd
 
     def _environment(self) -> dict[str, str]:
-        home = self._home.name
+        home = str(self._home)
+        # A Python of `module load` may need it to start at all.
+        libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         # The fixed hash seed lets a resumed run see the same verdicts.
-        return {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+        fixed = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+        return {**libraries, **fixed}
 
     def wait_confined(self, give_up: float) -> dict[str, str]:
         """Return what holds the process, in its own words, said before any untrusted code ran.
@@ -126,7 +134,7 @@ class Sandboxed:
         return RewardError(
             "code must be confined before it runs",
             seen=words.splitlines()[-1] if words else f"exit code {self.process.returncode} and no word",
-            action="use a kernel with Landlock (5.13 or later) and seccomp, or take `code` out of reward.verifiers",
+            action="take `code` out of reward.verifiers, or nodes with Landlock (Linux 5.13) or user namespaces",
         )
 
     @property
@@ -153,7 +161,7 @@ class Sandboxed:
             if pipe is not None:
                 pipe.close()
         os.close(self._status)
-        self._home.cleanup()
+        self._outer.cleanup()
 
     def _end(self) -> None:
         with suppress(ProcessLookupError):

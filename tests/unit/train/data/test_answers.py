@@ -96,3 +96,24 @@ def test_rows_must_fill_one_batch() -> None:
     with pytest.raises(DataError, match="7 rows < 8"):
         require_one_batch(7, 8)
     require_one_batch(8, 8)
+
+
+def test_pairs_of_a_parquet_file_without_prompts_or_margins(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = tmp_path / "rows.parquet"
+    table = {"chosen": [[USER, HELLO]], "rejected": [[USER, BYE]], "source": ["x"]}
+    parquet.write_table(pyarrow.table(table), file)
+    [row], _ = load_pairs(DataConfig(train=str(file), num_eval=0), seed=0)
+    assert (row.prompt, row.chosen, row.rejected, row.margin) == ([USER], [HELLO], [BYE], 0.0)
+
+
+def test_a_row_of_a_parquet_file_without_its_answer_is_named(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"chosen": ["a", "b"], "rejected": ["c", None], "prompt": ["d", "e"]}), file)
+    with pytest.raises(DataError, match=r"rows\.parquet row 1: 'rejected' must be text"):
+        load_pairs(DataConfig(train=str(file), num_eval=0), seed=0)

@@ -90,3 +90,9 @@ def test_characters_without_a_token_are_named(tokenizer: Any) -> None:
 def test_messages_need_the_template(tokenizer: Any) -> None:
     with pytest.raises(DataError, match=r"row 3: messages need the chat template"):
         encode_answer([], CHAT, tokenizer, chat_template=False, name="row 3")
+
+
+def test_an_image_is_refused_rather_than_read_as_its_placeholder(tokenizer: Any) -> None:
+    seen = {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Who"}]}
+    with pytest.raises(DataError, match=r"row 3: .*text alone"):
+        encode(tokenizer, CHATML, [seen], CHAT[3:])

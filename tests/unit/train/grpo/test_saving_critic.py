@@ -18,8 +18,9 @@ class Workers:
     def __init__(self, number: int = 0, *, is_built: bool = True) -> None:
         self.number, self.is_built = number, is_built
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, *, background: bool) -> list[Path]:
         (folder / "number").write_text(str(self.number))
+        return []
 
     def load(self, folder: Path) -> None:
         self.number = int((folder / "number").read_text())
@@ -30,7 +31,7 @@ class Workers:
 
 def make_saver(path: Path, policy: Workers, critic: Workers | None) -> RunSaver:
     parts: Any = (policy, critic)
-    return RunSaver(RunDir(path), load_config(["+algorithm=ppo"]), *parts)
+    return RunSaver(RunDir(path), load_config(["+algorithm=ppo", "checkpoint.background=false"]), *parts)
 
 
 @pytest.mark.parametrize("stage", ["grpo", "warmup"])

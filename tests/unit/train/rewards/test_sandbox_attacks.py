@@ -15,6 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from slurm_rl.errors import RewardError
+from slurm_rl.train.rewards.sandbox import process
+from slurm_rl.train.rewards.sandbox.probe import probe_sandbox
 from slurm_rl.train.rewards.sandbox.process import Limits
 from slurm_rl.train.rewards.sandbox.runs import Finished, run_program
 
@@ -106,6 +109,22 @@ def run(source: str, limits: Limits = LIMITS, stdin: bytes = b"") -> Finished:
 
 
 @pytest.mark.parametrize("name", ACTS)
+def test_an_act_is_refused_where_the_kernel_has_no_landlock(
+    name: str, place: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(place["SECRET"]))
+    monkeypatch.setattr(process, "USE_LANDLOCK", False)
+    try:
+        done = run(build(ACTS[name], place))
+    except RewardError as error:
+        if "not allowed here" in str(error):
+            pytest.skip(str(error))
+        raise
+    assert done.confined["files"] == "namespaces"
+    assert (done.end, done.stdout.decode().split()[-1:]) == ("exit", ["refused"]), done.stderr
+
+
+@pytest.mark.parametrize("name", ACTS)
 def test_an_act_that_works_outside_is_refused_inside(
     name: str, place: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,6 +135,17 @@ def test_an_act_that_works_outside_is_refused_inside(
     if name not in NOT_HERE:
         plain = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=20, cwd=tmp_path)
         assert "it worked" in plain.stdout, plain.stderr
+
+
+def test_the_probe_holds_also_without_landlock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "USE_LANDLOCK", False)
+    try:
+        words = probe_sandbox()
+    except RewardError as error:
+        if "not allowed here" in str(error):
+            pytest.skip(str(error))
+        raise
+    assert words["files"] == "namespaces"
 
 
 FLOODS = {
@@ -168,6 +198,7 @@ def test_a_program_that_never_reads_and_one_that_closes_its_input_hang_nobody() 
 
 def test_nothing_of_ours_is_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "canary")
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     source = """
 import os, sys
 def alive(fd):

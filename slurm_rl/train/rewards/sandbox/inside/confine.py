@@ -10,19 +10,23 @@ import struct
 import sys
 from typing import Any
 
-from slurm_rl.train.rewards.sandbox.inside.landlock import confine_files
+from slurm_rl.train.rewards.sandbox.inside.landlock import confine_files, landlock_version
+from slurm_rl.train.rewards.sandbox.inside.mounts import enter_own_root
 from slurm_rl.train.rewards.sandbox.inside.seccomp import install_filter
 
 _PDEATHSIG, _NO_NEW_PRIVS = 1, 38
 _CAPABILITY_VERSION = 0x20080522
 _OPEN_FILES = 64
+DEVICES = ("/dev/null",)
+"""What may be written, beside the pipes."""
 
 
 def confine(limits: dict[str, Any], parent: int) -> dict[str, str]:
     """Confine this process.
 
     Args:
-        limits: `cpu_s`, `memory_bytes`, `file_bytes` (of one file; nothing is writable but the output).
+        limits: `cpu_s`, `memory_bytes`, `file_bytes` (of one file; nothing is writable but the output);
+            `landlock` false to do without it.
         parent: pid of the process that started this one, with which it dies.
 
     Returns:
@@ -33,11 +37,19 @@ def confine(limits: dict[str, Any], parent: int) -> dict[str, str]:
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
     _prctl(libc, _NO_NEW_PRIVS, 1)
-    version = confine_files(readable_paths(), ("/dev/null",))
+    files = _confine_files(landlock=limits["landlock"] and landlock_version() > 0)
     _set_limits(limits)
     _drop_capabilities(libc)
     install_filter()
-    return {"files": f"Landlock {version}", "network": "seccomp", "processes": "seccomp"}
+    return {"files": files, "network": "seccomp", "processes": "seccomp"}
+
+
+def _confine_files(*, landlock: bool) -> str:
+    """By Landlock, or else by a root of its own; returns which."""
+    if landlock:
+        return f"Landlock {confine_files(readable_paths(), DEVICES)}"
+    enter_own_root(readable_paths(), DEVICES)
+    return "namespaces"
 
 
 def readable_paths() -> list[str]:
@@ -48,7 +60,13 @@ def readable_paths() -> list[str]:
         os.path.join(sys.base_prefix, "lib"),  # noqa: PTH118
         *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache"),
         *("/dev/zero", "/dev/random", "/dev/urandom"),
+        *_library_folders(os.environ.get("LD_LIBRARY_PATH", "")),
     ]
+
+
+def _library_folders(path: str) -> list[str]:
+    """Those called lib or lib64: such a list may also name a home, or by an empty entry the working directory."""
+    return [folder for folder in path.split(":") if folder.startswith("/") and folder.endswith(("/lib", "/lib64"))]
 
 
 def _set_limits(limits: dict[str, Any]) -> None:

@@ -8,13 +8,10 @@ check    the checks of the row; the only mode that is told them
 from __future__ import annotations
 
 import _sitebuiltins
-import ast  # noqa: F401  these are used by tracebacks and cannot be imported lazily once memory is short
 import builtins
 import json
-import linecache  # noqa: F401
 import os
 import sys
-import traceback  # noqa: F401
 from types import ModuleType
 from typing import Any
 

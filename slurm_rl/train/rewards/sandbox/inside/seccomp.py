@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 
 _LOAD, _EQUAL, _ANY_BIT, _MASK, _RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
@@ -86,7 +85,7 @@ def install_filter() -> None:
     Raises:
         OSError: the kernel refused, or the machine is neither x86_64 nor aarch64.
     """
-    machine = platform.machine()
+    machine = os.uname().machine
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"no system call filter for {machine}")
     code = b"".join(struct.pack("HBBI", *ins) for ins in build_filter(machine, os.getpid()))
@@ -101,7 +100,7 @@ def build_filter(machine: str, pid: int) -> list[_Ins]:
     """Return the instructions (code, jump if true, jump if false, operand) for `machine`.
 
     Args:
-        machine: a key of the tables, as `platform.machine()` names it.
+        machine: a key of the tables, as `os.uname().machine` names it.
         pid: the one process that the code may signal: its own.
     """
     words = _PLAIN[machine].split()

@@ -1,0 +1,104 @@
+"""Runs somebody else's trainer: `python -m slurm_rl.node.external --run-dir <run> --attempt <n>`, on the head node.
+
+Standard library alone, since it runs in the image of that trainer. The trainer finds in its environment
+
+    RAY_ADDRESS               the cluster of this run
+    SLURM_RL_RUN_DIR          the run directory
+    SLURM_RL_CHECKPOINTS      where to save; `step-<k>` there counts as progress, and so do OpenRLHF's, verl's and
+                              MaxText's own names
+    SLURM_RL_RESUME           1 from the second attempt on
+
+It cannot be asked to save, so a stop (SIGUSR2, SIGTERM) is a SIGTERM to it, and SIGKILL after a while; the next
+attempt goes on from its last checkpoint. outcome.json says how it ended, in the words of our own trainers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import FrameType
+from typing import Any
+
+from slurm_rl.node.driver import EXIT_CHECKPOINTED
+from slurm_rl.node.processes import die_with_parent
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
+
+_POLL_S = 0.2
+_GRACE_SHARE = 0.5
+"""Of the notice that Slurm gives; the rest is for Ray and the controller."""
+_MOST_GRACE_S = 60.0
+
+
+class ExternalTrainer:
+    """One attempt of the program."""
+
+    def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir) -> None:
+        self._run, self._plan, self._attempt = run, plan, attempt
+        self._stopped_at = 0.0
+
+    def main(self) -> int:
+        """Run it to its end; the exit status is ours: 0, 75 when it was stopped, 1."""
+        for signum in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+        assert self._plan.external is not None
+        argv = self._plan.external.first if self._attempt.number == 1 else self._plan.external.later
+        try:
+            # A group of its own: a SIGTERM then reaches the launcher's children too, and not this process.
+            child = subprocess.Popen(argv, env=self._environment(), process_group=0)
+        except OSError as error:
+            return self._end("failed", 1, cause=f"{argv[0]} could not be started: {error.strerror}")
+        append_event(self._run, "external/started", attempt=self._attempt.number, program=argv[0])
+        status = self._wait(child)
+        if status == 0:
+            return self._end("finished", 0)
+        if self._stopped_at:
+            return self._end("checkpointed", EXIT_CHECKPOINTED, cause="stopped; its own last checkpoint stays")
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
+        return self._end("failed", 1, cause=f"{argv[0]} {how}; see driver.log")
+
+    def _environment(self) -> dict[str, str]:
+        resume = "1" if self._attempt.number > 1 else "0"
+        own = {"SLURM_RL_RUN_DIR": str(self._run.path), "SLURM_RL_CHECKPOINTS": str(self._run.checkpoints)}
+        # Ours must not pick up a module that lies in the working directory; a script needs those beside it.
+        env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+        return {**env, **own, "SLURM_RL_RESUME": resume}
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+        grace_s = min(_MOST_GRACE_S, _GRACE_SHARE * self._plan.limits.signal_lead_s)
+        asked = False
+        while (status := child.poll()) is None:
+            if self._stopped_at and not asked:
+                asked = True
+                os.killpg(child.pid, signal.SIGTERM)
+            if self._stopped_at and time.monotonic() > self._stopped_at + grace_s:
+                os.killpg(child.pid, signal.SIGKILL)
+                return child.wait()
+            time.sleep(_POLL_S)
+        return status
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self._stopped_at = self._stopped_at or time.monotonic()
+
+    def _end(self, outcome: str, status: int, **fields: Any) -> int:
+        write_json(self._attempt.outcome, {"outcome": outcome, "exit_code": status, **fields})
+        return status
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="An external trainer, for one attempt.")
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--attempt", required=True, type=int)
+    args = parser.parse_args()
+    run = RunDir(args.run_dir)
+    run.checkpoints.mkdir(exist_ok=True)
+    return ExternalTrainer(run, JobPlan.from_json(read_json(run.plan)), run.attempt(args.attempt)).main()
+
+
+if __name__ == "__main__":
+    die_with_parent(signal.SIGKILL, os.getppid())
+    sys.exit(main())

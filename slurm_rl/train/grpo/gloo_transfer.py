@@ -1,0 +1,159 @@
+"""vLLM's weight-transfer interface over gloo: what its nccl backend does between GPUs, between CPUs.
+
+    policy rank 0  --broadcast, tensor by tensor-->  every tensor-parallel rank of every engine
+
+Both sides hash the bytes in their order, so that a sync can be proven. Imported where vLLM is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.distributed.utils import stateless_init_torch_distributed_process_group
+from vllm.distributed.weight_transfer.base import (
+    TrainerInitInfo,
+    TrainerWeightTransferEngine,
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+
+BACKEND = "gloo"
+
+
+@dataclass
+class GlooInitInfo(WeightTransferInitInfo):
+    """Where the group meets; an engine's ranks follow its `rank_offset`."""
+
+    master_address: str
+    master_port: int
+    world_size: int
+    rank_offset: int = 1
+
+
+@dataclass
+class GlooTrainerInitInfo(TrainerInitInfo):
+    """The same for the policy; its rank 0 is the group's."""
+
+    backend: ClassVar[str] = BACKEND
+    master_address: str
+    master_port: int
+    world_size: int
+
+
+@dataclass
+class GlooUpdateInfo(WeightTransferUpdateInfo):
+    """What is broadcast, in this order."""
+
+    names: list[str]
+    dtype_names: list[str]
+    shapes: list[list[int]]
+
+
+def _join(info: GlooInitInfo | GlooTrainerInitInfo, rank: int) -> Any:
+    return stateless_init_torch_distributed_process_group(
+        info.master_address, info.master_port, rank, info.world_size, BACKEND
+    )
+
+
+def _broadcast(group: Any, tensor: Tensor, digest: Any) -> None:
+    # As bytes: gloo does not know every type.
+    flat = tensor.view(-1).view(torch.uint8)
+    group.broadcast(flat, 0).wait()
+    digest.update(flat.numpy())
+
+
+class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
+    """In each of vLLM's workers."""
+
+    init_info_cls = GlooInitInfo
+    update_info_cls = GlooUpdateInfo
+    group: Any = None
+    checksum: str | None = None
+
+    def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
+        self.group = _join(init_info, init_info.rank_offset + self.parallel_config.rank)
+
+    def start_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        # The inherited one waits for an accelerator that is not there.
+        self.receive_weights(self.parse_update_info(update_info))
+
+    def receive_weights(self, update_info: GlooUpdateInfo) -> None:
+        digest = hashlib.sha256()
+
+        def receive() -> Any:
+            for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
+                tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+                _broadcast(self.group, tensor, digest)
+                yield name, tensor
+
+        self.model.load_weights(receive())
+        self.checksum = digest.hexdigest()
+
+    def finish_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        self.group = None
+
+
+class GlooTrainerEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
+    """In each policy worker; rank 0 sends, the others take part in gathering."""
+
+    init_info_cls = GlooTrainerInitInfo
+    group: Any = None
+    checksum: str | None = None
+
+    @classmethod
+    def trainer_init(cls, init_info: GlooTrainerInitInfo, *, client: Any, source: Any = None) -> GlooTrainerEngine:
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender)
+        if engine.is_sender:
+            place = GlooInitInfo(init_info.master_address, init_info.master_port, init_info.world_size)
+            with ThreadPoolExecutor(1) as thread:  # both sides must join at once
+                joined = thread.submit(client.init_weight_transfer_engine, asdict(place))
+                engine.group = _join(init_info, 0)
+                joined.result()
+        return engine
+
+    def send_weights(self) -> None:
+        assert self.source is not None
+        meta = self.source.metadata()
+        if not self.is_sender:
+            for _ in self.source:
+                pass
+            return
+        info = GlooUpdateInfo(
+            [m.name for m in meta], [str(m.dtype).removeprefix("torch.") for m in meta], [list(m.shape) for m in meta]
+        )
+        digest = hashlib.sha256()
+        self.client.start_weight_update()
+        with ThreadPoolExecutor(1) as thread:
+            received = thread.submit(self.client.update_weights, asdict(info))
+            for _, tensor in self.source:
+                _broadcast(self.group, tensor.contiguous(), digest)
+            received.result()
+        self.client.finish_weight_update()
+        self.checksum = digest.hexdigest()
+
+
+def register() -> None:
+    """Tell vLLM, in this process; again is no error."""
+    for factory, engine in (
+        (WeightTransferEngineFactory, GlooEngine),
+        (WeightTransferTrainerFactory, GlooTrainerEngine),
+    ):
+        if BACKEND not in factory._registry:
+            factory.register_engine(BACKEND, engine)

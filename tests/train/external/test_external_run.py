@@ -1,0 +1,49 @@
+"""Somebody else's trainer in the whole pipeline, on this machine: a script on the Ray cluster of the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from slurm_rl.run_dir import RunDir, read_jsonl
+
+SCRIPT = """
+import os, sys, ray
+
+ray.init()
+
+@ray.remote
+def double(x):
+    return 2 * x
+
+assert ray.get([double.remote(i) for i in range(4)]) == [0, 2, 4, 6]
+print("alive nodes:", sum(node["Alive"] for node in ray.nodes()), "resumed:", os.environ["SLURM_RL_RESUME"], flush=True)
+if os.environ["SLURM_RL_RESUME"] == "0":
+    os.mkdir(os.path.join(os.environ["SLURM_RL_CHECKPOINTS"], "step-3"))
+    sys.exit(5)
+"""
+
+
+def test_a_script_that_dies_is_started_again_and_told_to_resume(tmp_path: Path) -> None:
+    script, run_dir = tmp_path / "mine.py", tmp_path / "run"
+    script.write_text(SCRIPT)
+    words = ["+exp=command", f"external.argv=[{sys.executable},{script}]", f"run_dir={run_dir}", "job.max_failures=1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_rl", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    run = RunDir(run_dir)
+    logs = [run.attempt(number).log("driver").read_text() for number in run.attempt_numbers()]
+    assert done.returncode == 0, done.stdout + done.stderr + "".join(logs)
+    assert len(logs) == 2
+    assert "alive nodes: 1 resumed: 0" in logs[0] and "alive nodes: 1 resumed: 1" in logs[1]
+    assert json.loads(run.end.read_text())["state"] == "finished"
+    ends = [row for row in read_jsonl(run.events) if row["kind"] == "attempt/ended"]
+    assert "ended with exit status 5" in ends[0]["cause"] and ends[-1]["outcome"] == "finished"

@@ -1,0 +1,46 @@
+"""The tiny experiments learn what they are for, each within three minutes on two cores."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slurm_rl.config.load import load_config
+from slurm_rl.run_dir import RunDir
+from slurm_rl.train.supervised.place import Place
+from slurm_rl.train.supervised.session import run_training
+
+pytestmark = pytest.mark.slow
+
+
+def run_experiment(name: str, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """The first and the last evaluation."""
+    run = RunDir(folder)
+    run.config.write_text(yaml.safe_dump(load_config([f"+exp={name}"]).model_dump(mode="json")))
+    run_training(run, run.attempt(1), Place())
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    evaluations = [row for row in rows if row["stage"] == "eval"]
+    return evaluations[0], evaluations[-1]
+
+
+def test_sft_learns_to_add(tmp_path: Path) -> None:
+    before, after = run_experiment("sft_tiny", tmp_path)
+    assert before["eval/exact_match"] < 0.05
+    assert after["eval/exact_match"] > 0.3
+
+
+def test_a_reward_model_tells_right_from_wrong(tmp_path: Path) -> None:
+    before, after = run_experiment("rm_tiny", tmp_path)
+    assert before["eval/accuracy"] < 0.7
+    assert after["eval/accuracy"] > 0.9
+
+
+def test_dpo_prefers_the_right_sum_and_makes_it_likelier(tmp_path: Path) -> None:
+    before, after = run_experiment("dpo_tiny", tmp_path)
+    assert before["eval/margin"] == 0.0
+    assert after["eval/margin"] > 0.4
+    assert math.exp(after["eval/chosen_logprob"]) > 10 * math.exp(before["eval/chosen_logprob"])

@@ -1,0 +1,41 @@
+"""Whole runs that send weights in other ways than the demo does. Minutes, so only in `make test-all`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.whole_run import exact_rows, start_run
+
+pytestmark = pytest.mark.slow
+
+
+def finish(run_dir: Path, *words: str) -> list[dict[str, float]]:
+    process = start_run(run_dir, *words)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    return exact_rows(run_dir)
+
+
+def test_a_broadcast_brings_the_same_weights_as_rays_object_store(whole_run: Path, tmp_path: Path) -> None:
+    """Not one digit of any metric is another."""
+    assert finish(tmp_path / "gloo", "rollout.weight_transfer=gloo") == exact_rows(whole_run)
+
+
+def test_engines_hold_the_base_with_the_adapters_that_were_sent(tmp_path: Path) -> None:
+    """Adapters alone travel, and are the export; after every sync engine and policy agree on the probe."""
+    words = ("+lora=all_linear", "model.lora.rank=8", "model.lora.export=adapter")
+    rows = [row for row in finish(tmp_path / "lora", *words) if row["stage"] == "grpo"]
+    assert len(rows) == 6
+    assert any(row["policy/grad_norm"] > 0 for row in rows)
+    assert max(row["sync/probe_difference"] for row in rows) < 1e-4
+    assert max(row["mismatch/max"] for row in rows) < 1e-4
+    from safetensors.numpy import load_file
+
+    export = tmp_path / "lora" / "export"
+    adapters = load_file(export / "adapter_model.safetensors")
+    assert all(np.abs(tensor).max() > 0 for tensor in adapters.values())
+    assert json.loads((export / "adapter_config.json").read_text())["r"] == 8

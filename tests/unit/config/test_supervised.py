@@ -1,0 +1,23 @@
+"""Combinations that supervised runs refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["+exp=rm_tiny", "+lora=all_linear"], "task=rm goes without model.lora"),
+        (["+exp=sft_tiny", "data.image_key=image"], "data.image_key is for task=grpo"),
+        (["+exp=sft_tiny", "supervised.max_tokens=65"], "supervised.max_tokens must be <= model.tiny.context_length"),
+        (["+exp=dpo_tiny", "dpo.loss=ipo", "dpo.label_smoothing=0.1"], "dpo.label_smoothing is for dpo.loss=sigmoid"),
+        (["+exp=dpo_tiny", "dpo.label_smoothing=0.5"], "dpo.label_smoothing"),
+    ],
+)
+def test_what_cannot_be_is_said(words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(words)

@@ -1,0 +1,115 @@
+"""Somebody else's trainer on the head node: started, stopped, and judged by how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.node.driver import catches
+from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.task import ExternalPlan
+from slurm_rl.run_dir import RunDir, read_json, read_jsonl, write_json
+from slurm_rl.slurm.ends import newest_step
+
+
+def start(run_dir: Path, argv: list[str], *more: str, attempt: int = 1) -> subprocess.Popen[bytes]:
+    words = ["+exp=command", *more]
+    plan = build_plan(load_config(words), str(run_dir), SubmitFacts(python=sys.executable, num_cpus=2, version="0"))
+    plan = replace(plan, external=ExternalPlan(tuple(argv), tuple(argv)))
+    run = RunDir(run_dir)
+    run.attempt(attempt).logs.mkdir(parents=True)
+    write_json(run.plan, plan.to_json())
+    return subprocess.Popen(
+        [*plan.driver_argv, "--attempt", str(attempt)],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "PYTHONSAFEPATH": "1"},
+    )
+
+
+def outcome(run_dir: Path, attempt: int = 1) -> dict[str, Any]:
+    found: dict[str, Any] = read_json(RunDir(run_dir).attempt(attempt).outcome)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "wanted", "cause"),
+    [
+        ("pass", 0, "finished", ""),
+        ("raise SystemExit(3)", 1, "failed", "python3 ended with exit status 3; see driver.log"),
+        ("import os; os.kill(os.getpid(), 9)", 1, "failed", "python3 was killed by SIGKILL"),
+    ],
+)
+def test_its_end_is_told_as_that_of_our_own(tmp_path: Path, body: str, status: int, wanted: str, cause: str) -> None:
+    assert start(tmp_path, ["python3", "-c", body]).wait(60) == status
+    assert outcome(tmp_path)["outcome"] == wanted and cause in outcome(tmp_path).get("cause", "")
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert start(tmp_path, ["no-such-program"]).wait(60) == 1
+    assert "no-such-program could not be started: No such file" in outcome(tmp_path)["cause"]
+
+
+def test_it_finds_the_run_in_its_environment_and_the_modules_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("found = True")
+    (tmp_path / "mine.py").write_text(
+        "import beside, json, os\n"
+        "names = ('SLURM_RL_RUN_DIR', 'SLURM_RL_CHECKPOINTS', 'SLURM_RL_RESUME')\n"
+        "json.dump([os.environ[name] for name in names], open(os.environ[names[0]] + '/seen', 'w'))\n"
+        "os.mkdir(os.environ[names[1]] + '/step-7')\n"
+    )
+    run_dir = tmp_path / "run"
+    assert start(run_dir, ["python3", str(tmp_path / "mine.py")], attempt=2).wait(60) == 0
+    assert json.loads((run_dir / "seen").read_text()) == [str(run_dir), str(run_dir / "checkpoints"), "1"]
+    assert newest_step(RunDir(run_dir)) == 7
+    assert [row["kind"] for row in read_jsonl(RunDir(run_dir).events)] == ["external/started"]
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_stop_ends_it_and_its_children(tmp_path: Path, deaf: bool) -> None:
+    body = (
+        "import os, signal, subprocess, sys, time\n"
+        f"if {deaf}: signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "open(os.environ['SLURM_RL_RUN_DIR'] + '/pid', 'w').write(str(child.pid))\n"
+        "time.sleep(60)\n"
+    )
+    process = start(tmp_path, ["python3", "-c", body], "job.signal_lead_s=2")
+    wait_for(lambda: (tmp_path / "pid").is_file() and (tmp_path / "pid").read_text() != "")
+    assert catches(process.pid, signal.SIGUSR2)
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(60) == 75
+    assert outcome(tmp_path)["outcome"] == "checkpointed"
+    pid = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text())
+
+
+@pytest.mark.parametrize(
+    ("folder", "step"),
+    [
+        ("step-4", 4),
+        ("global_step_30", 30),
+        ("global_step8", 8),
+        ("_actor/global_step5", 5),
+        ("r1/checkpoints/12", 12),
+        ("_actor/x", -1),
+    ],
+)
+def test_checkpoints_of_each_trainer_count_as_progress(tmp_path: Path, folder: str, step: int) -> None:
+    (tmp_path / "checkpoints" / folder).mkdir(parents=True)
+    assert newest_step(RunDir(tmp_path)) == step
+
+
+def wait_for(condition: Any) -> None:
+    give_up = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.05)
