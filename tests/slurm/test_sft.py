@@ -13,7 +13,7 @@ from tests.slurm.light.runs import LightRun, wait_until_clean
 from tests.slurm.submitting import ROOT, cli, wait_for_end
 from tests.whole_run import exact_rows
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(400)]
 
 NUM_STEPS = 40
 WORDS = (
@@ -21,7 +21,8 @@ WORDS = (
     "policy.num_workers=4",
     "data.largest_addend=9",
     "data.num_eval=20",
-    f"supervised.max_steps={NUM_STEPS}",
+    # 80 rows stay when 20 are held out: 2 steps a pass.
+    f"supervised.num_epochs={NUM_STEPS // 2}",
     "supervised.batch_size=32",
     "checkpoint.every=5",
     "eval.every=20",
@@ -42,7 +43,7 @@ def test_a_harmed_run_and_one_by_plain_sbatch_log_the_same_numbers(cluster: Clus
     wait_for_checkpoint(harmed, 5)
     [*ranks] = [p for p in cluster.processes(run.hosts(1)[1]) if f"supervised.main {harmed}" in p.cmdline]
     cluster.signal(run.hosts(1)[1], next(p.pid for p in ranks if "torch.distributed.run" not in p.cmdline), 9)
-    run.wait_for_training(2)
+    wait_for_save_after_resume(run)
     assert cluster.run(["scontrol", "requeue", run.job]).returncode == 0
     assert wait_for_end(plain, timeout_s=200)["state"] == "finished"
     assert wait_for_end(harmed, timeout_s=200)["state"] == "finished"
@@ -53,6 +54,14 @@ def test_a_harmed_run_and_one_by_plain_sbatch_log_the_same_numbers(cluster: Clus
     assert len([row for row in rows if row["stage"] == "sft"]) == NUM_STEPS
     assert exact_rows(harmed) == rows
     wait_until_clean(cluster)
+
+
+def wait_for_save_after_resume(run: LightRun) -> None:
+    def is_there() -> bool:
+        resumed = [row["time"] for row in run.events("trainer/resumed")]
+        return bool(resumed) and any(row["time"] > resumed[0] for row in run.events("checkpoint/saved"))
+
+    wait_until(is_there, "the second attempt to save", timeout_s=90)
 
 
 def wait_for_checkpoint(run: Path, step: int) -> None:
