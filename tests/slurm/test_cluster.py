@@ -84,6 +84,7 @@ def test_daemons_of_a_job_die_with_it(cluster: Cluster) -> None:
 
 
 # Slurm needs up to 30 s to give up a node that says nothing, whatever SlurmdTimeout says.
+@pytest.mark.slow
 def test_power_off_requeues_the_job_and_the_node_comes_back(cluster: Cluster) -> None:
     job = submit(cluster, "-N2", "--wrap", "srun sleep 300")
     victim = cluster.nodes[1]
@@ -97,6 +98,7 @@ def test_power_off_requeues_the_job_and_the_node_comes_back(cluster: Cluster) ->
     assert cluster.run(["srun", "-w", victim, "--overcommit", "hostname"]).stdout.strip() == victim
 
 
+@pytest.mark.slow
 def test_preemption_sends_the_signal_and_requeues(cluster: Cluster, shared_dir: Path) -> None:
     seen = shared_dir / "seen"
     # It stays until it is killed, GraceTime later: a job that exits in its grace has ended and is not requeued.

@@ -8,11 +8,14 @@ import stat
 import time
 from pathlib import Path
 
+import pytest
+
 from slurm_rl.node.ports import FIRST_PORT
 from slurm_rl.run_dir import read_jsonl
 from tests.whole_run import exact_rows, start_run
 
 
+@pytest.mark.slow
 def test_rewards_over_http_change_nothing_though_a_service_is_killed(whole_run: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "served"
     process = start_run(run_dir, "+reward=service", "reward.service.num_replicas=2")

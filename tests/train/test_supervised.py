@@ -162,6 +162,7 @@ def test_a_checkpoint_of_a_reward_model_converts_to_one(root: Path, tmp_path: Pa
     assert count == sum(parameter.numel() for parameter in scorer.parameters())
 
 
+@pytest.mark.slow
 def test_a_killed_rank_loses_nothing(root: Path, tmp_path: Path) -> None:
     """torchrun with two ranks, one of them killed in the middle, then again: the numbers of an undisturbed run."""
     run, _ = make_run(tmp_path / "killed", *TASKS["dpo-cached"])

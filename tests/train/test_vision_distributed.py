@@ -24,6 +24,8 @@ from slurm_rl.train.grpo.loss import build_warmup_loss
 from slurm_rl.train.types import TrainSequence
 from tests.image_kit import build_sequence, write_image
 
+pytestmark = pytest.mark.slow
+
 LAYOUTS = {
     "fsdp2": PolicyConfig(backend="fsdp2", num_workers=2, num_threads=1),
     "zero-3": PolicyConfig(backend="deepspeed", zero_stage=3, num_workers=2, num_threads=1),

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from slurm_rl.run_dir import RunDir, read_jsonl
 
 SCRIPT = """
@@ -27,6 +29,7 @@ if os.environ["SLURM_RL_RESUME"] == "0":
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_dies_is_started_again_and_told_to_resume(tmp_path: Path) -> None:
     script, run_dir = tmp_path / "mine.py", tmp_path / "run"
     script.write_text(SCRIPT)
