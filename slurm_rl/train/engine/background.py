@@ -57,7 +57,10 @@ def _write_or_say_why(path: Path, write: Callable[[Path], None]) -> None:
     try:
         write_whole(path, write)
     except Exception as error:  # nobody catches in a thread: the waiter reads it
-        path.with_name(path.name + ".error").write_text(str(error), encoding="utf-8")
+        reason = path.with_name(path.name + ".error")
+        beside = reason.with_name(reason.name + ".part")
+        beside.write_text(str(error), encoding="utf-8")
+        beside.rename(reason)  # who sees it finds it whole
 
 
 def wait_for_files(paths: Sequence[Path], timeout_s: float, given_up: threading.Event) -> None:
