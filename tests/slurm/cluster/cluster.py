@@ -192,6 +192,12 @@ class Cluster:
         """Send a signal to a process of `processes(node)`."""
         self._nodes[node].signal(pid, number)
 
+    def clear_tmp(self, node: str) -> None:
+        """Remove what jobs left in the node's own /tmp."""
+        inside = self._nodes[node].init / "root"
+        for path in self.leftovers(node).tmp:
+            subprocess.run(["rm", "-rf", "--one-file-system", str(inside / path.lstrip("/"))], check=True)
+
     def leftovers(self, node: str) -> Leftovers:
         """What is on the node beyond an idle one's own; false when nothing is."""
         return find_leftovers(self._nodes[node])

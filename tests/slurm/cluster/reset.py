@@ -7,7 +7,7 @@ from tests.slurm.cluster.waiting import wait_until
 
 
 def reset(cluster: Cluster) -> None:
-    """Controller up, nodes on and in service, no jobs; at once when all that holds already."""
+    """Controller up, nodes on and in service, no jobs, /tmp empty; at once when all that holds already."""
     if not cluster.is_controller_up:
         cluster.restart_controller()
     if jobs := cluster.run(["squeue", "-h", "-o", "%A"]).stdout.split():
@@ -18,6 +18,9 @@ def reset(cluster: Cluster) -> None:
         elif cluster.node_state(node).startswith(("down", "drain", "fail")):
             cluster.run(["scontrol", "update", f"nodename={node}", "state=resume"])
     wait_until(lambda: is_idle(cluster), "every node to be idle", timeout_s=60)
+    # A job that was cancelled just now had no time to clean up; that is no matter of the next test.
+    for node in cluster.nodes:
+        cluster.clear_tmp(node)
 
 
 def is_idle(cluster: Cluster) -> bool:
