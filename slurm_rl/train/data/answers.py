@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from slurm_rl.config.data import DataConfig
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.addition import build_addition_rows
+from slurm_rl.train.data.hold_out import hold_out
 from slurm_rl.train.data.lines import shorten
 from slurm_rl.train.data.prompts import Message, parse_prompt
 from slurm_rl.train.data.records import DataSource, read_records, require_columns
@@ -204,7 +205,7 @@ def _load(
     rows = additions if config.train == "addition" else _read(config, config.train, config.train_split, build)
     if config.eval is not None:
         return rows, _read(config, config.eval, config.eval_split, build)[: config.num_eval]
-    return _hold_out(rows, config.num_eval, seed)
+    return hold_out(rows, config.num_eval, seed, _identity)
 
 
 def _read(config: DataConfig, name: str, split: str, build: Callable[[dict[str, Any], int, str], Row]) -> list[Row]:
@@ -216,27 +217,6 @@ def _read(config: DataConfig, name: str, split: str, build: Callable[[dict[str, 
     if not rows:
         raise DataError(f"{name}: a data file needs at least one row", seen="none", action="write one, or name another")
     return rows
-
-
-def _hold_out(rows: Sequence[Row], num_eval: int, seed: int) -> tuple[list[Row], list[Row]]:
-    """As `load.py` holds prompts out: a prompt that is held out is in no row that stays."""
-    if num_eval >= len(rows):
-        raise _too_few(num_eval, f"{len(rows)} rows")
-    chosen = set(random.Random(f"hold out {seed}").sample(range(len(rows)), num_eval))
-    held_out = [row for position, row in enumerate(rows) if position in chosen]
-    taken = {_identity(row) for row in held_out}
-    train = [row for row in rows if _identity(row) not in taken]
-    if not train:
-        raise _too_few(num_eval, f"{len(rows)} rows, of which none differs from the ones held out")
-    return train, held_out
-
-
-def _too_few(num_eval: int, seen: str) -> DataError:
-    return DataError(
-        f"data.num_eval = {num_eval} rows are held out, so data.train needs more than that",
-        seen=seen,
-        action="lower data.num_eval, or name a file in data.eval",
-    )
 
 
 def _identity(row: AnswerRow | PairRow) -> str:

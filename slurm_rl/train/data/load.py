@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 
 from slurm_rl.config.data import DataConfig
-from slurm_rl.errors import DataError
 from slurm_rl.train.data.addition import build_addition_rows
+from slurm_rl.train.data.hold_out import hold_out
 from slurm_rl.train.data.prompts import Columns, PromptRow, load_rows
 
 
@@ -24,7 +23,7 @@ def load_data(config: DataConfig, seed: int) -> tuple[list[PromptRow], list[Prom
     rows = _load_train(config, seed)
     if config.eval is not None:
         return rows, _load(config, config.eval, config.eval_split)[: config.num_eval]
-    return _hold_out(rows, config.num_eval, seed)
+    return hold_out(rows, config.num_eval, seed, _identity)
 
 
 def _load_train(config: DataConfig, seed: int) -> list[PromptRow]:
@@ -36,26 +35,6 @@ def _load_train(config: DataConfig, seed: int) -> list[PromptRow]:
 def _load(config: DataConfig, name: str, split: str) -> list[PromptRow]:
     columns = Columns(input=config.input_key, label=config.label_key, image=config.image_key)
     return load_rows(name, columns, subset=config.subset, revision=config.revision, split=split)
-
-
-def _hold_out(rows: list[PromptRow], num_eval: int, seed: int) -> tuple[list[PromptRow], list[PromptRow]]:
-    if num_eval >= len(rows):
-        raise _too_few(num_eval, f"{len(rows)} rows")
-    chosen = set(random.Random(f"hold out {seed}").sample(range(len(rows)), num_eval))
-    held_out = [row for position, row in enumerate(rows) if position in chosen]
-    prompts = {_identity(row) for row in held_out}
-    train = [row for row in rows if _identity(row) not in prompts]
-    if not train:
-        raise _too_few(num_eval, f"{len(rows)} rows, of which none differs from the ones held out")
-    return train, held_out
-
-
-def _too_few(num_eval: int, seen: str) -> DataError:
-    return DataError(
-        f"data.num_eval = {num_eval} rows are held out, so data.train needs more than that",
-        seen=seen,
-        action="lower data.num_eval, or name a file in data.eval",
-    )
 
 
 def _identity(row: PromptRow) -> str:
