@@ -22,6 +22,8 @@ def check_inputs(config: RunConfig) -> None:
     """
     if config.external is not None:  # its program checks its own
         return
+    if config.cluster.launcher == "ray":  # its nodes see other folders than this machine does
+        return
     _check_model(config)
     _check_data(config)
     check_reward(config.reward)

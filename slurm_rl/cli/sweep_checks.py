@@ -117,6 +117,10 @@ class _SeenInputs:
 
 def _check_one_launcher(planned: Sequence[PlannedRun]) -> None:
     launchers = {run.plan.launcher for run in planned}
+    if "ray" in launchers:
+        raise ConfigError(
+            "a sweep runs on Slurm or on this machine", seen="cluster.launcher=ray", action="submit its runs one by one"
+        )
     if len(launchers) > 1:
         raise ConfigError(
             "all runs of a sweep go to one place",
