@@ -105,6 +105,7 @@ class _SeenInputs:
 
     def check(self, config: RunConfig) -> None:
         key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r} {config.reward.function!r}"
+        key += f" {config.checkpoint.url!r}"
         if key not in self._errors:
             try:
                 check_inputs(config)
