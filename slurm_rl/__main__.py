@@ -19,6 +19,8 @@ VERBS = {
     "image": "build, import or check the container image that the preset names",
     "status": "state of a run, or of all runs under a folder",
     "logs": "print a run's logs (-f to follow, --who driver|node-0|ray-0)",
+    "tunnel": "the ssh forward to a run's Ray dashboard and TensorBoard (--open)",
+    "attach": "a shell on a node of a running run, in its container (--node, -- command)",
     "cancel": "end a run; what it saved stays",
     "resume": "go on with a run from its newest checkpoint",
     "results": "the runs of a sweep (-m), best first (--metric, --min, --json)",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_rl.errors import RunDirError
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
+from slurm_rl.plan.debug import debug_env
 from slurm_rl.plan.expected import expected_versions
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
@@ -223,6 +224,7 @@ def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
             cpu_kv_cache_gb=config.rollout.cpu_kv_cache_gb,
         ),
         *ray_env(cluster.num_nodes),
+        *(debug_env(cluster.accelerator, config.job.debugger, run_dir) if config.job.debug else ()),
     ]
     if config.task in TORCHRUN_TASKS:
         return [item for item in table if not item.name.startswith(("RAY_", "VLLM_"))]
