@@ -26,6 +26,7 @@ VERBS = {
     "results": "the runs of a sweep (-m), best first (--metric, --min, --json)",
     "convert": "write a checkpoint as a Hugging Face model (--step, --out)",
     "reward-server": "answer OpenRLHF's reward requests (--host, --port; reward.* overrides)",
+    "export": "the same run as a .dstack.yml (dstack), or as the xpk command (xpk)",
     "report": "write summary.json and report.html of a run again",
 }
 SWEEP_FLAGS = {"-m", "--multirun"}
