@@ -34,7 +34,7 @@ def _check_checkpoint_url(config: RunConfig) -> None:
     """Look for the library behind the URL, where this Python is the trainer's; nothing is connected to."""
     if config.checkpoint.url is None or config.cluster.python is not None or config.container.image is not None:
         return
-    from slurm_rl.train.engine.remote import open_filesystem
+    from slurm_rl.train.filesystem import open_filesystem
 
     open_filesystem(config.checkpoint.url)
 

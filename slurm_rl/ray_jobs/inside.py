@@ -25,6 +25,7 @@ from typing import IO
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError, RunDirError, SlurmRLError
 from slurm_rl.image.judge import find_mismatches
+from slurm_rl.node.driver import may_signal
 from slurm_rl.node.image_report import PACKAGES, collect_report
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.ray_jobs.submit import ROW_MARK
@@ -108,6 +109,9 @@ class RayJobController:
     def __init__(self, run: RunDir, plan: JobPlan, job_id: str) -> None:
         self.run_dir, self.plan, self.job_id = run, plan, job_id
         self.is_stopped = False
+        limit, lead_s = plan.limits.time_limit_min, plan.limits.signal_lead_s
+        # Ray knows no time limit of a job.
+        self.leave_at = float("inf") if limit is None else time.monotonic() + max(0.0, limit * 60.0 - lead_s)
 
     def main(self) -> int:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
@@ -155,11 +159,19 @@ class RayJobController:
             copier.start()
             while child.poll() is None:
                 rows.print_new()
+                self._leave_in_time(child.pid)
                 time.sleep(_POLL_S)
             copier.join(_OUTPUT_S)
         rows.print_new()
         write_json(attempt.node(0), record | {"state": "ended", "phases": {"running": round(time.time(), 3)}})
         return child.returncode
+
+    def _leave_in_time(self, pid: int) -> None:
+        """Ask the trainer once to save and leave, when the run's own time limit is near."""
+        if time.monotonic() > self.leave_at and not self.is_stopped and may_signal(pid, self.leave_at):
+            print("slurm_rl: job.time_limit is near", flush=True)
+            self.is_stopped = True
+            os.kill(pid, signal.SIGUSR2)
 
     def _end(self, decision: Decision, ends: list[AttemptEnd]) -> int:
         last = ends[-1]
