@@ -177,9 +177,8 @@ class NodeAgent:
             if not self.role.is_head and self._head_has_ended() and not self._comes_true(self._torchrun_has_ended):
                 return 0
             time.sleep(POLL_S)
-        if not self.role.is_head and self._head_has_ended():
-            return 0
-        return judge_torchrun(self.attempt, self.role, self.driver.returncode)
+        is_late = not self.role.is_head and self._head_has_ended()
+        return judge_torchrun(self.attempt, self.role, self.driver.returncode, is_late=is_late)
 
     def _torchrun_has_ended(self) -> bool:
         return self.driver is not None and self.driver.poll() is not None
