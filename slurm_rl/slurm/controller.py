@@ -29,6 +29,7 @@ from slurm_rl.slurm.attempts import (
     stands_still,
 )
 from slurm_rl.slurm.cleaning import clean_here, clean_nodes
+from slurm_rl.slurm.commands import DEFAULT_KILL_WAIT_S, kill_wait_s
 from slurm_rl.slurm.ends import KILLED, find_lost_nodes, load_ends, newest_step, read_end, settle_killed_attempts
 from slurm_rl.slurm.hosts import Hosts
 from slurm_rl.slurm.image_check import check_attempt_image
@@ -55,6 +56,7 @@ class Controller:
         self.job_id = os.environ.get("SLURM_JOB_ID") if self.plan.launcher == "slurm" else None
         self.job_key = self.job_id or f"local-{os.getpid()}-{int(time.time())}"
         self.hosts = Hosts(self.plan) if self.job_id else None
+        self.kill_wait_s = _kill_wait_s() if self.job_id else None
         self.chosen: list[str] = []
         self.stopped_by: StoppedBy = ""
 
@@ -86,7 +88,7 @@ class Controller:
     def _begin_attempt(self) -> AttemptDir:
         attempt = self.run_dir.attempt(max(self.run_dir.attempt_numbers(), default=0) + 1)
         attempt.logs.mkdir(parents=True)
-        write_json(attempt.start, {"job": self.job_key})
+        write_json(attempt.start, {"job": self.job_key, "kill_wait_s": self.kill_wait_s})
         self.run_dir.point_latest_at(attempt.number)
         if self.plan.torchrun is None:
             create_token(self.run_dir, attempt.number)
@@ -186,3 +188,10 @@ class Controller:
 
     def _on_scheduler_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stopped_by = self.stopped_by or "scheduler"
+
+
+def _kill_wait_s() -> float:
+    try:
+        return kill_wait_s()
+    except SlurmRLError:  # slurmctld is away; a run goes on without it
+        return DEFAULT_KILL_WAIT_S

@@ -133,6 +133,17 @@ def scancel_is_final(cluster: Cluster, folder: Path) -> None:
 
 
 @scenario
+def scancel_of_a_trainer_that_does_not_listen_yet(cluster: Cluster, folder: Path) -> None:
+    """It imports for longer than Slurm waits with its SIGKILL."""
+    run = LightRun(cluster, folder, import_s=200)
+    run.wait_for_events("ray/head_ready")
+    cluster.run(["scancel", run.job])
+    end = run.wait_for_end()
+    assert end["state"] == "interrupted"
+    assert run.leftovers() == {}
+
+
+@scenario
 def a_killed_controller_leaves_a_run_that_goes_on(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder)
     run.wait_for_training(1)
