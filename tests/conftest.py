@@ -12,6 +12,8 @@ __all__ = ["whole_run"]
 SHARING = ("slurm", "train")
 
 
+# Before xdist, which writes the group into the name of each test.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder, _, rest = item.nodeid.removeprefix("tests/").partition("/")

@@ -35,16 +35,34 @@ from slurm_rl.slurm.hosts import Hosts
 from slurm_rl.slurm.image_check import check_attempt_image
 from slurm_rl.slurm.launch import start_local_agent, start_slurm_agents
 from slurm_rl.slurm.requeue import requeue_job
+from slurm_rl.slurm.supervisor import EXIT_KILLED, STOP_SIGNALS, Supervisor
 from slurm_rl.slurm.watch import AttemptWatch
 
 POLL_S = 0.1
+_CLEANING_S = 20.0
 _STATES = {"finish": "finished", "interrupt": "interrupted"}
 _EXIT_CODES = {"finish": EXIT_FINISHED, "interrupt": EXIT_INTERRUPTED}
 
 
 def run_controller(run_dir: str) -> int:
     """Entry point for submitit; the result is the job's exit code."""
-    return Controller(RunDir(run_dir)).main()
+    run = RunDir(run_dir)
+    plan = JobPlan.from_json(read_json(run.plan))
+    if plan.launcher != "slurm":
+        return Controller(run).main()
+
+    def note(how: str) -> None:
+        append_event(run, "controller/killed", by=how)
+
+    # Told to leave, the trainer may take as long as before a time limit.
+    patience_s = plan.limits.signal_lead_s + _CLEANING_S
+    supervisor = Supervisor(lambda: Controller(run).main(), patience_s=patience_s, on_death=note)
+    status = supervisor.main()
+    if status == EXIT_KILLED:
+        cause = "its controller was killed again and again; see dmesg for the kernel's reason"
+        write_json(run.end, {"state": "failed", "exit_code": EXIT_FAILED, "cause": cause, "step": newest_step(run)})
+        return EXIT_FAILED
+    return status
 
 
 class Controller:
@@ -64,6 +82,7 @@ class Controller:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_user_stop)
         signal.signal(signal.SIGUSR2, self._on_scheduler_stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         self.run_dir.end.unlink(missing_ok=True)
         for number in settle_killed_attempts(self.run_dir, self.job_key):
             append_event(self.run_dir, "attempt/ended", attempt=number, outcome="lost", cause=KILLED)
