@@ -7,7 +7,7 @@ CONSTRAINTS := constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 
 # Two processes: one waits on Slurm while the other computes. No reordering: the longest groups stand first.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder --durations=25
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations=25
 
 .PHONY: demo test check unit suite test-all lock clean
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.whole_run import whole_run
@@ -12,9 +14,14 @@ __all__ = ["whole_run"]
 SHARING = ("slurm", "train")
 
 
-# Before xdist, which writes the group into the name of each test.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        folder, _, rest = item.nodeid.removeprefix("tests/").partition("/")
-        item.add_marker(pytest.mark.xdist_group(folder if folder in SHARING else rest.partition("::")[0]))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """By this file and not by marks of xdist_group: with pytest 9.2 those are not heeded."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByWhatIsShared(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder, _, rest = nodeid.removeprefix("tests/").partition("/")
+            return folder if folder in SHARING else rest.partition("::")[0]
+
+    return ByWhatIsShared(config, log)
