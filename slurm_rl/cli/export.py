@@ -11,7 +11,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.export.dstack import render_dstack
 from slurm_rl.export.xpk import XpkTarget, render_xpk
-from slurm_rl.plan.job import SECRET_NAMES
+from slurm_rl.plan.secrets import SECRET_NAMES, secret_names
 from slurm_rl.run_dir import write_text
 
 _PRIORITIES = ["very-low", "low", "medium", "high", "very-high"]
@@ -32,7 +32,7 @@ def run(words: list[str]) -> int:
         if missing:
             raise ConfigError("export xpk needs " + " ".join(needed), seen=f"no {', '.join(missing)}")
         target = XpkTarget(args.cluster, args.tpu_type, str(image), args.project, args.num_slices, args.priority)
-        text, mode = render_xpk(config, target, SECRET_NAMES), 0o755
+        text, mode = render_xpk(config, target, secret_names(config)), 0o755
     if args.out is None:
         print(text, end="")
     else:

@@ -16,6 +16,7 @@ from slurm_rl.plan.debug import debug_env
 from slurm_rl.plan.expected import expected_versions
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
+from slurm_rl.plan.secrets import secret_names
 from slurm_rl.plan.task import (
     TORCHRUN_TASKS,
     ExternalPlan,
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
 PLAN_VERSION = 3
-SECRET_NAMES = ("WANDB_API_KEY", "HF_TOKEN")
-"""Variables that pass through by name; their values stand in no file, argv or plan."""
-
 HOSTS_VARIABLE = "SLURM_RL_HOSTS"
 """Host names of all nodes, by rank, with commas; the controller sets it, since a container has no scontrol."""
 
@@ -185,7 +183,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         setup=tuple(cluster.setup),
         env={item.name: item.value for item in variables},
         env_reasons={item.name: item.reason for item in variables},
-        secret_names=SECRET_NAMES,
+        secret_names=secret_names(config),
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
         layout=build_layout(config, shape, actors, tensor_parallel_size),

@@ -64,7 +64,9 @@ class RemoteFolder:
         files = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
         files = {f"files/{relative}": path for relative, path in files.items()}
         files |= {f"run/{path.name}": path for path in extra if path.is_file()}
-        manifest = json.dumps({relative: _describe(path) for relative, path in files.items()}, sort_keys=True).encode()
+        with ThreadPoolExecutor(_THREADS) as pool:
+            described = dict(zip(files, pool.map(_describe, files.values()), strict=True))
+        manifest = json.dumps(described, sort_keys=True).encode()
         marker = json.dumps({"manifest": hashlib.sha256(manifest).hexdigest()}).encode()
         target = f"{self.root}/{name}"
         if self._read(f"{target}/{MARKER}") == marker and self._read(f"{target}/{MANIFEST}") == manifest:
@@ -74,7 +76,7 @@ class RemoteFolder:
             list(pool.map(lambda item: self._put(item[1], f"{target}/{item[0]}"), files.items()))
         self._pipe(f"{target}/{MANIFEST}", manifest)
         self._pipe(f"{target}/{MARKER}", marker)
-        return sum(path.stat().st_size for path in files.values())
+        return sum(int(found["size"]) for found in described.values())
 
     def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
         """Remove all but the newest `keep` whole checkpoints and those of the steps to spare; also older halves.
