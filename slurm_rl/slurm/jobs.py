@@ -8,15 +8,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.ray_jobs.submit import open_dashboard
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json
 from slurm_rl.slurm import commands
 from slurm_rl.slurm.attempts import EXIT_INTERRUPTED
 from slurm_rl.slurm.commands import JobInfo
 from slurm_rl.slurm.states import JobState
+
+if TYPE_CHECKING:
+    from slurm_rl.ray_jobs.dashboard import Dashboard
 
 _CANCEL_DEADLINE_S = 10.0
 
@@ -61,7 +63,7 @@ def is_job_alive(run: RunDir) -> bool:
     """
     job = load_job(run)
     if job is not None and job["launcher"] == "ray":
-        found = open_dashboard(job["address"]).find_job(job["job_id"])
+        found = _open_dashboard(job).find_job(job["job_id"])
         return found is not None and found.is_alive
     job_id = open_job_id(run)
     return _state(run, commands.query_jobs([job_id] if job_id else []), "").is_alive
@@ -83,7 +85,7 @@ def cancel_job(run: RunDir) -> bool:
     if job is None or not is_job_alive(run):
         return False
     if job["launcher"] == "ray":
-        open_dashboard(job["address"]).stop(job["job_id"])
+        _open_dashboard(job).stop(job["job_id"])
         return True
     if job["launcher"] == "local":
         os.kill(int(job["job_id"]), signal.SIGTERM)
@@ -143,7 +145,7 @@ _MOST_MESSAGE = 500
 def _ray_state(job: Mapping[str, Any]) -> RunState:
     where = f"job {job['job_id']} of the Ray cluster at {job['address']}"
     try:
-        found = open_dashboard(job["address"]).find_job(job["job_id"])
+        found = _open_dashboard(job).find_job(job["job_id"])
     except SlurmRLError as error:
         return RunState("unknown", str(error))
     if found is None:
@@ -152,6 +154,12 @@ def _ray_state(job: Mapping[str, Any]) -> RunState:
     word = "interrupted" if stopped else _RAY_WORDS.get(found.status, "unknown")
     detail = where if word in ("running", "finished") else f"{where}: {found.message[-_MOST_MESSAGE:].strip()}"
     return RunState(word, detail.rstrip(": "), is_alive=found.is_alive)
+
+
+def _open_dashboard(job: Mapping[str, Any]) -> Dashboard:
+    from slurm_rl.ray_jobs.submit import open_dashboard
+
+    return open_dashboard(job["address"])
 
 
 _SILENT_END = "its controller ended without a word"

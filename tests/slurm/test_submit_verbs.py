@@ -28,7 +28,6 @@ def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
     wait_for_step(run)
     nodes = f"{cluster.nodes[0][0]}[1-2]"
     assert state_of(cluster, run).startswith(f"running: on {nodes}, attempt 1")
-    check_reach(cluster, run)
     refused = cli(cluster, shared_dir, "resume", str(run))
     assert (refused.returncode, "cancel" in refused.stderr) == (2, True)
     follow = [sys.executable, "-m", "slurm_rl", "logs", "-f", str(run)]
@@ -50,8 +49,12 @@ def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
     assert "not running" in cli(cluster, shared_dir, "cancel", str(run)).stderr
 
 
-def check_reach(cluster: Cluster, run: Path) -> None:
+@pytest.mark.slow
+def test_a_running_job_can_be_reached(cluster: Cluster, shared_dir: Path) -> None:
     """A shell on the second node, with the run's environment; the tunnel to the first."""
+    run = shared_dir / "run"
+    submit(cluster, run, make_light_python(shared_dir))
+    wait_for_step(run)
     words = ("sh", "-c", 'hostname; echo "$PYTHONPATH"; test -r "$RAY_AUTH_TOKEN_PATH" && echo "$RAY_AUTH_MODE"')
     shell = cli(cluster, run.parent, "attach", str(run), "--node=1", "--", *words)
     assert shell.returncode == 0, shell.stderr
