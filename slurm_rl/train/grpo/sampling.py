@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from slurm_rl.config.run import RunConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.types import Group, SamplingSpec
@@ -78,3 +79,14 @@ def score_groups(groups: Sequence[Group], scorer: Scorer) -> list[Group]:
     ]
     results = iter(scorer.score(items))
     return [replace(group, results=[next(results) for _ in group.completions]) for group in groups]
+
+
+def build_spec(
+    config: RunConfig, purpose: str, step: int, num_completions: int, *, greedy: bool = False
+) -> SamplingSpec:
+    """How to sample for `purpose` in `step`, as `rollout` says; the seed follows from those and the run's."""
+    rollout = config.rollout
+    seed = derive_seed(config.seed, purpose, step)
+    if greedy:
+        return SamplingSpec(num_completions, rollout.max_tokens, 0.0, 1.0, seed)
+    return SamplingSpec(num_completions, rollout.max_tokens, rollout.temperature, rollout.top_p, seed)
