@@ -66,9 +66,10 @@ class RolloutConfig(Section):
     max_staleness: NonNegativeInt = 0
     """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
     continuous: bool = False
-    """Engines begin the next batch before the last completion of this one has ended, and completions under way go on
-    with new weights as soon as these come. Faster where lengths differ; not repeatable, since time decides
-    which weights sample a token. Needs max_staleness >= 1; see algorithm.correction."""
+    """Engines begin the next batch before the last completion of this one has ended, the next prompts go to the engine
+    with the fewest under way, and completions under way go on with new weights as soon as these come. Faster where
+    lengths differ; not repeatable, since time decides which engine and which weights sample a token. Needs
+    max_staleness >= 1; see algorithm.correction."""
     weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"
     """How new weights reach the engines: ray, through host memory and Ray's object store; or straight from the
     policy's memory: gloo on CPU, nccl to engines with GPUs of their own, ipc to colocated ones. auto is ray."""

@@ -262,10 +262,15 @@ class GRPOTrainer:
         return schedule_lr(self.config.optim, self.grpo_steps_done, self.config.trainer.num_steps)
 
     def sync_weights(self) -> None:
-        """Send the new weights. Who samples ahead waits for older ones alone, which engines have had time to take."""
+        """Send the new weights. Who samples ahead waits for older ones alone, which engines have had time to take.
+
+        Continuous engines take them at once, and out of order with requests: what is asked for after this must not
+        begin with older ones, or the bound on staleness would not hold.
+        """
         with self.timer.phase("sync"):
             self.sync.push(self.state.step)
-            self.probe_difference = self.sync.verify(leave=self.pipeline.staleness)
+            leave = 0 if self.config.rollout.continuous else self.pipeline.staleness
+            self.probe_difference = self.sync.verify(leave=leave)
 
     # ---- around the step -----------------------------------------------------------------------
 
