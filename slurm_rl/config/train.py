@@ -27,6 +27,9 @@ class PolicyConfig(Section):
     logprob_chunk_tokens: PositiveInt | None = None
     """Tokens whose logits exist at once, computed again in the backward pass; null: those of the whole
     micro-batch, which for large vocabularies is most of its memory."""
+    share_prompts: bool = False
+    """Completions of one prompt read it once, in one row: the same numbers, and with long prompts a fraction of the
+    work. Text alone; needs an attention that takes any mask, so not flash attention."""
     num_threads: PositiveInt | None = None
     """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
     node_feature: str | None = None

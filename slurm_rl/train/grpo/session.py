@@ -89,6 +89,7 @@ def _train(
         cluster.plan.layout.micro_batch_tokens,
         timeout_s,
         references=start_references(cluster, config),
+        share_prompts=config.policy.share_prompts,
     )
     critic = start_critic(cluster, config) if config.algorithm.needs_values else None
     started = {id(actor): actor for actor in (*policy.workers, *policy.references, *(critic.workers if critic else ()))}
