@@ -268,9 +268,13 @@ class PolicyEngine:
 
         Adapters are merged into it.
         """
-        state = dict(self.full_state())
-        if distributed.get_rank() == 0:
-            export_model(self.module, state, self.tokenizer, folder, processors_of=self.model_folder)
+        state = self.full_state()
+        try:
+            if distributed.get_rank() == 0:
+                export_model(self.module, state, self.tokenizer, folder, processors_of=self.model_folder)
+        finally:
+            for _ in state:  # gathering is collective: nobody may leave before the last tensor
+                pass
 
     def export_adapter(self, folder: Path) -> None:
         """Write the adapters alone, for peft, and the tokenizer; whole or not at all; from rank 0."""
