@@ -256,6 +256,7 @@ def command_line(pid: int) -> str:
         (["model=nonesuch"], ["nonesuch", "tiny_qwen3"]),
         (["+lora=all_linear", "model.lora.target_modules=[qproj]"], ["qproj", "gate_proj", "all-linear"]),
         (["policy.backend=deepspeed", "policy.offload=all"], ["policy.offload=all", "policy.zero_stage=3"]),
+        (["rollout.max_staleness=-1"], ["rollout.max_staleness", "-1", "0"]),
         (["job.time_limit=soon"], ["job.time_limit", "HH:MM:SS"]),
         (["nonsense"], ["nonsense", "key=value"]),
     ],

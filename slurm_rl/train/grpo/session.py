@@ -23,13 +23,15 @@ from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.train.engine.lora import check_targets
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.critic import CriticGroup, CriticWorker
+from slurm_rl.train.grpo.dispatch import max_calls
 from slurm_rl.train.grpo.policy import PolicyWorker, WorkerPlace
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.reference import ReferenceWorker
 from slurm_rl.train.grpo.rollout import RolloutEngine
-from slurm_rl.train.grpo.sampling import Sampler
+from slurm_rl.train.grpo.sampling import ContinuousSampler, Sampler
 from slurm_rl.train.grpo.saving import RunSaver, RunState
-from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
+from slurm_rl.train.grpo.trainer import GRPOTrainer
+from slurm_rl.train.grpo.types import Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.model_folder import load_context_length, prepare_model
 from slurm_rl.train.rewards.scorer import Scorer, open_scorer
@@ -87,6 +89,7 @@ def _train(
         cluster.plan.layout.micro_batch_tokens,
         timeout_s,
         references=start_references(cluster, config),
+        share_prompts=config.policy.share_prompts,
     )
     critic = start_critic(cluster, config) if config.algorithm.needs_values else None
     started = {id(actor): actor for actor in (*policy.workers, *policy.references, *(critic.workers if critic else ()))}
@@ -97,7 +100,7 @@ def _train(
         run,
         prompts,
         policy,
-        Sampler(cluster, engines, timeout_s),
+        build_sampler(cluster, engines, config),
         WeightSync(
             cluster,
             policy.workers,
@@ -185,8 +188,9 @@ def choose_probe(prompts: Prompts, longest: int) -> TokenPrompt:
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_images: int | None) -> list[Actor]:
     """Start the rollout engines without waiting: they load while the policy does."""
     max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
-    # Batches and weights under way at once, where engines take them so.
-    num_calls = 2 * (config.rollout.max_staleness + 1) if config.rollout.continuous else 1
+    # Chunks and weights under way at once, where engines take them so.
+    staleness = config.rollout.max_staleness
+    num_calls = max_calls(staleness) + 2 * (staleness + 1) if config.rollout.continuous else 1
     return [
         cluster.place(
             actor,
@@ -197,6 +201,16 @@ def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_imag
         for actor in cluster.plan.actors
         if actor.role == "rollout"
     ]
+
+
+def build_sampler(cluster: Cluster, engines: Sequence[Actor], config: RunConfig) -> Sampler:
+    """Fixed shares, or the next prompts to whoever has room."""
+    rollout, timeout_s = config.rollout, config.trainer.step_timeout_s
+    if not rollout.continuous:
+        return Sampler(cluster, engines, timeout_s)
+    return ContinuousSampler(
+        cluster, engines, timeout_s, max_num_seqs=rollout.max_num_seqs, staleness=rollout.max_staleness
+    )
 
 
 def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> list[Actor]:
