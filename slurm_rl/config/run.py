@@ -135,6 +135,25 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _who_stands_with_the_critic_has_one(self) -> RunConfig:
+        wanted = {
+            "critic.num_workers": self.critic.num_workers,
+            "reward.model.device=critic": self.reward.model.beside_critic,
+        }
+        for name, value in wanted.items():
+            if value and not (self.task == "grpo" and self.algorithm.needs_values):
+                raise ValueError(
+                    f"{name} needs a critic, which algorithm.advantage=gae trains; got "
+                    f"{self.algorithm.advantage!r} with task={self.task}. Next: +algorithm=ppo, or leave it out"
+                )
+        if self.reward.model.beside_critic and (self.reward.url or self.reward.service.enabled or self.reward.function):
+            raise ValueError(
+                "reward.model.device=critic scores in the run itself, without reward.url, reward.function and "
+                "reward.service.enabled. Next: leave these out, or reward.model.device=cpu"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _dynamic_sampling_is_synchronous(self) -> RunConfig:
         rounds, staleness = self.algorithm.dynamic_sampling_rounds, self.rollout.max_staleness
         if rounds > 1 and staleness > 0:

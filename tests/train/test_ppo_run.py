@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.config.load import load_config
 from slurm_rl.run_dir import RunDir, read_jsonl
 from tests.whole_run import exact_rows, start_run
 
@@ -44,6 +45,30 @@ def test_a_killed_run_goes_on_with_policy_critic_and_kl_coefficient(tmp_path: Pa
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output
     assert exact_rows(harmed) == exact_rows(whole)
+
+
+def test_critic_and_reward_model_stand_in_processes_of_their_own(tmp_path: Path) -> None:
+    """As with --colocate_critic_reward: two ranks of the critic, each with a reward model, beside one of the policy."""
+    from slurm_rl.config.model import ModelConfig
+    from slurm_rl.config.train import OptimConfig, PolicyConfig
+    from slurm_rl.train.engine.policy import PolicyEngine
+    from slurm_rl.train.engine.tiny import build_tiny_model
+
+    tiny = load_config([]).model.require_tiny()
+    build_tiny_model(tiny, 0, tmp_path / "model")
+    config = ModelConfig(path=str(tmp_path / "model"))
+    PolicyEngine(
+        tmp_path / "model", config, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0, score_seed=1
+    ).export(tmp_path / "rm")
+    words = [*WORDS, "critic.num_workers=2", f"reward.model.path={tmp_path / 'rm'}", "reward.model.device=critic"]
+    process = start_run(tmp_path / "run", *words, f"critic.init_from={tmp_path / 'rm'}", "trainer.num_steps=3")
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    rows = [row for row in exact_rows(tmp_path / "run") if row["stage"] == "grpo"]
+    assert len(rows) == 3 and all(row["critic/loss"] > 0 for row in rows)
+    assert all(row["reward/mean"] == pytest.approx(row["reward/model"]) for row in rows)
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*/critic/*")}
+    assert sum("rank" in name for name in names) == 2, names
 
 
 def kill_after_a_step(run: RunDir, process: subprocess.Popen[str]) -> None:
