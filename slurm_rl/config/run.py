@@ -118,14 +118,6 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _a_new_head_is_no_adapter(self) -> RunConfig:
-        if self.task == "rm" and self.model.lora is not None:
-            raise ValueError(
-                "task=rm goes without model.lora, which would freeze the new head that scores. Next: model.lora=null"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _the_critic_learns_while_the_policy_still_can(self) -> RunConfig:
         if self.algorithm.needs_values and self.critic.warmup_steps >= self.trainer.num_steps:
             raise ValueError(

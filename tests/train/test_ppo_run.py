@@ -66,7 +66,7 @@ def test_critic_and_reward_model_stand_in_processes_of_their_own(tmp_path: Path)
     assert process.returncode == 0, output
     rows = [row for row in exact_rows(tmp_path / "run") if row["stage"] == "grpo"]
     assert len(rows) == 3 and all(row["critic/loss"] > 0 for row in rows)
-    assert all(row["reward/mean"] == pytest.approx(row["reward/model"]) for row in rows)
+    assert all(row["reward/mean"] == pytest.approx(row["score/model"]) for row in rows)
     names = {path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*/critic/*")}
     assert sum("rank" in name for name in names) == 2, names
 

@@ -45,6 +45,7 @@ SMALL = [
 TASKS = {
     "sft": ["+exp=sft_tiny", "sft.neftune_alpha=5"],
     "rm": ["+exp=rm_tiny"],
+    "rm-lora": ["+exp=rm_tiny", "+lora=all_linear", "model.lora.rank=4"],
     "dpo-cached": ["+exp=dpo_tiny", "dpo.chosen_nll=0.5"],
     "dpo-live": ["+exp=dpo_tiny", "dpo.reference=live", "dpo.loss=ipo"],
 }

@@ -70,7 +70,8 @@ def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
         state = loop.run()
     if state.best_step not in (-1, state.step):
         saver.load_step(state.best_step)
-    engine.export(run.export)
+    adapted = config.model.lora
+    (engine.export_adapter if adapted and adapted.export == "adapter" else engine.export)(run.export)
     if is_first:
         exported = state.step if state.best_step == -1 else state.best_step
         append_event(run, "trainer/finished", step=state.step, exported_step=exported)
