@@ -109,10 +109,10 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _supervised_training_reads_text(self) -> RunConfig:
-        if self.task in ("sft", "rm", "dpo") and self.data.image_key is not None:
+    def _reward_models_read_text(self) -> RunConfig:
+        if self.task == "rm" and self.data.image_key is not None:
             raise ValueError(
-                f"data.image_key is for task=grpo; got {self.data.image_key!r} with task={self.task!r}. "
+                f"data.image_key is not for task=rm, whose models read text alone; got {self.data.image_key!r}. "
                 "Next: data.image_key=null"
             )
         return self

@@ -17,9 +17,11 @@ from slurm_rl.plan.layout import DEFAULT_MICRO_BATCH_TOKENS
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
 from slurm_rl.train.data.answers import require_one_batch
+from slurm_rl.train.data.placeholders import ImageCounter
 from slurm_rl.train.engine import distributed
 from slurm_rl.train.engine.model import load_tokenizer
 from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.engine.vision import load_image_reader
 from slurm_rl.train.model_folder import load_context_length, prepare_model
 from slurm_rl.train.stop import StopFlag
 from slurm_rl.train.supervised.dpo import build_dpo
@@ -31,7 +33,8 @@ from slurm_rl.train.supervised.saving import PolicySaver
 from slurm_rl.train.supervised.sft import build_sft
 from slurm_rl.train.supervised.types import Objective
 
-OBJECTIVES: dict[str, Callable[[RunConfig, Any], Objective]] = {"sft": build_sft, "rm": build_rm, "dpo": build_dpo}
+BuildObjective = Callable[[RunConfig, Any, ImageCounter | None], Objective]
+OBJECTIVES: dict[str, BuildObjective] = {"sft": build_sft, "rm": build_rm, "dpo": build_dpo}
 """One row a task."""
 
 
@@ -89,7 +92,8 @@ def build_objective(config: RunConfig, model_path: str) -> Objective:
             seen=f"{longest} > {context}",
             action=f"set supervised.max_tokens={context}",
         )
-    objective = OBJECTIVES[config.task](config, load_tokenizer(model_path, trust_remote_code=trust))
+    tokenizer, images = load_tokenizer(model_path, trust_remote_code=trust), load_image_reader(model_path, config.model)
+    objective = OBJECTIVES[config.task](config, tokenizer, images)
     require_one_batch(len(objective.train), config.supervised.batch_size)
     return objective
 
