@@ -159,7 +159,7 @@ def run_trl(args: argparse.Namespace) -> None:
     at_once = min(share, settings.pop("rows_at_once") or share)
     common = dict(
         output_dir=str(args.out / "trl"), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, save_strategy="no",
-        per_device_train_batch_size=at_once, gradient_accumulation_steps=share // at_once, max_length=LONGEST,
+        per_device_train_batch_size=at_once, gradient_accumulation_steps=share // at_once, max_length=None,
         max_steps=args.steps, learning_rate=LR, lr_scheduler_type="constant", adam_beta1=0.9, adam_beta2=0.95,
         weight_decay=0.0, max_grad_norm=1.0, logging_steps=1, gradient_checkpointing=False, seed=args.seed,
         dataloader_pin_memory=False, model_init_kwargs={"dtype": "float32"}, **settings,
