@@ -84,6 +84,8 @@ def work(rank: int, num_ranks: int, port: int, root: Path, layouts: dict[str, li
             run, config = make_run(root / f"{layout}-{num_ranks}-{task}" / f"whole-{rank}", *words, *more)
             run = RunDir(run.path.with_name("whole-0"))
             train(run, config, place, StopFlag())
+            if num_ranks > 2:
+                continue
             again = RunDir(run.path.with_name("stopped"))
             try:
                 train(again, config, place, StopAfter(3))
@@ -106,6 +108,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("four")
+    multiprocessing.spawn(work, args=(4, free_port(), root, LAYOUTS), nprocs=4)
+    return root
+
+
 def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what the clock measured."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
@@ -115,8 +124,17 @@ def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_ranks_in_every_layout_equal_one(layout: str, task: str, root: Path) -> None:
-    ours = exact_rows(root / f"{layout}-2-{task}" / "whole-0")
-    one = exact_rows(root / f"fsdp2-1-{task}" / "whole-0")
+    require_equal(exact_rows(root / f"{layout}-2-{task}" / "whole-0"), exact_rows(root / f"fsdp2-1-{task}" / "whole-0"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_four_ranks_in_every_layout_equal_one(layout: str, task: str, root: Path, four: Path) -> None:
+    require_equal(exact_rows(four / f"{layout}-4-{task}" / "whole-0"), exact_rows(root / f"fsdp2-1-{task}" / "whole-0"))
+
+
+def require_equal(ours: list[dict[str, Any]], one: list[dict[str, Any]]) -> None:
     assert [row["stage"] for row in ours] == [row["stage"] for row in one] and len(one) == 9
     for row, expected in zip(ours, one, strict=True):
         assert row.pop("stage") == expected["stage"]
