@@ -185,19 +185,30 @@ def test_a_checkpoint_of_a_reward_model_converts_to_one(root: Path, tmp_path: Pa
 def test_a_killed_rank_loses_nothing(root: Path, tmp_path: Path) -> None:
     """torchrun with two ranks, one of them killed in the middle, then again: the numbers of an undisturbed run."""
     run, _ = make_run(tmp_path / "killed", *TASKS["dpo-cached"])
-    first = start_torchrun(run)
+    words = ["slurm_rl.train.supervised.main", str(run.path)]
+    first = start_torchrun(*words)
     wait_for_row(first, run, 3)
     ranks = children_of(first.pid)
     os.kill(ranks[0], signal.SIGKILL)
     assert first.wait(timeout=120) != 0
-    assert start_torchrun(run).wait(timeout=300) == 0
+    assert start_torchrun(*words).wait(timeout=300) == 0
     assert exact_rows(run.path) == exact_rows(root / "fsdp2-2-dpo-cached" / "whole-0")
     assert read_json(run.attempt(1).outcome)["outcome"] == "finished"
 
 
-def start_torchrun(run: RunDir) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    argv += ["-m", "slurm_rl.train.supervised.main", str(run.path)]
+@pytest.mark.slow
+def test_torchrun_by_hand_from_overrides_gives_the_same_numbers(root: Path, tmp_path: Path) -> None:
+    task, *more = TASKS["dpo-cached"]
+    words = ["slurm_rl.train.supervised", task, *SMALL, *more, f"run_dir={tmp_path / 'by-hand'}"]
+    assert start_torchrun(*words).wait(timeout=300) == 0
+    assert exact_rows(tmp_path / "by-hand") == exact_rows(root / "fsdp2-2-dpo-cached" / "whole-0")
+    # Its end is saved: the same words have nothing left to do.
+    assert start_torchrun(*words).wait(timeout=300) == 0
+    assert exact_rows(tmp_path / "by-hand") == exact_rows(root / "fsdp2-2-dpo-cached" / "whole-0")
+
+
+def start_torchrun(*words: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *words]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

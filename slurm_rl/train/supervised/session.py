@@ -39,6 +39,11 @@ OBJECTIVES: dict[str, BuildObjective] = {"sft": build_sft, "rm": build_rm, "dpo"
 
 
 def run_training(run: RunDir, attempt: AttemptDir, place: Place) -> None:
+    """`run_config` with the config in the run directory."""
+    run_config(run, parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8"))), place)
+
+
+def run_config(run: RunDir, config: RunConfig, place: Place) -> None:
     """Run the loop to its end, or to the stop signal.
 
     Raises:
@@ -47,7 +52,6 @@ def run_training(run: RunDir, attempt: AttemptDir, place: Place) -> None:
     """
     stop = StopFlag()
     stop.install()
-    config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     place.join(timeout_s=config.trainer.step_timeout_s)
     try:
         train(run, config, place, stop)
