@@ -5,9 +5,9 @@
 Both start from the same random model and train on the same rows, as many a step, in float32 with the same number of
 ranks and threads, one after the other in processes of their own. Answers have a log-normal length, as those of data
 sets do: median 60 characters, some of 500, one token a character. Tokens/s counts tokens that are no padding over the
-whole time from step to step, logging included; it is the median over the steps after the first. TRL runs several times: as it comes
-(8 rows of a rank at once, padded to the longest), with its whole batch at once, with rows of like length in one batch,
-and without padding, in one row, where its trainer can. The loss is the mean over the same steps; batches are other ones.
+whole time from step to step, logging included; it is the median over the steps after the first. The loss is the mean
+over them; batches differ. TRL runs several times: as it comes (8 rows of a rank at once, padded to the longest), with
+its whole batch at once, with rows of like length in one batch, and without padding, in one row, where it can.
 """
 
 from __future__ import annotations
