@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import yaml
@@ -63,12 +64,25 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
     try:
         host = os.environ["RAY_ADDRESS"].rpartition(":")[0]
-        report = functools.partial(append_event, run)
-        with open_scorer(config.reward, run.secrets, attempt.logs, host, report) as rewards:
+        with _open_rewards(config, run, attempt, host) as rewards:
             state = _train(run, config, cluster, model_path, prompts, rewards, metrics)
     finally:
         metrics.close()
     append_event(run, "trainer/finished", step=state.step)
+
+
+def _open_rewards(
+    config: RunConfig, run: RunDir, attempt: AttemptDir, host: str
+) -> AbstractContextManager[Scorer | None]:
+    """What scores; None where the critic's processes do."""
+    if config.reward.model.beside_critic:
+        return nullcontext(None)
+    return open_scorer(config.reward, run.secrets, attempt.logs, host, functools.partial(append_event, run))
+
+
+def require_critic(critic: CriticGroup | None) -> CriticGroup:
+    assert critic is not None, "the config was checked: reward.model.device=critic has a critic"
+    return critic
 
 
 def _train(
@@ -77,7 +91,7 @@ def _train(
     cluster: Cluster,
     model_path: str,
     prompts: Prompts,
-    rewards: Scorer,
+    rewards: Scorer | None,
     metrics: MetricsLogger,
 ) -> RunState:
     timeout_s = config.trainer.step_timeout_s
@@ -110,7 +124,7 @@ def _train(
             tolerance=config.rollout.probe_tolerance,
             timeout_s=timeout_s,
         ),
-        rewards,
+        rewards or require_critic(critic),
         RunSaver(run, config, policy, critic),
         metrics,
         critic,
@@ -240,9 +254,10 @@ def start_critic(cluster: Cluster, config: RunConfig) -> CriticGroup:
 
 
 def choose_places(cluster: Cluster, role: str, port_variable: str) -> list[tuple[ActorPlan, WorkerPlace]]:
-    """The ranks of a role; rank 0 stands on the head node, whose ports were proven free."""
-    address, port = os.environ["RAY_ADDRESS"].rpartition(":")[0], int(os.environ[port_variable])
+    """The ranks of a role. On the head node, whose ports were proven free, rank 0 has one; else its port is 0."""
+    address = os.environ["RAY_ADDRESS"].rpartition(":")[0]
     actors = [actor for actor in cluster.plan.actors if actor.role == role]
+    port = int(os.environ[port_variable]) if actors and actors[0].node == 0 else 0
     return [(actor, WorkerPlace(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
 
 
