@@ -12,6 +12,7 @@ from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
 from slurm_rl.config.critic import CriticConfig
 from slurm_rl.config.data import DataConfig
+from slurm_rl.config.existing import check_existing_cluster
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.job import JobConfig
 from slurm_rl.config.logging import LoggingConfig
@@ -209,6 +210,11 @@ class RunConfig(Section):
                 f"task and external.program must agree; got task={self.task} and external.program={found}. "
                 f"Next: task={found or 'grpo'}" + (f", or +external.program={wanted}" if wanted else "")
             )
+        return self
+
+    @model_validator(mode="after")
+    def _an_existing_cluster_can_do_it(self) -> RunConfig:
+        check_existing_cluster(self)
         return self
 
     @model_validator(mode="after")

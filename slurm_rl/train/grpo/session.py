@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -63,8 +62,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
     try:
-        host = os.environ["RAY_ADDRESS"].rpartition(":")[0]
-        with _open_rewards(config, run, attempt, host) as rewards:
+        with _open_rewards(config, run, attempt, cluster.nodes.host()) as rewards:
             state = _train(run, config, cluster, model_path, prompts, rewards, metrics)
     finally:
         metrics.close()
@@ -231,7 +229,7 @@ def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> list[A
     """Start the policy workers."""
     return [
         cluster.place(actor, PolicyWorker, config, model_path, place)
-        for actor, place in choose_places(cluster, "policy", "SLURM_RL_MASTER_PORT")
+        for actor, place in choose_places(cluster, "policy")
     ]
 
 
@@ -246,18 +244,14 @@ def start_references(cluster: Cluster, config: RunConfig) -> list[Actor]:
 
 def start_critic(cluster: Cluster, config: RunConfig) -> CriticGroup:
     """Start the critic's workers; what they load is known after the warm-up."""
-    workers = [
-        cluster.place(actor, CriticWorker, config, place)
-        for actor, place in choose_places(cluster, "critic", "SLURM_RL_CRITIC_PORT")
-    ]
+    workers = [cluster.place(actor, CriticWorker, config, place) for actor, place in choose_places(cluster, "critic")]
     return CriticGroup(cluster, workers, cluster.plan.layout.micro_batch_tokens, config.trainer.step_timeout_s)
 
 
-def choose_places(cluster: Cluster, role: str, port_variable: str) -> list[tuple[ActorPlan, WorkerPlace]]:
-    """The ranks of a role. On the head node, whose ports were proven free, rank 0 has one; else its port is 0."""
-    address = os.environ["RAY_ADDRESS"].rpartition(":")[0]
+def choose_places(cluster: Cluster, role: str) -> list[tuple[ActorPlan, WorkerPlace]]:
+    """The ranks of a role, and where they meet."""
     actors = [actor for actor in cluster.plan.actors if actor.role == role]
-    port = int(os.environ[port_variable]) if actors and actors[0].node == 0 else 0
+    address, port = cluster.nodes.meeting_point(role, actors[0].node)
     return [(actor, WorkerPlace(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
 
 

@@ -11,6 +11,7 @@ from slurm_rl.errors import ConfigError
 
 # What a preset leaves to the user, and says so.
 NEEDED = {
+    "cluster/ray": ["cluster.address=http://head:8265"],
     "model/hf": ["model.path=hub/model"],
     "exp/grpo_mathv60k": ["+cluster=nvidia_a100"],
     "exp/ppo_llama3_8b": ["+cluster=nvidia_h100", "reward.model.path=/models/rm"],
