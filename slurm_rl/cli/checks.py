@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurm_rl.cli.lora_check import check_lora_targets
 from slurm_rl.cli.model_shape import sees_images
+from slurm_rl.cli.weights_check import check_same_model
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, MissingLibraryError
@@ -53,6 +54,8 @@ def _check_model(config: RunConfig) -> None:
     if config.model.path:
         _check_pad_token(Path(config.model.path))
     check_lora_targets(config.model)
+    check_same_model("model.init_from", config.model.init_from, config.model)
+    check_same_model("critic.init_from", config.critic.init_from, config.model)
 
 
 def _check_pad_token(folder: Path) -> None:

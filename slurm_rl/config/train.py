@@ -28,6 +28,9 @@ class PolicyConfig(Section):
     logprob_chunk_tokens: PositiveInt | None = None
     """Tokens whose logits exist at once, computed again in the backward pass; null: those of the whole
     micro-batch, which for large vocabularies is most of its memory."""
+    share_prompts: bool = False
+    """Completions of one prompt read it once, in one row: the same numbers, and with long prompts a fraction of the
+    work. Text alone; needs an attention that takes any mask, so not flash attention."""
     num_threads: PositiveInt | None = None
     """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
     node_feature: str | None = None
@@ -67,9 +70,10 @@ class RolloutConfig(Section):
     max_staleness: NonNegativeInt = 0
     """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
     continuous: bool = False
-    """Engines begin the next batch before the last completion of this one has ended, and completions under way go on
-    with new weights as soon as these come. Faster where lengths differ; not repeatable, since time decides
-    which weights sample a token. Needs max_staleness >= 1; see algorithm.correction."""
+    """Engines begin the next batch before the last completion of this one has ended, the next prompts go to the engine
+    with the fewest under way, and completions under way go on with new weights as soon as these come. Faster where
+    lengths differ; not repeatable, since time decides which engine and which weights sample a token. Needs
+    max_staleness >= 1; see algorithm.correction."""
     weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"
     """How new weights reach the engines: ray, through host memory and Ray's object store; or straight from the
     policy's memory: gloo on CPU, nccl to engines with GPUs of their own, ipc to colocated ones. auto is ray."""

@@ -267,6 +267,7 @@ def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> D
         tensor_parallel_size=tensor_parallel_size,
         colocate=config.rollout.colocate,
         has_critic=config.algorithm.needs_values,
+        num_critics=(config.critic.num_workers or 0) if config.algorithm.needs_values else 0,
         num_references=config.reference.num_workers or 0,
         features=_node_features(config),
         feature_of={

@@ -102,16 +102,25 @@ def _raise_if_failed(reference: Any, name: str, what: str) -> None:
 
     try:
         ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
+    except ray.exceptions.RayError as error:
+        raise name_failure(error, name, what) from None
+
+
+def name_failure(error: BaseException, name: str, what: str) -> BaseException:
+    """What to raise for a failed call of the actor `name`; our own errors, and those that Ray does not wrap, stay."""
+    import ray
+
+    if isinstance(error, ray.exceptions.RayTaskError):
         if isinstance(error.cause, SlurmRLError):
-            raise error.cause from None
+            return error.cause
         print(error, file=sys.stderr)  # the actor's traceback, into the driver's log
-        raise TrainingError(f"{what} must not fail", seen=f"{error.cause!r} in {name}", where="driver.log") from None
-    except ray.exceptions.RayActorError as error:
+        return TrainingError(f"{what} must not fail", seen=f"{error.cause!r} in {name}", where="driver.log")
+    if isinstance(error, ray.exceptions.RayActorError):
         print(error, file=sys.stderr)
-        raise TrainingError(
+        return TrainingError(
             f"{name} must live through {what}", seen=_first_line(error), action="see the attempt's ray logs"
-        ) from None
+        )
+    return error
 
 
 def _first_line(error: Exception) -> str:

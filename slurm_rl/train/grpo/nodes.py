@@ -79,8 +79,8 @@ class OwnNodes:
         return os.environ["RAY_ADDRESS"].rpartition(":")[0]
 
     def meeting_point(self, role: str, node: int) -> tuple[str, int]:
-        # The first rank stands on the head node, whose ports were proven free.
-        return self.host(), int(os.environ[MEETING_PORTS[role]])
+        # On the head node ports were proven free; elsewhere the first rank finds one itself.
+        return self.host(), int(os.environ[MEETING_PORTS[role]]) if node == 0 else 0
 
 
 @dataclass(frozen=True)
