@@ -23,9 +23,21 @@ def check_inputs(config: RunConfig) -> None:
     """
     if config.external is not None:  # its program checks its own
         return
+    if config.cluster.launcher == "ray":  # its nodes see other folders than this machine does
+        return
+    _check_checkpoint_url(config)
     _check_model(config)
     _check_data(config)
     check_reward(config.reward)
+
+
+def _check_checkpoint_url(config: RunConfig) -> None:
+    """Look for the library behind the URL, where this Python is the trainer's; nothing is connected to."""
+    if config.checkpoint.url is None or config.cluster.python is not None or config.container.image is not None:
+        return
+    from slurm_rl.train.filesystem import open_filesystem
+
+    open_filesystem(config.checkpoint.url)
 
 
 def _check_model(config: RunConfig) -> None:

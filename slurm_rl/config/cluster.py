@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from slurm_rl.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.existing import check_address
 
 # The controller, `status` and `resume` rest on these; each has another way to be said, or none.
 RESERVED_OPTIONS = {
@@ -117,8 +118,13 @@ class SlurmOptions(Section):
 class ClusterConfig(Section):
     """The machines."""
 
-    launcher: Literal["local", "slurm"] = "local"
-    """local: a process on this machine; slurm: a job."""
+    launcher: Literal["local", "slurm", "ray"] = "local"
+    """local: a process on this machine; slurm: a job; ray: a job of a Ray cluster that is there already."""
+    address: OneLine | None = None
+    """Of launcher ray: the cluster's dashboard, http://host:8265; its token comes from RAY_AUTH_TOKEN."""
+    remote_root: OneLine | None = None
+    """Of launcher ray: folder that every node of that cluster sees, for what the trainer writes; null: the path of the
+    run directory here, which those nodes must see then."""
     accelerator: Literal["cpu", "nvidia", "amd"] = "cpu"
     """Which accelerator tables apply."""
     gpu_type: OneLine | None = None
@@ -152,6 +158,11 @@ class ClusterConfig(Section):
     """Environment of every process of the run; null removes a variable the presets set."""
     slurm: SlurmOptions = SlurmOptions()
     """Options for sbatch."""
+
+    @model_validator(mode="after")
+    def _address_is_a_dashboard(self) -> ClusterConfig:
+        check_address(self)
+        return self
 
     @model_validator(mode="after")
     def _features_make_up_the_nodes(self) -> ClusterConfig:

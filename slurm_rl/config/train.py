@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from slurm_rl.config.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.urls import check_url
 
 
 class PolicyConfig(Section):
@@ -230,3 +231,13 @@ class CheckpointConfig(Section):
     """Verified checkpoints kept; older ones go only after a newer one verifies."""
     keep_best: bool = True
     """With eval.every, also keep the checkpoint of the best sampled accuracy so far."""
+    url: str | None = None
+    """Where each checkpoint is copied to, in the background, as `<url>/<name of the run directory>`: gs://, s3:// or
+    any URL of fsspec's. A run whose directory is lost or older goes on from there; null: no copies."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_url(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_url("checkpoint.url", value)
+        return value

@@ -230,8 +230,11 @@ class PolicyEngine:
         return {name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in state.items()}
 
     def adapter_state(self) -> Iterator[tuple[str, Tensor]]:
-        """The same of the adapters alone, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight`."""
-        return ((lora.plain_name(name), tensor) for name, tensor in self.backend.full_state(lora.is_adapter))
+        """The same of the adapters alone, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight`.
+
+        Of a reward model with its head.
+        """
+        return ((lora.plain_name(name), tensor) for name, tensor in self.backend.full_state(lora.is_trained))
 
     def save(self, folder: Path, *, background: bool = False) -> list[Path]:
         """Write this rank's part of a checkpoint into an existing folder that all ranks share.

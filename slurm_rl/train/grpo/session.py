@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import yaml
@@ -62,13 +62,25 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
     try:
-        host = os.environ["RAY_ADDRESS"].rpartition(":")[0]
-        report = functools.partial(append_event, run)
-        with open_scorer(config.reward, run.secrets, attempt.logs, host, report) as rewards:
+        with _open_rewards(config, run, attempt, cluster.nodes.host()) as rewards:
             state = _train(run, config, cluster, model_path, prompts, rewards, metrics)
     finally:
         metrics.close()
     append_event(run, "trainer/finished", step=state.step)
+
+
+def _open_rewards(
+    config: RunConfig, run: RunDir, attempt: AttemptDir, host: str
+) -> AbstractContextManager[Scorer | None]:
+    """What scores; None where the critic's processes do."""
+    if config.reward.model.beside_critic:
+        return nullcontext(None)
+    return open_scorer(config.reward, run.secrets, attempt.logs, host, functools.partial(append_event, run))
+
+
+def require_critic(critic: CriticGroup | None) -> CriticGroup:
+    assert critic is not None, "the config was checked: reward.model.device=critic has a critic"
+    return critic
 
 
 def _train(
@@ -77,7 +89,7 @@ def _train(
     cluster: Cluster,
     model_path: str,
     prompts: Prompts,
-    rewards: Scorer,
+    rewards: Scorer | None,
     metrics: MetricsLogger,
 ) -> RunState:
     timeout_s = config.trainer.step_timeout_s
@@ -110,7 +122,7 @@ def _train(
             tolerance=config.rollout.probe_tolerance,
             timeout_s=timeout_s,
         ),
-        rewards,
+        rewards or require_critic(critic),
         RunSaver(run, config, policy, critic),
         metrics,
         critic,
@@ -217,7 +229,7 @@ def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> list[A
     """Start the policy workers."""
     return [
         cluster.place(actor, PolicyWorker, config, model_path, place)
-        for actor, place in choose_places(cluster, "policy", "SLURM_RL_MASTER_PORT")
+        for actor, place in choose_places(cluster, "policy")
     ]
 
 
@@ -232,17 +244,14 @@ def start_references(cluster: Cluster, config: RunConfig) -> list[Actor]:
 
 def start_critic(cluster: Cluster, config: RunConfig) -> CriticGroup:
     """Start the critic's workers; what they load is known after the warm-up."""
-    workers = [
-        cluster.place(actor, CriticWorker, config, place)
-        for actor, place in choose_places(cluster, "critic", "SLURM_RL_CRITIC_PORT")
-    ]
+    workers = [cluster.place(actor, CriticWorker, config, place) for actor, place in choose_places(cluster, "critic")]
     return CriticGroup(cluster, workers, cluster.plan.layout.micro_batch_tokens, config.trainer.step_timeout_s)
 
 
-def choose_places(cluster: Cluster, role: str, port_variable: str) -> list[tuple[ActorPlan, WorkerPlace]]:
-    """The ranks of a role; rank 0 stands on the head node, whose ports were proven free."""
-    address, port = os.environ["RAY_ADDRESS"].rpartition(":")[0], int(os.environ[port_variable])
+def choose_places(cluster: Cluster, role: str) -> list[tuple[ActorPlan, WorkerPlace]]:
+    """The ranks of a role, and where they meet."""
     actors = [actor for actor in cluster.plan.actors if actor.role == role]
+    address, port = cluster.nodes.meeting_point(role, actors[0].node)
     return [(actor, WorkerPlace(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
 
 

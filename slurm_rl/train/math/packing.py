@@ -134,9 +134,10 @@ def _trained_positions(sequence: TrainSequence) -> npt.NDArray[np.int64]:
 
 
 def _concatenate(num_trained: npt.NDArray[np.int64], arrays: Sequence[FloatArray | None]) -> Tensor | None:
-    """[N] float32, or None when no sequence has the field; some with and some without is our bug."""
+    """[N] float32, or None when no sequence has the field; only where nothing is trained may it be missing."""
     given = [array for array in arrays if array is not None]
     if not given:
         return None
-    assert [len(a) for a in given] == num_trained.tolist(), "one value for each trained token of each sequence"
+    lengths = [0 if array is None else len(array) for array in arrays]
+    assert lengths == num_trained.tolist(), "one value for each trained token of each sequence"
     return torch.from_numpy(np.concatenate(given)).float()
