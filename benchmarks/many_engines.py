@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.reward_overlap import WORKERS
 from slurm_rl.config.load import load_config
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, read_jsonl
@@ -43,6 +44,7 @@ from slurm_rl.train.stop import StopFlag
 from slurm_rl.train.types import TokenPrompt
 
 GROUP_SIZE = 4
+FILE = Path(__file__).resolve().parent / "reward_overlap.py"
 CASES = {"0": (0, False), "1": (1, False), "1c": (1, True), "2c": (2, True)}
 """Staleness, and whether engines take requests at any time."""
 
@@ -132,6 +134,7 @@ def main() -> None:
     parser.add_argument("--spread", type=float, default=0.5, help="standard deviation of the logarithm of that time")
     parser.add_argument("--train-s", type=float, default=4.0)
     parser.add_argument("--sync-s", type=float, default=0.1)
+    parser.add_argument("--reward", choices=("fast", "slow"), help="score by this function of reward_overlap.py")
     args = parser.parse_args()
     import ray
 
@@ -153,6 +156,7 @@ def measure(folder: Path, staleness: int, continuous: bool, args: argparse.Names
             f"rollout.max_staleness={staleness}", f"rollout.continuous={continuous}", "checkpoint.every=1000000",
             f"rollout.max_num_seqs={args.slots}", f"trainer.num_steps={args.steps}", "warmup.num_steps=0",
             f"trainer.prompts_per_step={args.prompts * args.engines}", f"algorithm.group_size={GROUP_SIZE}",
+            *([f"reward.function={FILE}:{args.reward}", f"reward.num_workers={WORKERS}"] if args.reward else []),
             "algorithm.kl.coefficient=0", "eval.every=0", "eval.num_samples=1", "eval.greedy=false",
         ]
     )  # fmt: skip

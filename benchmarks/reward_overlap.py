@@ -2,7 +2,7 @@
 
     python -m benchmarks.reward_overlap --steps 8
 
-The reward takes 200 ms a completion (it sleeps, as one that asks a service does) in 16 processes. Four runs with the
+The reward takes 200 ms a completion (it sleeps, as one that asks a service does) in 8 processes. Four runs with the
 same model, prompts, lengths and seed: with and without the sleep, at k=0 and at k=1. Hidden is the share of what it
 adds to a step at k=0 that it does not add at k=1.
 """
@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 SLEEP_S = 0.2
-WORKERS = 16
+WORKERS = 8
 
 
 def fast(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> list[float]:
