@@ -50,8 +50,9 @@ def test_light_verbs_are_light_and_quick(words: list[str], said: str, tmp_path: 
     done, seconds = run_light(tmp_path, *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert said in done.stdout
-    # A busy machine makes even CPU seconds longer, by chance; the better of two counts.
-    assert seconds < 1 or (seconds := run_light(tmp_path, *words)[1]) < 1, f"{seconds:.2f} s of CPU"
+    # A busy machine makes even CPU seconds longer, by chance; the best of three counts.
+    again = (run_light(tmp_path, *words)[1] for _ in range(2))
+    assert seconds < 1 or any(better < 1 for better in again), f"{seconds:.2f} s of CPU"
 
 
 def test_bad_words_exit_2_in_one_line(tmp_path: Path) -> None:
