@@ -117,8 +117,10 @@ class SlurmOptions(Section):
 class ClusterConfig(Section):
     """The machines."""
 
-    launcher: Literal["local", "slurm"] = "local"
-    """local: a process on this machine; slurm: a job."""
+    launcher: Literal["local", "slurm", "machines"] = "local"
+    """local: a process on this machine; slurm: a job; machines: `python -m slurm_rl node` on each of them."""
+    head_port: Annotated[int, Field(ge=1, le=65535)] = 10190
+    """Of launcher machines: where the others find node 0. Below the ports that runs choose for themselves."""
     accelerator: Literal["cpu", "nvidia", "amd"] = "cpu"
     """Which accelerator tables apply."""
     gpu_type: OneLine | None = None
@@ -161,9 +163,9 @@ class ClusterConfig(Section):
                 f"the numbers in cluster.node_features must add up to cluster.num_nodes; got {total} and "
                 f"{self.num_nodes}. Next: set cluster.num_nodes={total}"
             )
-        if self.node_features and self.launcher == "local":
+        if self.node_features and self.launcher != "slurm":
             raise ValueError(
-                "cluster.node_features needs cluster.launcher=slurm, which gives nodes features; got local"
+                f"cluster.node_features needs cluster.launcher=slurm, which gives nodes features; got {self.launcher}"
             )
         if self.node_features and self.slurm.constraint:
             raise ValueError(

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from slurm_rl.errors import BringUpError, SlurmRLError
-from slurm_rl.node.discovery import NodeRole, discover_role
+from slurm_rl.node.discovery import Flags, NodeRole, discover_role
 from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
 from slurm_rl.node.ports import PortPlan, choose_ports
@@ -262,11 +262,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="One node of one attempt of a run.")
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--attempt", required=True, type=int)
-    parser.add_argument("--local-job-key", help="set by the local launcher: this machine is the only node")
+    # Of launchers other than srun, whose tasks find these in the environment.
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--num-nodes", type=int)
+    parser.add_argument("--job-key")
     args = parser.parse_args()
     run = RunDir(args.run_dir)
     plan = JobPlan.from_json(read_json(run.plan))
-    role = discover_role(os.environ, local_job_key=args.local_job_key)
+    role = discover_role(os.environ, Flags(args.rank, args.num_nodes, job_key=args.job_key))
     attempt = run.attempt(args.attempt)
     attempt.logs.mkdir(parents=True, exist_ok=True)
     return NodeAgent(run, plan, attempt, role).main()

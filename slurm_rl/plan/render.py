@@ -7,7 +7,7 @@ import shlex
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import render_layout
 from slurm_rl.plan.sbatch import render_submission
-from slurm_rl.plan.step import build_nodes_step, with_setup, wrap_agent
+from slurm_rl.plan.step import build_nodes_step, node_words, with_setup, wrap_agent
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
 
 
@@ -41,7 +41,8 @@ def render_plan(plan: JobPlan) -> str:
 def _nodes_step(plan: JobPlan) -> list[str]:
     """What the controller runs, with a word in brackets for what only the job will know."""
     if not plan.sbatch:
-        wrapped = wrap_agent(plan, 1, "JOB", None, "--local-job-key", "JOB")
+        words = node_words("[rank]", plan.num_nodes, "JOB") if plan.launcher == "machines" else node_words(0, 1, "JOB")
+        wrapped = wrap_agent(plan, 1, "JOB", None, *words)
         return with_setup(plan.setup, wrapped.argv)
     nodes = [f"[node {rank}]" for rank in range(plan.num_nodes)]
     return build_nodes_step(plan, nodes, f"{plan.run_dir}/attempts/1/logs", wrap_agent(plan, 1, "JOB", None))

@@ -11,7 +11,7 @@ from pathlib import Path
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.plan.step import build_nodes_step, build_srun, with_setup, wrap_agent
+from slurm_rl.plan.step import build_nodes_step, build_srun, node_words, with_setup, wrap_agent
 from slurm_rl.run_dir import AttemptDir
 
 
@@ -19,7 +19,7 @@ def start_local_agent(
     plan: JobPlan, attempt: AttemptDir, job_key: str, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """The local launcher's only node: a child that is told to save and leave when the controller dies."""
-    wrapped = wrap_agent(plan, attempt.number, job_key, _user(), "--local-job-key", job_key)
+    wrapped = wrap_agent(plan, attempt.number, job_key, _user(), *node_words(0, 1, job_key))
     return _start(with_setup(plan.setup, wrapped.argv), agent_environment(plan, env, wrapped), attempt.log("node-0"))
 
 
