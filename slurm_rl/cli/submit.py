@@ -12,6 +12,7 @@ from slurm_rl.cli.image_line import check_image_is_there, describe_image
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
+from slurm_rl.slurm.jobs import OF_THIS_MACHINE
 from slurm_rl.slurm.submit import Submitted, check_is_free, create_run, remove_run, submit_run
 
 
@@ -53,7 +54,7 @@ def announce_and_follow(directory: RunDir, plan: JobPlan, submitted: Submitted) 
     """Say where the run is; return at once from a cluster, at the end of the run from this machine."""
     lines = [describe(directory, submitted), describe_image(plan)]
     print("\n".join(filter(None, lines)), file=sys.stderr, flush=True)
-    return follow_to_the_end(directory, submitted) if plan.launcher == "local" else 0
+    return follow_to_the_end(directory, submitted) if plan.launcher in OF_THIS_MACHINE else 0
 
 
 def describe(directory: RunDir, submitted: Submitted) -> str:

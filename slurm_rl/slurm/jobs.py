@@ -18,6 +18,8 @@ from slurm_rl.slurm.commands import JobInfo
 from slurm_rl.slurm.states import JobState
 
 _CANCEL_DEADLINE_S = 10.0
+OF_THIS_MACHINE = ("local", "machines")
+"""Launchers whose controller is a process here."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def is_job_alive(run: RunDir) -> bool:
 def open_job_id(run: RunDir) -> str | None:
     """The job that Slurm must be asked about; None where the run directory says all."""
     job = load_job(run)
-    if job is None or job["launcher"] == "local":
+    if job is None or job["launcher"] != "slurm":
         return None
     # An interrupted job may wait to start again: `scontrol requeue` looks like a cancel to the controller.
     is_open = not run.end.is_file() or read_json(run.end)["state"] == "interrupted"
@@ -77,7 +79,7 @@ def cancel_job(run: RunDir) -> bool:
     job = load_job(run)
     if job is None or not is_job_alive(run):
         return False
-    if job["launcher"] == "local":
+    if job["launcher"] in OF_THIS_MACHINE:
         os.kill(int(job["job_id"]), signal.SIGTERM)
         return True
     found = commands.query_jobs([job["job_id"]]).get(job["job_id"])
@@ -118,7 +120,7 @@ def _state(run: RunDir, known: Mapping[str, JobInfo], trouble: str) -> RunState:
         return _slurm_state(run, found) if found and waits else RunState(end["state"], end["cause"])
     if job is None:
         return RunState("not submitted")
-    if job["launcher"] == "local":
+    if job["launcher"] in OF_THIS_MACHINE:
         alive = _is_local_alive(run, int(job["job_id"]))
         return RunState("running", is_alive=True) if alive else RunState("dead", _SILENT_END)
     if trouble:

@@ -109,7 +109,7 @@ def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
     end = run.end.read_bytes() if run.end.is_file() else None
     run.end.unlink(missing_ok=True)
     try:
-        submitted = _submit_locally(run, plan) if plan.launcher == "local" else _submit_to_slurm(run, plan)
+        submitted = _submit_to_slurm(run, plan) if plan.launcher == "slurm" else _submit_locally(run, plan)
     except SlurmRLError:
         if end is not None:
             # A resume that Slurm refused: the run is still what it was.
