@@ -147,6 +147,7 @@ def build_ray_start_argv(
         f"--min-worker-port={ports.worker_min}",
         f"--max-worker-port={ports.worker_max}",
         "--disable-usage-stats",
+        *(["--ray-debugger-external"] if plan.env.get("RAY_DEBUG") == "legacy" else []),
         # It would copy every actor's output to the driver, which does not print it.
         "--include-log-monitor=false",
     ]

@@ -20,6 +20,7 @@ def render_plan(plan: JobPlan) -> str:
         f"nodes      {plan.num_nodes} x {gpus}, {plan.cpus_per_node or 'Slurm default'} cores",
         f"limits     {_limits(plan)}",
         f"container  {plan.container.get('runtime', 'none')} {plan.container.get('image') or ''}".rstrip(),
+        *_network(plan),
         *_programs(plan),
         "",
         "placement",
@@ -46,6 +47,14 @@ def _nodes_step(plan: JobPlan) -> list[str]:
         return with_setup(plan.setup, wrapped.argv)
     nodes = [f"[node {rank}]" for rank in range(plan.num_nodes)]
     return build_nodes_step(plan, nodes, f"{plan.run_dir}/attempts/1/logs", wrap_agent(plan, 1, "JOB", None))
+
+
+def _network(plan: JobPlan) -> list[str]:
+    if plan.launcher != "machines":
+        return []
+    found = "GLOO_SOCKET_IFNAME" not in plan.env
+    lines = ["network    the device by which each machine reaches the head"] if found else []
+    return [*lines, "start      python -m slurm_rl node, with the same overrides on every machine"]
 
 
 def _programs(plan: JobPlan) -> list[str]:
