@@ -3,17 +3,25 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
+# Without --no-compile a minute goes into modules that nobody imports.
+PIP := $(BIN)/python -m pip install --quiet --no-compile
 
-.PHONY: demo test check unit test-all lock clean
+# Two processes: one waits on Slurm while the other computes. No reordering: the longest groups stand first.
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations=25
+
+.PHONY: demo test check unit suite test-all lock clean
 
 demo: $(VENV)/.cpu
 	$(BIN)/python -m slurm_rl
 
-test: $(VENV)/.dev check
-	$(BIN)/python -m pytest -m "not slow" --durations=15 tests
+test: $(VENV)/.dev
+	$(MAKE) --no-print-directory --jobs 2 check suite
+
+suite: $(VENV)/.dev
+	$(PYTEST) -m "not slow" tests
 
 test-all: $(VENV)/.dev check
-	$(BIN)/python -m pytest tests
+	$(PYTEST) tests
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/unit
@@ -27,15 +35,17 @@ check: $(VENV)/.dev
 # imported, and then neither can transformers' models. Text needs none of them.
 $(VENV)/.cpu: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable .[cpu]
+	$(PIP) --constraint $(CONSTRAINTS) torch==2.13.0
+	$(PIP) --constraint $(CONSTRAINTS) --editable .[cpu]
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.cpu
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable .[cpu,dev]
-	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	touch $@
+# The lock names all that .[cpu,dev] needs (a test holds them together), so nothing has to be resolved.
+$(VENV)/.dev: pyproject.toml $(CONSTRAINTS)
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --no-deps --requirement $(CONSTRAINTS)
+	$(PIP) --no-deps --editable .
+	touch $(VENV)/.cpu $@
 
 # Pins everything that is installed now; run it after a change of pyproject.toml.
 lock: $(VENV)/.dev

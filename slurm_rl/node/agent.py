@@ -8,12 +8,13 @@ the attempt's mark in their environment.
 
 SIGUSR2 (and SIGINT, SIGHUP): the head tells the trainer to save and leave, the others keep their Ray up
 until it has. Under torchrun every agent tells its own ranks. SIGTERM: the same, and Slurm's SIGKILL
-follows; who has nobody to wait for leaves at once.
+follows; who has nobody to wait for leaves at once, and everyone in time to clean up before the SIGKILL.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import socket
@@ -56,12 +57,14 @@ POLL_S = 0.2
 _GRACE_S = 2.0
 # After SIGTERM Slurm's SIGKILL is on its way, and a temp dir that is not removed by then stays.
 _SHORT_GRACE_S = 1.0
+# What is left of KillWait when the trainer is given up: for ending processes and removing files.
+_CLEANING_S = 5.0
 # Between two processes that end for the same reason.
 _SAME_CAUSE_S = 1.5
 
 
-class PeerLost(SlurmRLError):
-    """Another node ended the attempt; the cause stands there."""
+class Leaving(SlurmRLError):
+    """The attempt ends for a cause that stands elsewhere: with another node, or with Slurm."""
 
 
 class NodeAgent:
@@ -73,9 +76,10 @@ class NodeAgent:
         self.stop_signal: int | None = None
         self.stopped_at = 0.0
         self.is_forwarded = False
-        self.is_terminated = False
+        self.must_leave_at: float | None = None
         self.driver: subprocess.Popen[bytes] | None = None
         self.ray: subprocess.Popen[bytes] | None = None
+        self.time_to_leave_s = time_to_leave(attempt)
         self.tmp_dir = ray_tmp_dir(plan, attempt.number)
         self.mark = attempt_mark(run, role.job_key, attempt.number, role.rank)
         self.record: dict[str, Any] = {"host": self.host, "pid": os.getpid(), "rank": role.rank, "state": "starting"}
@@ -91,8 +95,8 @@ class NodeAgent:
         status = 1
         try:
             status = self._run()
-        except PeerLost as lost:
-            print(f"leaving: {lost}", file=sys.stderr, flush=True)
+        except Leaving as why:
+            print(f"leaving: {why}", file=sys.stderr, flush=True)
         except SlurmRLError as error:
             self.record["error"] = str(error)
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -130,7 +134,7 @@ class NodeAgent:
         while self.driver.poll() is None:
             self._forward_stop(self.driver)
             self._check_ray("the head node")
-            self._check_peers()
+            self._check_terminated()
             time.sleep(POLL_S)
         # A driver that lost its Ray dies of that; the cause is Ray's.
         if not self.attempt.outcome.is_file() and self._comes_true(self._ray_has_ended):
@@ -147,9 +151,9 @@ class NodeAgent:
             if self._ray_has_ended() and self._comes_true(self._head_has_ended):
                 break
             self._check_ray("a worker node")
-            self._check_peers()
-            if self.is_terminated and not is_port_open(head.ip, head.port):
-                raise PeerLost("the head node must answer", seen=f"no Ray at {head.address}")
+            self._check_terminated()
+            if self.must_leave_at is not None and not is_port_open(head.ip, head.port):
+                raise Leaving("the head node must answer", seen=f"no Ray at {head.address}")
             time.sleep(POLL_S)
         return 0
 
@@ -173,13 +177,12 @@ class NodeAgent:
         while self.driver.poll() is None:
             if self.stopped_at and not ranks.is_done:
                 ranks.tell(self.driver, self.stopped_at)
-            self._check_peers()
+            self._check_terminated()
             if not self.role.is_head and self._head_has_ended() and not self._comes_true(self._torchrun_has_ended):
                 return 0
             time.sleep(POLL_S)
-        if not self.role.is_head and self._head_has_ended():
-            return 0
-        return judge_torchrun(self.attempt, self.role, self.driver.returncode)
+        is_late = not self.role.is_head and self._head_has_ended()
+        return judge_torchrun(self.attempt, self.role, self.driver.returncode, is_late=is_late)
 
     def _torchrun_has_ended(self) -> bool:
         return self.driver is not None and self.driver.poll() is not None
@@ -194,11 +197,15 @@ class NodeAgent:
                 where=log.name,
             )
 
-    def _check_peers(self) -> None:
-        """After SIGTERM: leave when the controller says that a node died, for then nobody saves."""
+    def _check_terminated(self) -> None:
+        """After SIGTERM: leave before SIGKILL, and when the controller says that a node died: then nobody saves."""
+        if self.must_leave_at is None:
+            return
+        if time.monotonic() > self.must_leave_at:
+            raise Leaving("the trainer must save and leave before Slurm's SIGKILL", seen="it has not")
         # Listing, not opening: NFS may remember for a minute that a file it was asked for is absent.
-        if self.is_terminated and self.attempt.abort in set(self.attempt.path.iterdir()):
-            raise PeerLost("another node died", seen=read_json(self.attempt.abort)["cause"])
+        if self.attempt.abort in set(self.attempt.path.iterdir()):
+            raise Leaving("another node died", seen=read_json(self.attempt.abort)["cause"])
 
     def _start_ray(
         self, ip: str, ports: PortPlan, env: dict[str, str], head: HeadRecord | None
@@ -215,7 +222,8 @@ class NodeAgent:
         return start_child(argv, env, self.attempt.log(f"ray-{self.role.rank}"), signal.SIGKILL)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.is_terminated = self.is_terminated or signum == signal.SIGTERM
+        if signum == signal.SIGTERM and self.must_leave_at is None:
+            self.must_leave_at = time.monotonic() + self.time_to_leave_s
         self.stop_signal = signum
         self.stopped_at = self.stopped_at or time.monotonic()
 
@@ -246,7 +254,7 @@ class NodeAgent:
 
     def _clean_up(self, *, keep_logs: bool) -> None:
         self._write_record(state="ending")
-        grace_s = _SHORT_GRACE_S if self.is_terminated else _GRACE_S
+        grace_s = _GRACE_S if self.must_leave_at is None else _SHORT_GRACE_S
         end_marked(self.mark, grace_s, own_children=[p.pid for p in (self.driver, self.ray) if p])
         if keep_logs:
             keep_ray_logs(self.tmp_dir, self.attempt.logs / f"ray-{self.role.rank}")
@@ -256,6 +264,13 @@ class NodeAgent:
         self.record |= fields
         self.record.setdefault("phases", {})[self.record["state"]] = round(time.time(), 3)
         write_json(self.attempt.node(self.role.rank), self.record)
+
+
+def time_to_leave(attempt: AttemptDir) -> float:
+    """Seconds after SIGTERM in which the trainer may save; without Slurm, as many as it likes."""
+    start = read_json(attempt.start) if attempt.start.is_file() else {}
+    kill_wait_s = start.get("kill_wait_s") or math.inf
+    return float(kill_wait_s - min(_CLEANING_S, kill_wait_s / 2))
 
 
 def main() -> int:

@@ -33,4 +33,12 @@ def child_environment(
     if role.hosts:
         env[HOSTS_VARIABLE] = ",".join(role.hosts)
     # Libraries drop files into TMPDIR (vLLM its rendezvous); there they go when the attempt ends.
+    if _is_torchs_default(env.get("TORCHINDUCTOR_CACHE_DIR", "")):
+        del env["TORCHINDUCTOR_CACHE_DIR"]
     return {**env, **change.set, **mark_env(mark), "TMPDIR": str(tmp_dir)}
+
+
+def _is_torchs_default(cache_dir: str) -> bool:
+    """Whether torch chose this cache itself. On import it writes its choice, below the TMPDIR of that process,
+    into its environment; a notebook or a test that submits hands that on, and every node would get the folder."""
+    return Path(cache_dir).name.startswith("torchinductor_")

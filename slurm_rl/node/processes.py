@@ -87,8 +87,12 @@ def start_child(argv: Sequence[str], env: Mapping[str, str], log: Path, death_si
 def find_marked(mark_value: str) -> list[int]:
     """Living processes of this user that carry the mark; never this process or one it descends from."""
     spared = _self_and_ancestors()
-    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
-    return sorted(pid for pid in pids if pid not in spared and _is_marked(pid, mark_value))
+    return sorted(pid for pid in all_pids() if pid not in spared and _is_marked(pid, mark_value))
+
+
+def all_pids() -> list[int]:
+    """Every process that this one can see."""
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def end_marked(mark_value: str, grace_s: float, own_children: Collection[int] = ()) -> list[int]:

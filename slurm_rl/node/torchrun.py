@@ -97,11 +97,15 @@ def _how(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}{hint}" if code < 0 else f"ended with exit status {code}"
 
 
-def judge_torchrun(attempt: AttemptDir, role: NodeRole, returncode: int) -> int:
+def judge_torchrun(attempt: AttemptDir, role: NodeRole, returncode: int, *, is_late: bool = False) -> int:
     """The exit status of this node, once its torchrun has ended.
 
     Rank 0 says in outcome.json how the run ended. Ranks whose peers died fail too, by an error of the network;
     so a rank that a signal killed is named beside what rank 0 said, as are all that failed on other nodes.
+
+    Args:
+        is_late: the head node had ended before. What ends then ends of that, unless SIGKILL ended a rank: torchrun
+            takes its seconds to say so, and Slurm's own SIGKILL would have met this agent too.
 
     Raises:
         TrainingError: a rank of this node did not end in order.
@@ -110,7 +114,8 @@ def judge_torchrun(attempt: AttemptDir, role: NodeRole, returncode: int) -> int:
     found = read_json(attempt.outcome) if role.is_head and attempt.outcome.is_file() else None
     if found is not None and (found["outcome"] != "failed" or "was killed by" not in seen):
         return int(found["exit_code"])
-    if returncode == 0 and not role.is_head:
+    is_blameless = returncode == 0 or (is_late and not re.match(r"rank \d+ was killed by SIGKILL", seen))
+    if not role.is_head and is_blameless:
         return 0
     raise TrainingError(
         "every rank under torchrun must end in order, and rank 0 must say how the run ended",

@@ -38,6 +38,7 @@ __all__ = [
     "has_accounting",
     "hostnames",
     "job_end_time",
+    "kill_wait_s",
     "max_array_size",
     "partitions",
     "query_jobs",
@@ -46,6 +47,8 @@ __all__ = [
     "test_only",
 ]
 
+DEFAULT_KILL_WAIT_S = 30.0
+"""Slurm's own."""
 _NO_SUCH_JOB = "invalid job id specified"
 _ENDED_ALREADY = "already completing or completed"
 
@@ -158,6 +161,12 @@ def element_id(job_id: str, environ: Mapping[str, str]) -> str:
 def has_accounting() -> bool:
     """Whether sacct can answer."""
     return not _config()["AccountingStorageType"].endswith("none")
+
+
+def kill_wait_s() -> float:
+    """Seconds between Slurm's SIGTERM and its SIGKILL."""
+    found = re.match(r"\d+", _config().get("KillWait", ""))
+    return float(found[0]) if found else DEFAULT_KILL_WAIT_S
 
 
 def max_array_size() -> int:

@@ -30,21 +30,40 @@ from slurm_rl.slurm.attempts import (
     stands_still,
 )
 from slurm_rl.slurm.cleaning import clean_here, clean_nodes
+from slurm_rl.slurm.commands import DEFAULT_KILL_WAIT_S, kill_wait_s
 from slurm_rl.slurm.ends import KILLED, find_lost_nodes, load_ends, newest_step, read_end, settle_killed_attempts
 from slurm_rl.slurm.hosts import Hosts
 from slurm_rl.slurm.image_check import check_attempt_image
 from slurm_rl.slurm.launch import start_local_agent, start_slurm_agents
 from slurm_rl.slurm.requeue import requeue_job
+from slurm_rl.slurm.supervisor import EXIT_KILLED, STOP_SIGNALS, Supervisor
 from slurm_rl.slurm.watch import AttemptWatch
 
 POLL_S = 0.1
+_CLEANING_S = 20.0
 _STATES = {"finish": "finished", "interrupt": "interrupted"}
 _EXIT_CODES = {"finish": EXIT_FINISHED, "interrupt": EXIT_INTERRUPTED}
 
 
 def run_controller(run_dir: str) -> int:
     """Entry point for submitit; the result is the job's exit code."""
-    return Controller(RunDir(run_dir)).main()
+    run = RunDir(run_dir)
+    plan = JobPlan.from_json(read_json(run.plan))
+    if plan.launcher != "slurm":
+        return Controller(run).main()
+
+    def note(how: str) -> None:
+        append_event(run, "controller/killed", by=how)
+
+    # Told to leave, the trainer may take as long as before a time limit.
+    patience_s = plan.limits.signal_lead_s + _CLEANING_S
+    supervisor = Supervisor(lambda: Controller(run).main(), patience_s=patience_s, on_death=note)
+    status = supervisor.main()
+    if status == EXIT_KILLED:
+        cause = "its controller was killed again and again; see dmesg for the kernel's reason"
+        write_json(run.end, {"state": "failed", "exit_code": EXIT_FAILED, "cause": cause, "step": newest_step(run)})
+        return EXIT_FAILED
+    return status
 
 
 class Controller:
@@ -57,6 +76,7 @@ class Controller:
         self.job_key = self.job_id or f"local-{os.getpid()}-{int(time.time())}"
         self.hosts = Hosts(self.plan) if self.job_id else None
         self.machines = Machines.open(run, self.plan, self.job_key) if self.plan.launcher == "machines" else None
+        self.kill_wait_s = _kill_wait_s() if self.job_id else None
         self.chosen: list[str] = []
         self.stopped_by: StoppedBy = ""
 
@@ -64,6 +84,7 @@ class Controller:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_user_stop)
         signal.signal(signal.SIGUSR2, self._on_scheduler_stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         self.run_dir.end.unlink(missing_ok=True)
         for number in settle_killed_attempts(self.run_dir, self.job_key):
             append_event(self.run_dir, "attempt/ended", attempt=number, outcome="lost", cause=KILLED)
@@ -89,7 +110,7 @@ class Controller:
     def _begin_attempt(self) -> AttemptDir:
         attempt = self.run_dir.attempt(max(self.run_dir.attempt_numbers(), default=0) + 1)
         attempt.logs.mkdir(parents=True)
-        write_json(attempt.start, {"job": self.job_key})
+        write_json(attempt.start, {"job": self.job_key, "kill_wait_s": self.kill_wait_s})
         self.run_dir.point_latest_at(attempt.number)
         if self.plan.torchrun is None:
             token = self.machines.ray_token(attempt.number) if self.machines else None
@@ -202,3 +223,10 @@ class Controller:
 
     def _on_scheduler_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stopped_by = self.stopped_by or "scheduler"
+
+
+def _kill_wait_s() -> float:
+    try:
+        return kill_wait_s()
+    except SlurmRLError:  # slurmctld is away; a run goes on without it
+        return DEFAULT_KILL_WAIT_S

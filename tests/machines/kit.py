@@ -136,10 +136,15 @@ class Machines:
         self.nodes.append(Node(process, log))
         return self.nodes[-1]
 
-    def words(self, run: Path, *extra: str, port: int) -> list[str]:
-        """`node` with the light trainer, whose Ray only listens."""
+    def words(self, run: Path, *extra: str, port: int, tiny: bool = False) -> list[str]:
+        """`node` with the light trainer, whose Ray only listens.
+
+        Args:
+            tiny: the model is made by the head in the run directory, and not in a folder that every machine has.
+        """
         settings = [f"run_dir={run}", f"cluster.python={self.python}", f"cluster.tmp_root={self.root}/t"]
-        settings += [f"model.path={self.root}/model", f"job.start_timeout_s={PATIENCE_S:g}", f"cluster.head_port={port}"]
+        settings += [] if tiny else ["model=hf", f"model.path={self.root}/model"]
+        settings += [f"job.start_timeout_s={PATIENCE_S:g}", f"cluster.head_port={port}"]
         return ["node", *settings, *extra]
 
 

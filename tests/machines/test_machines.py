@@ -125,7 +125,7 @@ def test_a_worker_that_never_comes_ends_the_run_with_its_name(machines: Machines
 def test_what_cannot_work_is_said_with_exit_code_2(machines: Machines) -> None:
     """A tiny model lies on the head's disk alone; another command line; a worker whose head nobody names."""
     port = machines.next_port()
-    words = machines.words(machines.shared / "tiny", "model.path=null", port=port)
+    words = machines.words(machines.shared / "tiny", port=port, tiny=True)
     head = machines.start(1, dstack(machines, 0), *words, apart=True)
     other = machines.start(2, dstack(machines, 1), *words, "optim.lr=1e-3", apart=True)
     nameless = machines.start(3, {"RAY_WORKER": "1"}, *words)

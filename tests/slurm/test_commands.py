@@ -132,6 +132,7 @@ def test_what_the_cluster_offers(on_cluster: Cluster) -> None:
     assert found[0].max_time_min is None
     assert not commands.has_accounting()
     assert commands.max_array_size() == 1001
+    assert commands.kill_wait_s() == 15
     assert commands.hostnames("a[01-03,7],b") == ["a01", "a02", "a03", "a7", "b"]
 
 

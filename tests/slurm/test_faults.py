@@ -19,6 +19,7 @@ from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
+CONTROLLER = "submitit.core._submit"
 ONE_NODE = "cluster.num_nodes=1"
 # Two cores bring up two Ray clusters at a time; with more, deadlines would measure this machine.
 AT_ONCE = 2
@@ -133,12 +134,34 @@ def scancel_is_final(cluster: Cluster, folder: Path) -> None:
 
 
 @scenario
-def a_killed_controller_leaves_a_run_that_goes_on(cluster: Cluster, folder: Path) -> None:
+def scancel_of_a_trainer_that_does_not_listen_yet(cluster: Cluster, folder: Path) -> None:
+    """It imports for longer than Slurm waits with its SIGKILL."""
+    run = LightRun(cluster, folder, import_s=200)
+    run.wait_for_events("ray/head_ready")
+    cluster.run(["scancel", run.job])
+    end = run.wait_for_end()
+    assert end["state"] == "interrupted"
+    assert run.leftovers() == {}
+
+
+@scenario
+def the_controller_is_killed(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder)
     run.wait_for_training(1)
-    run.kill(run.hosts(1)[0], "submitit.core._submit")
+    run.kill(run.hosts(1)[0], CONTROLLER, newest_alone=True)
+    check_end(run, ["lost", "finished"])
+    assert [event["by"] for event in run.events("controller/killed")] == ["SIGKILL"]
+
+
+@scenario
+def a_killed_batch_step_leaves_a_run_that_goes_on(cluster: Cluster, folder: Path) -> None:
+    # The same nodes again: Slurm may have killed the agents before they could clean, and the next ones do it.
+    nodes = ",".join(list(cluster.nodes)[:2])
+    run = LightRun(cluster, folder, f"cluster.slurm.nodelist='{nodes}'")
+    run.wait_for_training(1)
+    run.kill(run.hosts(1)[0], CONTROLLER)
     run.wait_for_state("FAILED")
-    assert run.leftovers() == {}
+    assert not any("slurm_rl" in left for one in run.leftovers().values() for left in one)
     run.submit()
     check_end(run, ["finished"])
     assert run.events("trainer/resumed")

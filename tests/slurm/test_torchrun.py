@@ -12,8 +12,7 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
 
-# Slow until it is known which process leaves torch's compile cache in /tmp: seen twice after other tests, never alone.
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
 NUM_STEPS = 60
 

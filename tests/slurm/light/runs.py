@@ -113,11 +113,12 @@ class LightRun:
 
     # ---- harming -------------------------------------------------------------------------------
 
-    def kill(self, host: str, words: str) -> None:
+    def kill(self, host: str, words: str, *, newest_alone: bool = False) -> None:
         """kill -9 of this run's processes on a node whose command line holds the words."""
         found = [p for p in self.cluster.processes(host) if words in p.cmdline and self._is_ours(p.cmdline)]
         assert found, f"no {words} on {host}"
-        for process in found:
+        found.sort(key=lambda process: process.pid)
+        for process in found[-1:] if newest_alone else found:
             with contextlib.suppress(Exception):  # it may go with another of them
                 self.cluster.signal(host, process.pid, 9)
 

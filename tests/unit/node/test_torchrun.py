@@ -66,13 +66,13 @@ def test_the_first_rank_that_failed_is_named(tmp_path: Path, code: str, expected
     assert describe_torchrun_end(log, 2) == "torchrun ended with exit status 2"
 
 
-def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None) -> int:
+def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] | None, **late: bool) -> int:
     attempt = RunDir(tmp_path).attempt(1)
     attempt.logs.mkdir(parents=True, exist_ok=True)
     attempt.log("driver" if role.is_head else "torchrun-1").write_text(LOG.format(code=code) if code else "")
     if outcome is not None:
         write_json(attempt.outcome, outcome)
-    return judge_torchrun(attempt, role, 1 if code else 0)
+    return judge_torchrun(attempt, role, 1 if code else 0, **late)
 
 
 def test_rank_0_has_the_word_on_how_the_run_ended(tmp_path: Path) -> None:
@@ -87,6 +87,13 @@ def test_a_killed_rank_is_a_cause_whatever_rank_0_saw_of_it(tmp_path: Path) -> N
         judge(tmp_path / "a", HEAD, "-9", {"outcome": "failed", "exit_code": 1})
     with pytest.raises(TrainingError, match=r"rank 3 ended with exit status 1 \[torchrun-1.log\]"):
         judge(tmp_path / "b", OTHER, "1", {"outcome": "failed", "exit_code": 1})
+
+
+def test_a_node_that_ends_after_the_head_tells_of_a_killed_rank_and_of_nothing_else(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"rank 3 was killed by SIGKILL"):
+        judge(tmp_path / "a", OTHER, "-9", {"outcome": "failed", "exit_code": 1}, is_late=True)
+    for code in ("1", "-15"):
+        assert judge(tmp_path / code, OTHER, code, {"outcome": "failed", "exit_code": 1}, is_late=True) == 0
 
 
 def test_ranks_that_end_without_a_word_are_an_error(tmp_path: Path) -> None:
