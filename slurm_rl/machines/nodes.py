@@ -103,7 +103,7 @@ class MachineNodes:
                 self.lost.append(f"node {rank} ({host})")
                 self._end_others(f"node {rank} ({host}) is gone")
         for rank, status in self._ends.items():
-            if rank and status and not self._kill_at:
+            if status and not self._kill_at:
                 self._end_others(f"the agent of node {rank} ended with exit status {status}")
 
     def _end_others(self, cause: str) -> None:

@@ -144,7 +144,7 @@ class NodeAgent:
 
     def _run_worker(self, ports: PortPlan, env: dict[str, str], deadline: float) -> int:
         head = wait_for_head(self.attempt, deadline, self._bring_up_is_over)
-        wait_for_port(head.ip, head.port, deadline, self._bring_up_is_over, what="the head's Ray (GCS)")
+        wait_for_port(head.ip, head.port, deadline, self._is_too_late_to_join, what="the head's Ray (GCS)")
         self.ray = self._start_ray(own_address(head.ip), ports, env, head=head)
         self._write_record(state="running")
         while not self._head_has_ended():
@@ -232,6 +232,12 @@ class NodeAgent:
         if self.stopped_at and not self.is_forwarded and may_signal(driver.pid, self.stopped_at):
             self.is_forwarded = True
             driver.send_signal(signal.SIGUSR2)
+
+    def _is_too_late_to_join(self) -> bool:
+        # Its record is there before its address, so no NFS has seen it absent.
+        if self._head_has_ended():
+            raise Leaving("the head node must be there", seen="it has ended")
+        return self._bring_up_is_over()
 
     def _bring_up_is_over(self) -> bool:
         return self.stop_signal is not None or self._ray_has_ended()
