@@ -95,6 +95,7 @@ def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machin
     assert len(run.events("machines/complete")[-1]["hosts"]) == 3
 
 
+@pytest.mark.slow
 def test_a_lost_machine_is_replaced_and_its_successor_goes_on(machines: Machines) -> None:
     """dstack's variables: the worker dies unwarned, another comes in its place, the run finishes."""
     run = Run(machines.shared / "lost")
@@ -122,6 +123,7 @@ def test_a_worker_that_never_comes_ends_the_run_with_its_name(machines: Machines
     assert len(run.events("attempt/started")) == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_work_is_said_with_exit_code_2(machines: Machines) -> None:
     """A tiny model lies on the head's disk alone; another command line; a worker whose head nobody names."""
     port = machines.next_port()
