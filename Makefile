@@ -49,7 +49,7 @@ $(VENV)/.dev: pyproject.toml $(CONSTRAINTS)
 
 # Pins everything that is installed now; run it after a change of pyproject.toml.
 lock: $(VENV)/.dev
-	$(BIN)/python -m pip freeze --exclude-editable | grep -v -E '^(torchvision|torchaudio|torchcodec)' | sed 's/+cpu//' > $(CONSTRAINTS)
+	$(BIN)/python -m pip freeze --all --exclude-editable | grep -v -E '^(pip|torchvision|torchaudio|torchcodec)==' | sed 's/+cpu//' > $(CONSTRAINTS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

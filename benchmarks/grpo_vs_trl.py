@@ -1,20 +1,19 @@
 """One GRPO step loop beside TRL's GRPOTrainer, on this machine's CPU, in one run.
 
-    python -m benchmarks.grpo_vs_trl --steps 30
+    python -m benchmarks.grpo_vs_trl short prompts memory
 
-The task is to write a number several times over: `45*6=` -> `454545454545`, so completions have between 1
-and 36 tokens, as answers of language models have many lengths. Both start from the same warmed-up model and
-train on the same rows with the same group size, lengths, learning rate, clipping and reward, in float32 with
-the same number of threads. They run one after the other in processes of their own. TRL samples with Hugging
-Face generate, its default without a GPU. Trained tokens/s is completion tokens over the time of the whole
-step, the first step left out.
+Both start from the same warmed-up model and train on the same rows with the same prompts a step, group size, lengths,
+learning rate, clipping and reward function, in float32 with the same number of threads; see grpo_tasks.py for the
+tasks. They run one after the other in processes of their own. TRL samples with Hugging Face generate, its default
+without a GPU, and trains on the whole batch at once, its default, too. Trained tokens/s is completion tokens over the
+time of the whole step, the first step left out. Peak memory is PSS summed over all processes of a side (see
+memory.py), for ours Ray, vLLM and the reward's workers among them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -24,111 +23,77 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import grpo_tasks
+from benchmarks.grpo_tasks import TASKS, Task, build_start, threads, write_rows
+from benchmarks.memory import MemoryMeter
+
 Curve = list[dict[str, float]]
 """One entry a step: reward, tokens, seconds."""
-
-MAX_PROMPT, MAX_COMPLETION = 7, 40
-CHARACTERS = "0123456789*="
 
 
 def main() -> int:
     args = parse_args()
-    args.out.mkdir(parents=True, exist_ok=True)
-    if args.only_trl:
-        run_trl(args)
-        return 0
-    write_rows(args)
-    if not (args.out / "start").is_dir():
-        warm_up(args)
-    ours = run_ours(args)
-    subprocess.run([sys.executable, "-m", "benchmarks.grpo_vs_trl", "--only-trl", *sys.argv[1:]], check=True)
-    theirs = json.loads((args.out / "trl.json").read_text())
-    print(render(ours, theirs))
+    for name in args.tasks:
+        task, out = TASKS[name], args.out / name
+        out.mkdir(parents=True, exist_ok=True)
+        steps = args.steps or task.steps
+        if args.only_trl:
+            run_trl(task, out, steps, args)
+            continue
+        rows = write_rows(task, args.seed, out / "rows.jsonl")
+        if not (out / "start").is_dir():
+            build_start(task, rows, args.seed, out)
+        ours = run_ours(task, out, steps, args)
+        words = ["--only-trl", f"--steps={steps}", f"--seed={args.seed}", f"--lr={args.lr}", f"--out={args.out}"]
+        gb = run_watched([sys.executable, "-m", "benchmarks.grpo_vs_trl", name, *words])
+        print(render(name, ours, {"gb": gb, "curve": json.loads((out / "trl.json").read_text())}), flush=True)
     return 0
 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", choices=TASKS, default=["short"])
     parser.add_argument("--out", type=Path, default=Path("runs/grpo_vs_trl"))
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--steps", type=int, help="each task has its own number")
     parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--lr", type=float, default=3e-4)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--warmup-steps", type=int, default=300)
     parser.add_argument("--only-trl", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-def write_rows(args: argparse.Namespace) -> list[dict[str, str]]:
-    """The data file both sides read. No row twice: ours holds some out, and would drop their twins as well."""
-    random = np.random.default_rng(args.seed)
-    answers: dict[str, str] = {}
-    while len(answers) < 6000:
-        number, times = str(random.integers(1, 10 ** random.integers(1, 5))), int(random.integers(1, 10))
-        answers[f"{number}*{times}="] = number * times
-    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in answers.items()]
-    text = "".join(json.dumps(row) + "\n" for row in rows)
-    (args.out / "rows.jsonl").write_text(text)
-    return rows
+def run_watched(command: list[str]) -> float:
+    """Run to the end; peak memory in GB."""
+    process = subprocess.Popen(command, stdout=sys.stderr)
+    meter = MemoryMeter(process.pid)
+    if process.wait() != 0:
+        raise SystemExit(f"{' '.join(command)} must succeed; it ended with {process.returncode}")
+    return meter.close()
 
 
-def warm_up(args: argparse.Namespace) -> None:
-    """Train the tiny model on answers until it gets some rows right; both sides start from it."""
-    from slurm_rl.config.model import ModelConfig, TinyModelConfig
-    from slurm_rl.config.train import OptimConfig, PolicyConfig
-    from slurm_rl.train.engine.policy import PolicyEngine
-    from slurm_rl.train.engine.tiny import build_tiny_model
-    from slurm_rl.train.grpo.loss import build_warmup_loss
-    from slurm_rl.train.math.packing import distribute
-    from slurm_rl.train.types import TrainSequence
-
-    tiny = TinyModelConfig(characters=CHARACTERS, context_length=64)
-    build_tiny_model(tiny, args.seed, args.out / "init")
-    optim = OptimConfig(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01)
-    policy = PolicyConfig(num_workers=1, num_threads=threads())
-    engine = PolicyEngine(args.out / "init", ModelConfig(tiny=tiny), policy, optim, temperature=1.0)
-    rows = write_rows(args)
-    random = np.random.default_rng(args.seed)
-    for step in range(args.warmup_steps):
-        batch = [rows[i] for i in random.integers(0, len(rows), 256)]
-        sequences = []
-        for row in batch:
-            prompt, answer = engine.tokenizer.encode(row["prompt"]), engine.tokenizer.encode(row["answer"])
-            tokens = np.asarray([*prompt, *answer, engine.tokenizer.eos_token_id])
-            sequences.append(TrainSequence(token_ids=tokens, trained_from=len(prompt), weight=1 / 3800))
-        share = distribute([len(s.token_ids) for s in sequences], 1, 8192)[0]
-        engine.train([[sequences[i] for i in b] for b in share], build_warmup_loss(), 2e-3 * min(1, (step + 1) / 30))
-    engine.export(args.out / "start")
-
-
-def threads() -> int:
-    return len(os.sched_getaffinity(0))
-
-
-def run_ours(args: argparse.Namespace) -> dict[str, Any]:
+def run_ours(task: Task, out: Path, steps: int, args: argparse.Namespace) -> dict[str, Any]:
     """The whole pipeline, as a user runs it; the step times are the trainer's own."""
-    run = args.out / f"ours-{int(time.time())}"
+    run = out / f"ours-{int(time.time())}"
     overrides = [
-        "model=hf", f"model.path={(args.out / 'start').absolute()}", "model.dtype=float32",
+        "model=hf", f"model.path={(out / 'start').absolute()}", "model.dtype=float32",
         "model.gradient_checkpointing=false", f"run_dir={run}", "warmup.num_steps=0", f"seed={args.seed}",
-        f"trainer.num_steps={args.steps}", f"trainer.prompts_per_step={args.prompts}", f"optim.lr={args.lr}",
-        f"algorithm.group_size={args.group_size}", "checkpoint.every=1000000",
-        f"data.train={(args.out / 'rows.jsonl').absolute()}",
-        f"data.max_prompt_tokens={MAX_PROMPT}", f"rollout.max_tokens={MAX_COMPLETION}", "optim.warmup_steps=0",
-        "optim.schedule=constant",
+        f"trainer.num_steps={steps}", f"trainer.prompts_per_step={task.prompts_per_step}", f"optim.lr={args.lr}",
+        f"algorithm.group_size={args.group_size}", "checkpoint.every=1000000", "eval.greedy=false", "data.num_eval=8",
+        f"data.train={(out / 'rows.jsonl').absolute()}", f"reward.function={task.reward_spec}",
+        f"data.max_prompt_tokens={task.max_prompt}", f"rollout.max_tokens={task.max_completion}",
+        "optim.warmup_steps=0", "optim.schedule=constant", *task.ours,
     ]  # fmt: skip
-    subprocess.run([sys.executable, "-m", "slurm_rl", *overrides], check=True, stdout=sys.stderr)
+    gb = run_watched([sys.executable, "-m", "slurm_rl", *overrides])
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     curve = [
         {"reward": row["reward/mean"], "tokens": row["tokens/trained"], "seconds": row["time/step_s"]}
         for row in rows
         if row["stage"] == "grpo"
     ]
-    return {"curve": curve}
+    return {"curve": curve, "gb": gb}
 
 
-def run_trl(args: argparse.Namespace) -> None:
+def run_trl(task: Task, out: Path, steps: int, args: argparse.Namespace) -> None:
     """TRL's GRPOTrainer with the same numbers."""
     import torch
     from datasets import Dataset
@@ -136,13 +101,16 @@ def run_trl(args: argparse.Namespace) -> None:
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(threads())
-    rows = write_rows(args)
+    rows = write_rows(task, args.seed, out / "rows.jsonl")
+    score = getattr(grpo_tasks, task.reward)
     curve: Curve = []
     counts = {"tokens": 0.0}
 
-    def reward(completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any) -> list[float]:
+    def reward(
+        prompts: list[str], completions: list[str], completion_ids: list[list[int]], answer: list[str], **_: Any
+    ) -> list[float]:
         counts["tokens"] = float(sum(len(ids) for ids in completion_ids))
-        return [float(text.strip() == right) for text, right in zip(completions, answer, strict=True)]
+        return list(score([p + c for p, c in zip(prompts, completions, strict=True)], prompts, answer))
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -151,11 +119,11 @@ def run_trl(args: argparse.Namespace) -> None:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             curve.append({"tokens": counts["tokens"], "seconds": time.perf_counter() - self.start})
 
-    start = str(args.out / "start")
+    start = str(out / "start")
     config = GRPOConfig(
-        output_dir=str(args.out / "trl"), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, save_strategy="no",
-        per_device_train_batch_size=args.prompts * args.group_size, num_generations=args.group_size,
-        max_completion_length=MAX_COMPLETION, max_steps=args.steps, learning_rate=args.lr, lr_scheduler_type="constant",
+        output_dir=str(out / "trl"), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, save_strategy="no",
+        per_device_train_batch_size=task.prompts_per_step * args.group_size, num_generations=args.group_size,
+        max_completion_length=task.max_completion, max_steps=steps, learning_rate=args.lr, lr_scheduler_type="constant",
         adam_beta1=0.9, adam_beta2=0.95, weight_decay=0.0, max_grad_norm=1.0, beta=0.0, epsilon=0.2, epsilon_high=0.28,
         loss_type="dapo", temperature=1.0, logging_steps=1, gradient_checkpointing=False, seed=args.seed,
         dataloader_pin_memory=False, model_init_kwargs={"dtype": "float32"},
@@ -172,20 +140,24 @@ def run_trl(args: argparse.Namespace) -> None:
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     for point, value in zip(curve, rewards, strict=True):
         point["reward"] = value
-    (args.out / "trl.json").write_text(json.dumps({"curve": curve}))
+    (out / "trl.json").write_text(json.dumps(curve))
 
 
-def render(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
+def render(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     """The table, and the two reward curves side by side."""
-    lines = ["", "| | slurm_rl | TRL | ratio |", "|---|---|---|---|"]
+    lines = ["", f"| {name} | slurm_rl | TRL | ratio |", "|---|---|---|---|"]
     ours_rate, trl_rate = tokens_per_s(ours["curve"]), tokens_per_s(theirs["curve"])
     lines.append(f"| trained tokens/s | {ours_rate:.0f} | {trl_rate:.0f} | {ours_rate / trl_rate:.2f} |")
     ours_step, trl_step = (statistics.median(p["seconds"] for p in c["curve"][1:]) for c in (ours, theirs))
     lines.append(f"| median step, s | {ours_step:.3f} | {trl_step:.3f} | {ours_step / trl_step:.2f} |")
+    lines.append(
+        f"| peak memory, GB of PSS | {ours['gb']:.2f} | {theirs['gb']:.2f} | {ours['gb'] / theirs['gb']:.2f} |"
+    )
     lines += ["", "| step | reward slurm_rl | reward TRL |", "|---|---|---|"]
-    for start in range(0, len(ours["curve"]), 10):
-        means = [np.mean([p["reward"] for p in c["curve"][start : start + 10]]) for c in (ours, theirs)]
-        lines.append(f"| {start + 1}-{start + 10} | {means[0]:.3f} | {means[1]:.3f} |")
+    size = max(1, min(10, len(ours["curve"]) // 4))
+    for start in range(0, len(ours["curve"]), size):
+        means = [np.mean([p["reward"] for p in c["curve"][start : start + size]]) for c in (ours, theirs)]
+        lines.append(f"| {start + 1}-{start + size} | {means[0]:.3f} | {means[1]:.3f} |")
     return "\n".join(lines)
 
 

@@ -1,108 +1,197 @@
-"""Does one trainer keep many rollout engines busy? The loop's own sampler and pipeline, with engines that sleep.
+"""Does one trainer keep many rollout engines busy? The product's own loop, with engines and a policy that sleep.
 
-    python -m benchmarks.many_engines --engines 64 --staleness 0 1 2
+    python -m benchmarks.many_engines --engines 64
 
-Engines are Ray actors on this machine that sleep as long as sampling would take (log-normal, mean 2 s) in place
-of vLLM, and note how long; training and weight sync are sleeps too. Busy is the share of the run's time in which
-an engine samples, from the first step's start to the last step's end, mean over engines.
+Engines are Ray actors of this machine that sleep as long as sampling would take: each has `--slots` places, a
+completion holds one for a log-normal time, and one that finds no place waits its turn in the engine, as in vLLM. The
+policy is an actor that sleeps as long as training would take. All else is what a run has: GRPOTrainer, sampler,
+pipeline, rewards, weight sync, metrics, checkpoint.
+
+Busy is the share of time in which an engine samples at least one completion, and `places` the share of its places
+that are taken, both as means over engines. The time begins with the first step and ends where the last batch has been
+asked for, since what comes after has nothing to fill it with; while an engine takes weights it is not busy.
 """
 
 from __future__ import annotations
 
 import argparse
+import heapq
+import tempfile
+import threading
 import time
-from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from slurm_rl.config.load import load_config
+from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.run_dir import RunDir, read_jsonl
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.cluster import Actor, Cluster
-from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline
-from slurm_rl.train.grpo.sampling import PendingGroups, Sampler
-from slurm_rl.train.grpo.types import Completion, SamplingSpec
+from slurm_rl.train.grpo.dispatch import max_calls
+from slurm_rl.train.grpo.policy_group import PolicyGroup
+from slurm_rl.train.grpo.saving import RunSaver
+from slurm_rl.train.grpo.session import build_sampler
+from slurm_rl.train.grpo.trainer import GRPOTrainer
+from slurm_rl.train.grpo.types import Completion, Prompts, SamplingSpec
+from slurm_rl.train.grpo.weight_sync import WeightSync
+from slurm_rl.train.grpo.weights import HeldWeights, SentWeights
+from slurm_rl.train.rewards.pool import RewardPool
 from slurm_rl.train.stop import StopFlag
+from slurm_rl.train.types import TokenPrompt
 
-SPREAD = 0.3
-"""Standard deviation of the logarithm of a batch's sampling time."""
+GROUP_SIZE = 4
+CASES = {"0": (0, False), "1": (1, False), "1c": (1, True), "2c": (2, True)}
+"""Staleness, and whether engines take requests at any time."""
 
 
 class SleepingEngine:
     """A rollout engine's interface, without a model."""
 
-    def __init__(self, mean_s: float) -> None:
-        self.mean_s, self.busy_s = mean_s, 0.0
+    def __init__(self, slots: int, mean_s: float, spread: float, sync_s: float) -> None:
+        self.mean_s, self.spread, self.sync_s = mean_s, spread, sync_s
+        self.lock = threading.Lock()
+        self.free = [0.0] * slots
+        """When each place is free; by a clock, as are the times below, that stands still while weights come."""
+        self.paused_s, self.version = 0.0, -1
+        self.pauses: list[float] = []
+        """When weights had come, by the wall clock."""
+        self.taken: list[tuple[float, float]] = []
+        """When completions began and ended."""
 
     def ready(self) -> bool:
         return True
 
-    def generate(self, prompts: Sequence[Sequence[int]], spec: SamplingSpec) -> list[list[Completion]]:
-        seconds = float(np.random.default_rng(spec.seed).lognormal(np.log(self.mean_s) - SPREAD**2 / 2, SPREAD))
-        time.sleep(seconds)
-        self.busy_s += seconds
-        return [[Completion([1, 2, 3, 0], [-0.5] * 4, "x", False, 0) for _ in range(4)] for _ in prompts]
+    def generate(self, prompts: Sequence[TokenPrompt], spec: SamplingSpec) -> list[list[Completion]]:
+        random = np.random.default_rng(spec.seed)
+        count = len(prompts) * spec.num_completions
+        lengths = random.lognormal(np.log(self.mean_s) - self.spread**2 / 2, self.spread, count)
+        with self.lock:
+            now, times = time.time() - self.paused_s, []
+            for length in lengths:
+                begin = max(now, heapq.heappop(self.free))
+                heapq.heappush(self.free, begin + float(length))
+                times.append((begin, begin + float(length)))
+        last = max(end for _, end in times)
+        while (left := last + self.paused_s - time.time()) > 0:
+            time.sleep(left)
+        with self.lock:
+            self.taken += times
+        return [
+            [Completion([1, 2, 0], [-0.5] * 3, str(random.integers(2)), False, self.version) for _ in range(GROUP_SIZE)]
+            for _ in prompts
+        ]
 
-    def load_weights(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def load_weights(self, version: int, records: Any, probe: TokenPrompt) -> HeldWeights:
+        """All that is under way stands still for so long."""
+        time.sleep(self.sync_s)
+        with self.lock:
+            self.paused_s += self.sync_s
+            self.pauses.append(time.time())
+            self.version = version
+        return HeldWeights(version, ["sum"], [0.0])
 
-    def take_busy(self) -> float:
-        busy, self.busy_s = self.busy_s, 0.0
-        return busy
+    def measure(self, start: float, end: float) -> tuple[float, float]:
+        """Seconds in which something was sampled between two times of the wall clock, and place-seconds."""
+        start, end = (at - self.sync_s * sum(pause <= at for pause in self.pauses) for at in (start, end))
+        busy, until = 0.0, start
+        taken = sorted((max(a, start), min(b, end)) for a, b in self.taken if b > start and a < end)
+        for a, b in taken:
+            busy, until = busy + max(b - max(a, until), 0.0), max(until, b)
+        return busy, sum(b - a for a, b in taken)
+
+
+class SleepingPolicy:
+    """A policy worker's interface, without a model."""
+
+    def __init__(self, train_s: float) -> None:
+        self.train_s = train_s
+
+    def train_policy(self, *_: Any) -> dict[str, float]:
+        time.sleep(self.train_s)
+        return {"loss": 0.0, "grad_norm": 0.0}
+
+    def pack_state(self, probe: TokenPrompt) -> tuple[list[Any], SentWeights]:
+        return [], SentWeights("sum", [0.0])
+
+    def save(self, folder: Path, background: bool) -> list[Path]:
+        (folder / "nothing").touch()
+        return []
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", type=int, default=64)
-    parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--sample-s", type=float, default=2.0)
-    parser.add_argument("--train-s", type=float, default=1.5)
-    parser.add_argument("--sync-s", type=float, default=0.05)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES], help="staleness; c: continuous")
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--slots", type=int, default=16, help="completions that an engine samples at once")
+    parser.add_argument("--prompts", type=int, default=8, help="prompts a step for each engine, 4 completions each")
+    parser.add_argument("--sample-s", type=float, default=4.0, help="mean time of a completion")
+    parser.add_argument("--spread", type=float, default=0.5, help="standard deviation of the logarithm of that time")
+    parser.add_argument("--train-s", type=float, default=4.0)
+    parser.add_argument("--sync-s", type=float, default=0.1)
     args = parser.parse_args()
     import ray
 
-    ray.init(num_cpus=args.engines, include_dashboard=False, log_to_driver=False)
-    remote = ray.remote(SleepingEngine).options(num_cpus=1)
-    engines = [Actor(f"rollout-{i}", remote.remote(args.sample_s)) for i in range(args.engines)]
-    ray.get([engine.handle.ready.remote() for engine in engines])
-    print("| staleness | engines busy | seconds a step |\n|---|---|---|")
-    for staleness in args.staleness:
-        busy, step_s = measure(engines, staleness, args)
-        print(f"| {staleness} | {busy:.1%} | {step_s:.2f} |", flush=True)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    print("| rollout.max_staleness | rollout.continuous | engines busy | places | s/step |\n|---|---|---|---|---|")
+    for staleness, continuous in (CASES[case] for case in args.cases):
+        with tempfile.TemporaryDirectory() as folder:
+            busy, places, step_s = measure(Path(folder), staleness, continuous, args)
+        print(f"| {staleness} | {continuous} | {busy:.1%} | {places:.1%} | {step_s:.2f} |", flush=True)
     ray.shutdown()
 
 
-def measure(engines: list[Actor], staleness: int, args: argparse.Namespace) -> tuple[float, float]:
-    """Share of the time in which engines sample, and seconds a step."""
+def measure(folder: Path, staleness: int, continuous: bool, args: argparse.Namespace) -> tuple[float, float, float]:
+    """Shares of engines and of places that are busy, and seconds a step."""
     import ray
 
-    # The sampler waits through a cluster, of which only `gather` is used here.
-    cluster = Cluster.__new__(Cluster)
+    config = load_config(
+        [
+            f"rollout.max_staleness={staleness}", f"rollout.continuous={continuous}", "checkpoint.every=1000000",
+            f"rollout.max_num_seqs={args.slots}", f"trainer.num_steps={args.steps}", "warmup.num_steps=0",
+            f"trainer.prompts_per_step={args.prompts * args.engines}", f"algorithm.group_size={GROUP_SIZE}",
+            "algorithm.kl.coefficient=0", "eval.every=0", "eval.num_samples=1", "eval.greedy=false",
+        ]
+    )  # fmt: skip
+    cluster = Cluster.__new__(Cluster)  # of which only `gather` is used: the cluster is this machine
     cluster.stop = StopFlag()
-    sampler = Sampler(cluster, engines, timeout_s=600)
-    prompts = [EncodedPrompt(index=i, token_ids=[1, 2], text="x", answer="x") for i in range(4 * len(engines))]
+    num_calls = max_calls(staleness) + 2 * (staleness + 1) if continuous else 1
+    remote = ray.remote(SleepingEngine).options(num_cpus=0, max_concurrency=num_calls)
+    engines = [
+        Actor(f"rollout-{i}", remote.remote(args.slots, args.sample_s, args.spread, args.sync_s))
+        for i in range(args.engines)
+    ]
+    worker = Actor("policy-0", ray.remote(SleepingPolicy).options(num_cpus=0).remote(args.train_s))
+    policy = PolicyGroup(cluster, [worker], "none", 8192, 600)
+    probe = TokenPrompt(token_ids=[1, 2])
+    sync = WeightSync(cluster, [worker], engines, probe=probe, tolerance=1.0, timeout_s=600)
+    rows = [EncodedPrompt(index=i, token_ids=[1, 2], text="0+1=", answer="1") for i in range(100_000)]
+    run = RunDir(folder)
+    metrics = MetricsLogger(run, config.logging.wandb, "many_engines", {})
+    with RewardPool(config.reward) as rewards:
+        trainer = GRPOTrainer(
+            *(config, run, Prompts(rows, rows[:1], []), policy, build_sampler(cluster, engines, config), sync),
+            *(rewards, RunSaver(run, config, policy), metrics),
+        )
+        trainer.run(lambda: wait_until_ready(cluster, engines))
+    metrics.close()
+    stamps = {row["step"]: row["time/stamp"] for row in read_jsonl(run.metrics) if row["stage"] == "grpo"}
+    [start] = [r["time/stamp"] for r in read_jsonl(run.metrics) if r["stage"] == "eval" and r["step"] == 0]
+    last = args.steps - staleness
+    end = stamps[last]
+    found = ray.get([engine.handle.measure.remote(start, end) for engine in engines])
+    for actor in [*engines, worker]:
+        ray.kill(actor.handle)
+    busy, places = (sum(values) / (end - start) / args.engines for values in zip(*found, strict=True))
+    return busy, places / args.slots, (end - start) / last
 
-    def start(step: int) -> PendingGroups:
-        return sampler.start(prompts, SamplingSpec(4, 4, 1.0, 1.0, seed=step))
 
-    def finish(pending: PendingGroups, within_s: float | None) -> Batch:
-        return Batch(sampler.finish(pending, within_s))
-
-    pipeline: RolloutPipeline[Any] = RolloutPipeline(start, finish, staleness=staleness, num_steps=args.steps)
-    under_way: deque[list[tuple[Actor, Any]]] = deque()
-    begin = time.perf_counter()
-    for step in range(args.steps):
-        pipeline.take(step)
-        time.sleep(args.train_s)
-        # As the loop does: whoever samples ahead waits for the weights of so many steps ago.
-        under_way.append([(engine, engine.handle.load_weights.remote(args.sync_s)) for engine in engines])
-        while len(under_way) > staleness:
-            cluster.gather(under_way.popleft(), timeout_s=600, what="sending the weights")
-    seconds = time.perf_counter() - begin
-    pipeline.close()
-    busy = sum(ray.get([engine.handle.take_busy.remote() for engine in engines]))
-    return busy / seconds / len(engines), seconds / args.steps
+def wait_until_ready(cluster: Cluster, engines: Sequence[Actor]) -> None:
+    calls = [(engine, engine.handle.ready.remote()) for engine in engines]
+    cluster.gather(calls, timeout_s=600, what="starting the engines")
 
 
 if __name__ == "__main__":

@@ -20,11 +20,14 @@ VERBS = {
     "image": "build, import or check the container image that the preset names",
     "status": "state of a run, or of all runs under a folder",
     "logs": "print a run's logs (-f to follow, --who driver|node-0|ray-0)",
+    "tunnel": "the ssh forward to a run's Ray dashboard and TensorBoard (--open)",
+    "attach": "a shell on a node of a running run, in its container (--node, -- command)",
     "cancel": "end a run; what it saved stays",
     "resume": "go on with a run from its newest checkpoint",
     "results": "the runs of a sweep (-m), best first (--metric, --min, --json)",
     "convert": "write a checkpoint as a Hugging Face model (--step, --out)",
     "reward-server": "answer OpenRLHF's reward requests (--host, --port; reward.* overrides)",
+    "export": "the same run as a .dstack.yml (dstack), or as the xpk command (xpk)",
     "report": "write summary.json and report.html of a run again",
 }
 SWEEP_FLAGS = {"-m", "--multirun"}

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tests.whole_run import whole_run
 
 __all__ = ["whole_run"]
+
+# How long one example takes says more of the machine than of the code.
+settings.register_profile("slurm_rl", deadline=None)
+settings.load_profile("slurm_rl")
 
 # Each shares what is dear to bring up: a Slurm, a Ray, an engine, a whole run. Other tests go by their file.
 SHARING = ("slurm", "train")

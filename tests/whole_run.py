@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from slurm_rl.run_dir import RunDir, read_jsonl
 
 OVERRIDES = (
     "data.largest_addend=9",
@@ -43,6 +47,26 @@ def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
     """metrics.jsonl without what the clock measured."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+
+
+def kill_trainer(run: RunDir, process: subprocess.Popen[str], step: int) -> None:
+    """kill -9 of the trainer once a checkpoint of this step or a later one is there."""
+    deadline = time.monotonic() + 400
+    while not any(row["kind"] == "checkpoint/saved" and row["step"] >= step for row in read_jsonl(run.events)):
+        assert time.monotonic() < deadline and process.poll() is None, "no checkpoint, or the run is over"
+        time.sleep(0.05)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and f"train.grpo.main\0--run-dir\0{run.path}\0".encode() in _read_cmdline(entry):
+            os.kill(int(entry.name), signal.SIGKILL)
+            return
+    raise AssertionError("no trainer to kill")
+
+
+def _read_cmdline(entry: Path) -> bytes:
+    try:
+        return (entry / "cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurm_rl.cli.lora_check import check_lora_targets
 from slurm_rl.cli.model_shape import sees_images
+from slurm_rl.cli.weights_check import check_same_model
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, MissingLibraryError
@@ -22,9 +23,21 @@ def check_inputs(config: RunConfig) -> None:
     """
     if config.external is not None:  # its program checks its own
         return
+    if config.cluster.launcher == "ray":  # its nodes see other folders than this machine does
+        return
+    _check_checkpoint_url(config)
     _check_model(config)
     _check_data(config)
     check_reward(config.reward)
+
+
+def _check_checkpoint_url(config: RunConfig) -> None:
+    """Look for the library behind the URL, where this Python is the trainer's; nothing is connected to."""
+    if config.checkpoint.url is None or config.cluster.python is not None or config.container.image is not None:
+        return
+    from slurm_rl.train.filesystem import open_filesystem
+
+    open_filesystem(config.checkpoint.url)
 
 
 def _check_model(config: RunConfig) -> None:
@@ -41,6 +54,8 @@ def _check_model(config: RunConfig) -> None:
     if config.model.path:
         _check_pad_token(Path(config.model.path))
     check_lora_targets(config.model)
+    check_same_model("model.init_from", config.model.init_from, config.model)
+    check_same_model("critic.init_from", config.critic.init_from, config.model)
 
 
 def _check_pad_token(folder: Path) -> None:

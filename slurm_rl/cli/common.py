@@ -58,7 +58,8 @@ def plan_run(config: RunConfig, run: RunDir) -> JobPlan:
         version=__version__,
         model_shape=find_shape(config.model),
     )
-    return build_plan(config, str(run.path), facts)
+    root = config.cluster.remote_root
+    return build_plan(config, str(run.path if root is None else Path(root) / run.path.name), facts)
 
 
 def check_path(run: RunDir, launcher: str) -> None:

@@ -21,6 +21,7 @@ def run(words: list[str]) -> int:
     parser.add_argument("--step", type=int, help="which checkpoint; the newest by default")
     parser.add_argument("--out", type=Path, help="new folder; <run>/export-step-<k> by default")
     parser.add_argument("--max-shard-gb", type=float, default=5.0, help="size of one safetensors file")
+    parser.add_argument("--no-check", action="store_true", help="do not load the result to compare its logits")
     args = parser.parse_args(words)
     if args.max_shard_gb <= 0:
         raise ConfigError("--max-shard-gb must be above 0", seen=args.max_shard_gb)
@@ -33,7 +34,9 @@ def run(words: list[str]) -> int:
     config = parse_config(yaml.safe_load(directory.config.read_text(encoding="utf-8")))
     model_path = config.model.path or str(directory.model)
     max_bytes = int(args.max_shard_gb * 1e9)
-    count = convert(checkpoint.path / "policy", model_path, config.model, out, max_bytes)
+    count = convert(
+        checkpoint.path / "policy", model_path, config.model, out, max_bytes, check_logits=not args.no_check
+    )
     print(f"step {checkpoint.step}: {count:,} parameters in {out}")
     return 0
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 from slurm_rl.cli.common import find_run
+from slurm_rl.cli.far_logs import is_far, print_far_log
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir import RunDir
 from slurm_rl.slurm.jobs import RunState, load_job, read_states
@@ -28,6 +29,8 @@ def run(words: list[str]) -> int:
     parser.add_argument("run", nargs="*")
     args = parser.parse_args(words)
     directory = find_run(args.run)
+    if is_far(directory):
+        return print_far_log(directory, args.who, follow=args.follow)
     if args.follow:
         return _follow(directory, args.who)
     path = log_path(directory, args.who)

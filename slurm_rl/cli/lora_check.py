@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from slurm_rl.cli.headers import read_shapes
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError
 
@@ -33,20 +33,9 @@ def check_lora_targets(model: ModelConfig) -> None:
 def read_matrix_names(folder: Path) -> set[str]:
     """Last parts of the names of the matrices inside blocks; none where there are no safetensors."""
     names: set[str] = set()
-    for file in folder.glob("*.safetensors"):
-        for name, entry in _read_header(file).items():
-            layer, _, kind = name.rpartition(".")
-            parts = layer.split(".")
-            if kind == "weight" and len(entry["shape"]) == 2 and any(part.isdigit() for part in parts):
-                names.add(parts[-1])
+    for name, shape in read_shapes(folder).items():
+        layer, _, kind = name.rpartition(".")
+        parts = layer.split(".")
+        if kind == "weight" and len(shape) == 2 and any(part.isdigit() for part in parts):
+            names.add(parts[-1])
     return names
-
-
-def _read_header(file: Path) -> dict[str, dict[str, list[int]]]:
-    # 8 bytes with the length of the JSON that follows: https://huggingface.co/docs/safetensors/#format
-    try:
-        with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    except (OSError, ValueError, MemoryError) as error:
-        raise ConfigError("the model's safetensors must be whole", seen=f"{file}: {error}") from None
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.cli.common import find_run
+from slurm_rl.ray_jobs.submit import read_last_row
 from slurm_rl.run_dir import RunDir
 from slurm_rl.slurm.jobs import RunState, load_job, read_states
 from slurm_rl.slurm.ledger import SweepDir, runs_of
@@ -57,6 +58,8 @@ def render_table(runs: list[RunDir], states: list[RunState] | None = None) -> st
 def render_status(run: RunDir) -> str:
     """State, job, step and the newest numbers, one a line."""
     state, job, last = read_states([run])[0], load_job(run), last_row(run)
+    if not last and job and job["launcher"] == "ray" and state.word != "unknown":
+        last = read_last_row(job)
     lines = [f"run     {run.path}", f"state   {state}"]
     if job:
         lines.append(f"job     {job['job_id']} ({job['launcher']})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 
@@ -44,6 +45,10 @@ def check_launcher(plan: JobPlan) -> None:
 def check_cluster(plan: JobPlan) -> None:
     """Ask the cluster, when there is one, whether it takes this job; and whether its image is there."""
     check_image_is_there(plan)
+    if plan.address is not None:
+        from slurm_rl.ray_jobs.submit import check_ray_cluster, open_dashboard
+
+        check_ray_cluster(plan, open_dashboard(plan.address))
     if plan.launcher == "slurm":
         from slurm_rl.slurm.admission import check_admission
 
@@ -52,9 +57,19 @@ def check_cluster(plan: JobPlan) -> None:
 
 def announce_and_follow(directory: RunDir, plan: JobPlan, submitted: Submitted) -> int:
     """Say where the run is; return at once from a cluster, at the end of the run from this machine."""
-    lines = [describe(directory, submitted), describe_image(plan)]
+    lines = [describe(directory, submitted), describe_image(plan), describe_ray(plan)]
     print("\n".join(filter(None, lines)), file=sys.stderr, flush=True)
     return follow_to_the_end(directory, submitted) if plan.launcher in OF_THIS_MACHINE else 0
+
+
+def describe_ray(plan: JobPlan) -> str | None:
+    """Where the cluster's own side is; None without one."""
+    if plan.address is None:
+        return None
+    from slurm_rl.ray_jobs.submit import describe_unsent
+
+    lines = [f"ray     {plan.address}, which writes to {plan.run_dir}", describe_unsent(os.environ, plan.secret_names)]
+    return "\n".join(filter(None, lines))
 
 
 def describe(directory: RunDir, submitted: Submitted) -> str:

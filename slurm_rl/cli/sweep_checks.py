@@ -105,6 +105,7 @@ class _SeenInputs:
 
     def check(self, config: RunConfig) -> None:
         key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r} {config.reward.function!r}"
+        key += f" {config.checkpoint.url!r}"
         if key not in self._errors:
             try:
                 check_inputs(config)
@@ -118,6 +119,10 @@ class _SeenInputs:
 def _check_one_launcher(planned: Sequence[PlannedRun]) -> None:
     launchers = {run.plan.launcher for run in planned}
     check_launcher(planned[0].plan)
+    if "ray" in launchers:
+        raise ConfigError(
+            "a sweep runs on Slurm or on this machine", seen="cluster.launcher=ray", action="submit its runs one by one"
+        )
     if len(launchers) > 1:
         raise ConfigError(
             "all runs of a sweep go to one place",

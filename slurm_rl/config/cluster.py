@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from slurm_rl.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.existing import check_address
 
 # The controller, `status` and `resume` rest on these; each has another way to be said, or none.
 RESERVED_OPTIONS = {
@@ -117,8 +118,14 @@ class SlurmOptions(Section):
 class ClusterConfig(Section):
     """The machines."""
 
-    launcher: Literal["local", "slurm", "machines"] = "local"
-    """local: a process on this machine; slurm: a job; machines: `python -m slurm_rl node` on each of them."""
+    launcher: Literal["local", "slurm", "ray", "machines"] = "local"
+    """local: a process on this machine; slurm: a job; ray: a job of a Ray cluster that is there already;
+    machines: `python -m slurm_rl node` on each of them."""
+    address: OneLine | None = None
+    """Of launcher ray: the cluster's dashboard, http://host:8265; its token comes from RAY_AUTH_TOKEN."""
+    remote_root: OneLine | None = None
+    """Of launcher ray: folder that every node of that cluster sees, for what the trainer writes; null: the path of the
+    run directory here, which those nodes must see then."""
     head_port: Annotated[int, Field(ge=1, le=65535)] = 10190
     """Of launcher machines: where the others find node 0. Below the ports that runs choose for themselves."""
     accelerator: Literal["cpu", "nvidia", "amd"] = "cpu"
@@ -154,6 +161,11 @@ class ClusterConfig(Section):
     """Environment of every process of the run; null removes a variable the presets set."""
     slurm: SlurmOptions = SlurmOptions()
     """Options for sbatch."""
+
+    @model_validator(mode="after")
+    def _address_is_a_dashboard(self) -> ClusterConfig:
+        check_address(self)
+        return self
 
     @model_validator(mode="after")
     def _features_make_up_the_nodes(self) -> ClusterConfig:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from slurm_rl.config.base import NonNegativeInt, PositiveFloat, Section
+from slurm_rl.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.train import OptimConfig
 
 
 class CriticConfig(Section):
-    """The model that says what reward is still to come; read with algorithm.advantage=gae.
+    """The model that says what reward is still to come; read with algorithm.advantage=gae."""
 
-    Each of its workers stands beside a worker of the policy, on the same GPU, and they take turns.
-    """
+    num_workers: PositiveInt | None = None
+    """Processes of one GPU each that hold it, apart from the policy; null: one beside each policy worker, on its
+    GPU, and they take turns."""
 
     init_from: str | None = None
     """Folder of a reward model (task=rm) or another model of the policy's architecture; null: the reference policy

@@ -30,9 +30,9 @@ class DataConfig(Section):
     label_key: str | None = "answer"
     """Column with the reference answer, a string; null when the reward needs none."""
     image_key: str | None = None
-    """Column with the prompt's images: a path, bytes, or a list of them. They take the places of the
-    `{"type": "image"}` parts or of `<image>` in the prompt, or stand before it; relative paths start at the data
-    file."""
+    """Column with the images of the prompt, or of the conversation: a path, bytes, or a list of them. They take the
+    places of the `{"type": "image"}` parts or of `<image>` in the text, or stand before it; relative paths start at
+    the data file."""
     messages_key: str = "messages"
     """Column with a whole conversation, for task=sft; a row without it has `input_key` and `label_key`."""
     chosen_key: str = "chosen"

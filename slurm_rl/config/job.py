@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import field_validator
 
 from slurm_rl.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
@@ -21,6 +23,10 @@ class JobConfig(Section):
     """Nodes to hold beyond cluster.num_nodes: when one is lost the run goes on in the same job, without a requeue."""
     start_timeout_s: PositiveFloat = 600.0
     """Deadline from the start of the attempt to all nodes being in the Ray cluster, or at torchrun's rendezvous."""
+    debug: bool = False
+    """Ray's debugger, a larger flight recorder of NCCL or RCCL, and verbose logs; `plan` shows each with its reason."""
+    debugger: Literal["distributed", "legacy"] = "distributed"
+    """With debug: Ray's debugger of VS Code, in which a task that raises waits; or `ray debug`."""
 
     @field_validator("time_limit")
     @classmethod

@@ -58,11 +58,16 @@ class RewardModelConfig(Section):
     path: str | None = None
     """Folder or hub name of a sequence classifier with one output; its logit is the reward. null: none."""
     device: str = "cpu"
-    """Where each worker holds it: cpu, or a GPU that neither policy nor engines use (cuda:0 in a reward-server)."""
+    """Where each worker holds it: cpu, a GPU that neither policy nor engines use (cuda:0 in a reward-server), or, of
+    PPO, `critic`: each of the critic's processes holds a copy on its own GPU and scores its share."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of its weights."""
     batch_size: PositiveInt = 16
     """Completions in one forward pass."""
+
+    @property
+    def beside_critic(self) -> bool:
+        return self.path is not None and self.device == "critic"
 
 
 class RewardConfig(Section):

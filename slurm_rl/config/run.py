@@ -12,6 +12,7 @@ from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
 from slurm_rl.config.critic import CriticConfig
 from slurm_rl.config.data import DataConfig
+from slurm_rl.config.existing import check_existing_cluster
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.job import JobConfig
 from slurm_rl.config.logging import LoggingConfig
@@ -109,19 +110,11 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _supervised_training_reads_text(self) -> RunConfig:
-        if self.task in ("sft", "rm", "dpo") and self.data.image_key is not None:
+    def _reward_models_read_text(self) -> RunConfig:
+        if self.task == "rm" and self.data.image_key is not None:
             raise ValueError(
-                f"data.image_key is for task=grpo; got {self.data.image_key!r} with task={self.task!r}. "
+                f"data.image_key is not for task=rm, whose models read text alone; got {self.data.image_key!r}. "
                 "Next: data.image_key=null"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_new_head_is_no_adapter(self) -> RunConfig:
-        if self.task == "rm" and self.model.lora is not None:
-            raise ValueError(
-                "task=rm goes without model.lora, which would freeze the new head that scores. Next: model.lora=null"
             )
         return self
 
@@ -131,6 +124,25 @@ class RunConfig(Section):
             raise ValueError(
                 "critic.warmup_steps must be < trainer.num_steps, or the policy never learns; got "
                 f"{self.critic.warmup_steps} and {self.trainer.num_steps}. Next: lower critic.warmup_steps"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _who_stands_with_the_critic_has_one(self) -> RunConfig:
+        wanted = {
+            "critic.num_workers": self.critic.num_workers,
+            "reward.model.device=critic": self.reward.model.beside_critic,
+        }
+        for name, value in wanted.items():
+            if value and not (self.task == "grpo" and self.algorithm.needs_values):
+                raise ValueError(
+                    f"{name} needs a critic, which algorithm.advantage=gae trains; got "
+                    f"{self.algorithm.advantage!r} with task={self.task}. Next: +algorithm=ppo, or leave it out"
+                )
+        if self.reward.model.beside_critic and (self.reward.url or self.reward.service.enabled or self.reward.function):
+            raise ValueError(
+                "reward.model.device=critic scores in the run itself, without reward.url, reward.function and "
+                "reward.service.enabled. Next: leave these out, or reward.model.device=cpu"
             )
         return self
 
@@ -198,6 +210,11 @@ class RunConfig(Section):
                 f"task and external.program must agree; got task={self.task} and external.program={found}. "
                 f"Next: task={found or 'grpo'}" + (f", or +external.program={wanted}" if wanted else "")
             )
+        return self
+
+    @model_validator(mode="after")
+    def _an_existing_cluster_can_do_it(self) -> RunConfig:
+        check_existing_cluster(self)
         return self
 
     @model_validator(mode="after")

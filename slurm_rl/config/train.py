@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from slurm_rl.config.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.urls import check_url
 
 
 class PolicyConfig(Section):
@@ -27,6 +28,9 @@ class PolicyConfig(Section):
     logprob_chunk_tokens: PositiveInt | None = None
     """Tokens whose logits exist at once, computed again in the backward pass; null: those of the whole
     micro-batch, which for large vocabularies is most of its memory."""
+    share_prompts: bool = False
+    """Completions of one prompt read it once, in one row: the same numbers, and with long prompts a fraction of the
+    work. Text alone; needs an attention that takes any mask, so not flash attention."""
     num_threads: PositiveInt | None = None
     """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
     node_feature: str | None = None
@@ -66,9 +70,10 @@ class RolloutConfig(Section):
     max_staleness: NonNegativeInt = 0
     """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
     continuous: bool = False
-    """Engines begin the next batch before the last completion of this one has ended, and completions under way go on
-    with new weights as soon as these come. Faster where lengths differ; not repeatable, since time decides
-    which weights sample a token. Needs max_staleness >= 1; see algorithm.correction."""
+    """Engines begin the next batch before the last completion of this one has ended, the next prompts go to the engine
+    with the fewest under way, and completions under way go on with new weights as soon as these come. Faster where
+    lengths differ; not repeatable, since time decides which engine and which weights sample a token. Needs
+    max_staleness >= 1; see algorithm.correction."""
     weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"
     """How new weights reach the engines: ray, through host memory and Ray's object store; or straight from the
     policy's memory: gloo on CPU, nccl to engines with GPUs of their own, ipc to colocated ones. auto is ray."""
@@ -226,3 +231,13 @@ class CheckpointConfig(Section):
     """Verified checkpoints kept; older ones go only after a newer one verifies."""
     keep_best: bool = True
     """With eval.every, also keep the checkpoint of the best sampled accuracy so far."""
+    url: str | None = None
+    """Where each checkpoint is copied to, in the background, as `<url>/<name of the run directory>`: gs://, s3:// or
+    any URL of fsspec's. A run whose directory is lost or older goes on from there; null: no copies."""
+
+    @field_validator("url")
+    @classmethod
+    def _is_a_url(cls, value: str | None) -> str | None:
+        if value is not None:
+            check_url("checkpoint.url", value)
+        return value

@@ -103,6 +103,15 @@ def derive_port_block(job_key: str, attempt: int, candidate: int) -> PortPlan:
     )
 
 
+def dashboard_port(gcs_port: int) -> int:
+    """Where the dashboard of the head with this GCS port listens, on loopback.
+
+    >>> dashboard_port(derive_port_block("812345", 0, 0).gcs) == derive_port_block("812345", 0, 0).dashboard
+    True
+    """
+    return gcs_port + _NAMED.index("dashboard") - _NAMED.index("gcs")
+
+
 def prove_free(ports: Iterable[int], host: str = "0.0.0.0") -> list[int]:
     """The ports among `ports` that cannot be bound now.
 

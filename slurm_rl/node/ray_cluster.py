@@ -18,6 +18,7 @@ from pathlib import Path
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.ports import PortPlan
 from slurm_rl.node.rendezvous import HeadRecord
+from slurm_rl.plan.debug import is_legacy
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, write_text
 
@@ -147,7 +148,7 @@ def build_ray_start_argv(
         f"--min-worker-port={ports.worker_min}",
         f"--max-worker-port={ports.worker_max}",
         "--disable-usage-stats",
-        *(["--ray-debugger-external"] if plan.env.get("RAY_DEBUG") == "legacy" else []),
+        *(["--ray-debugger-external"] if is_legacy(plan.env) else []),
         # It would copy every actor's output to the driver, which does not print it.
         "--include-log-monitor=false",
     ]

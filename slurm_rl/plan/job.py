@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_rl.errors import RunDirError
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
+from slurm_rl.plan.debug import debug_env
 from slurm_rl.plan.expected import expected_versions
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
@@ -76,7 +77,7 @@ class JobPlan:
     slurm_rl_version: str
     name: str
     run_dir: str
-    launcher: Literal["local", "slurm", "machines"]
+    launcher: Literal["local", "slurm", "ray", "machines"]
     accelerator: AcceleratorKind
     num_nodes: int
     gpus_per_node: int
@@ -110,6 +111,8 @@ class JobPlan:
     """Set for tasks that run somebody else's trainer."""
     expected: dict[str, str] = field(default_factory=dict)
     """What must be where the trainer runs; see plan/expected.py."""
+    address: str | None = None
+    """Dashboard of the Ray cluster that the run goes to; None where it brings up its own."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -155,7 +158,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     cluster = config.cluster
     on_slurm = cluster.launcher == "slurm"
     # Machines of one run are alike.
-    cpus = cluster.cpus_per_node or (None if on_slurm else facts.num_cpus)
+    cpus = cluster.cpus_per_node or (facts.num_cpus if cluster.launcher in ("local", "machines") else None)
     # What an external program places, and with which model, is its own affair.
     shape = None if config.external else facts.model_shape
     check_context(config, shape)
@@ -164,7 +167,8 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     demand = _demand(config, cpus, tensor_parallel_size)
     actors = () if config.external else place_ranks(demand) if under_torchrun else build_placement(demand)
     # The host's environment is not in the image.
-    python = cluster.python or ("python3" if config.container.image else facts.python)
+    elsewhere = "python" if cluster.launcher == "ray" else "python3" if config.container.image else None
+    python = cluster.python or elsewhere or facts.python
     variables = merge_env(_environment(config, run_dir), cluster.env)
     plan = JobPlan(
         version=PLAN_VERSION,
@@ -202,6 +206,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         expected={"ray": ""}
         if config.external
         else expected_versions(cluster.accelerator, config.task, config.model.attention),
+        address=cluster.address,
     )
     if cluster.launcher != "slurm":
         return plan
@@ -220,9 +225,13 @@ def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
             cpu_kv_cache_gb=config.rollout.cpu_kv_cache_gb,
         ),
         *ray_env(cluster.num_nodes),
+        *(debug_env(cluster.accelerator, config.job.debugger, run_dir) if config.job.debug else ()),
     ]
     if config.task in TORCHRUN_TASKS:
         return [item for item in table if not item.name.startswith(("RAY_", "VLLM_"))]
+    if cluster.launcher == "ray":
+        # Its daemons are up already; what is left is for our own processes.
+        table = [item for item in table if item not in ray_env(cluster.num_nodes)]
     if config.external is not None:
         # Other trainers count on Ray to show each actor its own GPUs, and no others.
         return [item for item in table if not item.name.startswith("RAY_EXPERIMENTAL_NOSET_")]
@@ -261,6 +270,7 @@ def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> D
         tensor_parallel_size=tensor_parallel_size,
         colocate=config.rollout.colocate,
         has_critic=config.algorithm.needs_values,
+        num_critics=(config.critic.num_workers or 0) if config.algorithm.needs_values else 0,
         num_references=config.reference.num_workers or 0,
         features=_node_features(config),
         feature_of={

@@ -13,8 +13,10 @@ from slurm_rl.plan.memory import (
     PolicyLoad,
     PolicyMemory,
     asleep_gb,
+    estimate_critic,
     estimate_engine,
     estimate_policy,
+    with_frozen_model,
     with_second_model,
 )
 from slurm_rl.plan.task import TORCHRUN_TASKS
@@ -24,6 +26,8 @@ if TYPE_CHECKING:  # the node agent imports this without pydantic
     from slurm_rl.config.run import RunConfig
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192
+_FROZEN = {"policy": "reference", "critic": "reward model"}
+"""Whose frozen model stands beside whom."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,13 @@ class LayoutPlan:
     """What of it vLLM may take."""
     policy: PolicyMemory | None = None
     engine: EngineMemory | None = None
+    critic: PolicyMemory | None = None
+    """Of a critic with GPUs of its own."""
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> LayoutPlan:
-        policy, engine = tree["policy"], tree["engine"]
-        memory = {"policy": policy and PolicyMemory(**policy), "engine": engine and EngineMemory(**engine)}
+        kinds = {"policy": PolicyMemory, "critic": PolicyMemory, "engine": EngineMemory}
+        memory = {name: kind(**tree[name]) for name, kind in kinds.items() if tree.get(name)}
         return LayoutPlan(**{**tree, **memory})
 
 
@@ -108,29 +114,29 @@ def build_layout(
     """The sizes of this placement.
 
     Raises:
-        ConfigError: a policy worker cannot fit its GPU; the message holds both numbers.
+        ConfigError: a worker of the policy or of the critic cannot fit its GPU; the message holds both numbers.
     """
     wanted, capacity = config.policy.micro_batch_tokens, config.cluster.gpu_mem_gb
     if shape is None or capacity is None:
         return LayoutPlan(tensor_parallel_size, wanted or DEFAULT_MICRO_BATCH_TOKENS)
-    num_workers = sum(actor.role == "policy" for actor in actors)
+    counts = {role: sum(actor.role == role for actor in actors) for role in ("policy", "critic")}
     colocated = config.rollout.colocate and config.task not in TORCHRUN_TASKS
-    room = capacity - (asleep_gb() if colocated else 0)
-    longest = _longest(config)
-    for tokens in [wanted] if wanted else _micro_batches(longest):
-        memory = estimate_policy(shape, _load(config, num_workers, tokens))
-        if config.algorithm.needs_values and config.task not in TORCHRUN_TASKS:
-            memory = with_second_model(memory)
-        if memory.total_gb <= room:
+    rooms = {"policy": capacity - (asleep_gb() if colocated else 0), "critic": capacity}
+    for tokens in [wanted] if wanted else _micro_batches(_longest(config)):
+        needs = {"policy": _policy(config, shape, counts["policy"], tokens)}
+        if _critic_is_apart(config):
+            needs["critic"] = _critic(config, shape, counts["critic"], tokens)
+        if all(memory.total_gb <= rooms[role] for role, memory in needs.items()):
             if config.task in TORCHRUN_TASKS:
-                return LayoutPlan(tensor_parallel_size, tokens, capacity, None, memory, None)
-            engine = _engine(config, shape, tensor_parallel_size)
-            return LayoutPlan(tensor_parallel_size, tokens, capacity, _engine_budget_gb(config), memory, engine)
+                return LayoutPlan(tensor_parallel_size, tokens, capacity, None, needs["policy"], None)
+            engine, budget = _engine(config, shape, tensor_parallel_size), _engine_budget_gb(config)
+            return LayoutPlan(tensor_parallel_size, tokens, capacity, budget, engine=engine, **needs)
+    role = next(role for role, memory in needs.items() if memory.total_gb > rooms[role])
     raise ConfigError(
-        "a policy worker must fit its GPU (cluster.gpu_mem_gb"
-        + (", less what a sleeping engine keeps)" if colocated else ")"),
-        seen=f"{memory.total_gb:.1f} GB > {room:.1f} GB: {describe_policy(memory)}, "
-        f"{num_workers} workers, micro-batches of {tokens} tokens",
+        f"a {role} worker must fit its GPU (cluster.gpu_mem_gb"
+        + (", less what a sleeping engine keeps)" if colocated and role == "policy" else ")"),
+        seen=f"{needs[role].total_gb:.1f} GB > {rooms[role]:.1f} GB: {describe_memory(role, needs[role])}, "
+        f"{counts[role]} workers, micro-batches of {tokens} tokens",
         action="take more nodes, "
         + ("" if config.model.gradient_checkpointing else "model.gradient_checkpointing=true, ")
         + ("" if config.policy.offload == "all" else "policy.offload=all, ")
@@ -138,6 +144,36 @@ def build_layout(
         + ("" if config.policy.zero_stage == 3 or config.policy.backend == "fsdp2" else "policy.zero_stage=3, ")
         + "a smaller policy.micro_batch_tokens or shorter sequences",
     )
+
+
+def _policy(config: RunConfig, shape: ModelShape, num_workers: int, tokens: int) -> PolicyMemory:
+    """Of a policy worker with what else its process, or one beside it, keeps on the GPU."""
+    memory = estimate_policy(shape, _load(config, num_workers, tokens))
+    if _holds_reference(config):
+        memory = with_frozen_model(memory, shape, _bytes(config))
+    if config.algorithm.needs_values and config.task not in TORCHRUN_TASKS and not _critic_is_apart(config):
+        memory = with_second_model(memory)
+    return memory
+
+
+def _critic(config: RunConfig, shape: ModelShape, num_workers: int, tokens: int) -> PolicyMemory:
+    """Of a worker of a critic with GPUs of its own; its reward model is taken to be as large."""
+    memory = estimate_critic(shape, _load(config, num_workers, tokens))
+    reward = config.reward.model
+    return with_frozen_model(memory, shape, 2 if reward.dtype == "bfloat16" else 4) if reward.beside_critic else memory
+
+
+def _critic_is_apart(config: RunConfig) -> bool:
+    return config.task == "grpo" and config.algorithm.needs_values and config.critic.num_workers is not None
+
+
+def _holds_reference(config: RunConfig) -> bool:
+    """Whether each policy worker holds a whole copy of the model as the run found it."""
+    if config.task in TORCHRUN_TASKS:
+        return config.task == "dpo" and config.dpo.reference == "live"
+    # Under adapters the base is there anyway, unless the warm-up changes what the policy begins as.
+    is_base = config.model.lora is not None and config.warmup.num_steps == 0
+    return config.algorithm.kl.coefficient > 0 and config.reference.num_workers is None and not is_base
 
 
 def _longest(config: RunConfig) -> int:
@@ -179,16 +215,17 @@ def _bytes(config: RunConfig) -> int:
     return 2 if config.model.dtype == "bfloat16" else 4
 
 
-def describe_policy(memory: PolicyMemory) -> str:
+def describe_memory(role: str, memory: PolicyMemory) -> str:
     """`weights 2.1, gradients 1.0, optimizer 4.1, activations 6.3, logits 9.9`."""
     parts = {
         "weights": memory.weights_gb,
         "gradients": memory.gradients_gb,
         "optimizer": memory.optimizer_gb,
+        _FROZEN[role]: memory.frozen_gb,
         "activations": memory.activations_gb,
         "logits": memory.logits_gb,
     }
-    return ", ".join(f"{name} {value:.1f}" for name, value in parts.items())
+    return ", ".join(f"{name} {value:.1f}" for name, value in parts.items() if value or name != _FROZEN[role])
 
 
 def render_layout(layout: LayoutPlan, *, has_engines: bool = True) -> list[str]:
@@ -198,14 +235,17 @@ def render_layout(layout: LayoutPlan, *, has_engines: bool = True) -> list[str]:
         sizes = f"tensor parallel {layout.tensor_parallel_size}, {sizes}"
     if layout.policy is None:
         return [sizes, "memory not estimated: cluster.gpu_mem_gb or the model's config.json is not known here"]
-    memory = describe_policy(layout.policy)
-    policy = f"policy GPU  about {layout.policy.total_gb:.0f} of {layout.gpu_mem_gb:g} GB: {memory}"
+    trained = [
+        f"{role} GPU  about {memory.total_gb:.0f} of {layout.gpu_mem_gb:g} GB: {describe_memory(role, memory)}"
+        for role, memory in (("policy", layout.policy), ("critic", layout.critic))
+        if memory is not None
+    ]
     if layout.engine is None or layout.engine_budget_gb is None:
-        return [sizes, policy]
+        return [sizes, *trained]
     budget = layout.engine_budget_gb
     return [
         sizes,
-        policy,
+        *trained,
         f"engine GPU  weights {layout.engine.weights_gb:.1f} of {budget:.0f} GB, "
         f"room for {layout.engine.num_sequences(budget)} longest sequences at once",
     ]

@@ -124,11 +124,13 @@ class PolicyMemory:
     optimizer_gb: float
     activations_gb: float
     logits_gb: float
+    frozen_gb: float = 0.0
+    """A whole copy of a model that only answers: the policy's reference, the critic's reward model."""
 
     @property
     def total_gb(self) -> float:
-        parts = (self.weights_gb, self.gradients_gb, self.optimizer_gb, self.activations_gb, self.logits_gb)
-        return sum(parts) + _RESERVE_GB
+        states = (self.weights_gb, self.gradients_gb, self.optimizer_gb, self.frozen_gb)
+        return sum(states) + self.activations_gb + self.logits_gb + _RESERVE_GB
 
 
 def estimate_policy(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:
@@ -171,6 +173,16 @@ def with_second_model(memory: PolicyMemory) -> PolicyMemory:
         gradients_gb=2 * memory.gradients_gb,
         optimizer_gb=2 * memory.optimizer_gb,
     )
+
+
+def with_frozen_model(memory: PolicyMemory, shape: ModelShape, bytes_per_value: int) -> PolicyMemory:
+    """With a frozen model of this shape beside it, whole on every worker."""
+    return replace(memory, frozen_gb=shape.num_parameters * bytes_per_value / GB)
+
+
+def estimate_critic(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:
+    """Memory of one worker of a critic with GPUs of its own: a policy with one output in place of a vocabulary."""
+    return replace(estimate_policy(shape, replace(load, lora_rank=None)), logits_gb=0.0)
 
 
 @dataclass(frozen=True)

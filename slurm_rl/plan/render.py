@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import render_layout
+from slurm_rl.plan.ray_request import build_request
 from slurm_rl.plan.sbatch import render_submission
 from slurm_rl.plan.step import build_nodes_step, node_words, with_setup, wrap_agent
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
@@ -16,8 +18,8 @@ def render_plan(plan: JobPlan) -> str:
     gpus = f"{plan.gpus_per_node} {plan.accelerator} GPUs" if plan.gpus_per_node else "CPU only"
     lines = [
         f"run        {plan.run_dir}",
-        f"launcher   {plan.launcher}",
-        f"nodes      {plan.num_nodes} x {gpus}, {plan.cpus_per_node or 'Slurm default'} cores",
+        f"launcher   {plan.launcher}" + (f", {plan.address}" if plan.address else ""),
+        f"nodes      {plan.num_nodes} x {gpus}, {plan.cpus_per_node or _default_cores(plan)} cores",
         f"limits     {_limits(plan)}",
         f"container  {plan.container.get('runtime', 'none')} {plan.container.get('image') or ''}".rstrip(),
         *_network(plan),
@@ -29,12 +31,15 @@ def render_plan(plan: JobPlan) -> str:
         "",
         "environment",
         *(f"  {name}={value}    # {plan.env_reasons[name]}" for name, value in plan.env.items()),
-        f"  passed on by name, never written: {', '.join(plan.secret_names)}",
+        f"  {_secrets(plan)}: {', '.join(plan.secret_names)}",
     ]
     if plan.setup:
         lines += ["", "setup", *(f"  {line}" for line in plan.setup)]
     if plan.sbatch:
         lines += ["", "submission", render_submission(plan)]
+    if plan.address is not None:
+        request = json.dumps(build_request(plan, f"{plan.name}-[random]", "gcs://[the code]"), indent=2)
+        return "\n".join([*lines, "", f"POST {plan.address}/api/jobs/", request])
     lines += ["", "on the nodes", f"  {shlex.join(_nodes_step(plan))}"]
     return "\n".join(lines)
 
@@ -83,6 +88,14 @@ def _layout(plan: JobPlan) -> list[str]:
     if not plan.gpus_per_node or plan.external is not None:
         return []
     return render_layout(plan.layout, has_engines=plan.torchrun is None)
+
+
+def _default_cores(plan: JobPlan) -> str:
+    return "the cluster's" if plan.address else "Slurm default"
+
+
+def _secrets(plan: JobPlan) -> str:
+    return "not sent, the cluster must have them" if plan.address else "passed on by name, never written"
 
 
 def _limits(plan: JobPlan) -> str:

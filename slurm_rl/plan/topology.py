@@ -41,6 +41,8 @@ class Demand:
     """Engines share the policy's GPUs."""
     has_critic: bool = False
     """A critic's worker stands beside each of the policy's, on its GPU."""
+    num_critics: int = 0
+    """Processes that hold the critic apart from the policy; 0 with `has_critic`: beside it."""
     num_references: int = 0
     """Processes that hold the reference apart from the policy."""
     features: tuple[str, ...] = ()
@@ -70,9 +72,10 @@ def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
         actors = _place_on_cpus(demand, demand.num_workers or 1, demand.num_engines or 1)
     else:
         actors = _place_on_gpus(demand)
+    if not demand.has_critic or demand.num_critics:
+        return actors
     # They take turns with the policy, so they may use what it uses.
-    critic = tuple(replace(actor, role="critic") for actor in actors if actor.role == "policy" and demand.has_critic)
-    return actors + critic
+    return actors + tuple(replace(actor, role="critic") for actor in actors if actor.role == "policy")
 
 
 def place_ranks(demand: Demand) -> tuple[ActorPlan, ...]:
@@ -118,8 +121,6 @@ def _place_on_cpus(demand: Demand, num_workers: int, num_engines: int) -> tuple[
         at_policy, at_engines = at_policy[:num_apart], at_policy[num_apart:] or at_policy
     policy_nodes = [at_policy[i * len(at_policy) // num_workers] for i in range(num_workers)]
     engine_nodes = [at_engines[i % len(at_engines)] for i in range(num_engines)]
-    at_reference = demand.nodes_for("reference")
-    reference_nodes = [at_reference[i % len(at_reference)] for i in range(demand.num_references)]
     policy = [
         ActorPlan("policy", i, node, (), demand.worker_threads or _share(demand, policy_nodes.count(node)))
         for i, node in enumerate(policy_nodes)
@@ -128,11 +129,19 @@ def _place_on_cpus(demand: Demand, num_workers: int, num_engines: int) -> tuple[
         ActorPlan("rollout", i, node, (), _share(demand, engine_nodes.count(node)))
         for i, node in enumerate(engine_nodes)
     ]
-    reference = [
-        ActorPlan("reference", i, node, (), _share(demand, reference_nodes.count(node)))
-        for i, node in enumerate(reference_nodes)
-    ]
-    return (*policy, *rollout, *reference)
+    return (
+        *policy,
+        *rollout,
+        *_spread(demand, "critic", demand.num_critics),
+        *_spread(demand, "reference", demand.num_references),
+    )
+
+
+def _spread(demand: Demand, role: str, count: int) -> list[ActorPlan]:
+    """Processes dealt out over the nodes that the role may have."""
+    allowed = demand.nodes_for(role)
+    nodes = [allowed[i % len(allowed)] for i in range(count)]
+    return [ActorPlan(role, i, node, (), _share(demand, nodes.count(node))) for i, node in enumerate(nodes)]
 
 
 def _share(demand: Demand, num_on_node: int) -> int | None:
@@ -142,15 +151,15 @@ def _share(demand: Demand, num_on_node: int) -> int | None:
 
 def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
     # The roles that are bound to nodes of one kind choose before those that take what is left.
-    reference = _slots(demand, "reference", ())[-demand.num_references :] if demand.num_references else []
-    if len(reference) < demand.num_references:
-        raise _too_many("reference.num_workers", demand.num_references, "reference", demand)
-    at_policy = _slots(demand, "policy", reference)
+    reference = _last_slots(demand, "reference", demand.num_references, ())
+    critic = _last_slots(demand, "critic", demand.num_critics, reference)
+    apart = [*reference, *critic]
+    at_policy = _slots(demand, "policy", apart)
     num_workers = demand.num_workers or _choose_num_workers(demand, len(at_policy))
     if num_workers > len(at_policy):
         raise _too_many("policy.num_workers", num_workers, "policy", demand)
     policy = at_policy[:num_workers]
-    free = _slots(demand, "rollout", [*reference, *([] if demand.colocate else policy)])
+    free = _slots(demand, "rollout", [*apart, *([] if demand.colocate else policy)])
     groups = list(_groups_on_one_node(free, demand.tensor_parallel_size))
     num_engines = len(groups) if demand.num_engines is None else demand.num_engines
     if not groups or len(groups) < num_engines:
@@ -166,8 +175,17 @@ def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
     return (
         *(ActorPlan("policy", i, node, (gpu,), threads) for i, (node, gpu) in enumerate(policy)),
         *(ActorPlan("rollout", i, node, gpus, None) for i, (node, gpus) in enumerate(groups[:num_engines])),
+        *(ActorPlan("critic", i, node, (gpu,), threads) for i, (node, gpu) in enumerate(critic)),
         *(ActorPlan("reference", i, node, (gpu,), threads) for i, (node, gpu) in enumerate(reference)),
     )
+
+
+def _last_slots(demand: Demand, role: str, count: int, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """So many of the last free slots; ConfigError when there are fewer."""
+    found = _slots(demand, role, taken)[-count:] if count else []
+    if len(found) < count:
+        raise _too_many(f"{role}.num_workers", count, role, demand)
+    return found
 
 
 def _slots(demand: Demand, role: str, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

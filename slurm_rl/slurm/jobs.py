@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.ray_jobs.submit import open_dashboard
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json
 from slurm_rl.slurm import commands
 from slurm_rl.slurm.attempts import EXIT_INTERRUPTED
@@ -60,6 +61,10 @@ def is_job_alive(run: RunDir) -> bool:
     Raises:
         SlurmRLError: Slurm does not say.
     """
+    job = load_job(run)
+    if job is not None and job["launcher"] == "ray":
+        found = open_dashboard(job["address"]).find_job(job["job_id"])
+        return found is not None and found.is_alive
     job_id = open_job_id(run)
     return _state(run, commands.query_jobs([job_id] if job_id else []), "").is_alive
 
@@ -79,6 +84,9 @@ def cancel_job(run: RunDir) -> bool:
     job = load_job(run)
     if job is None or not is_job_alive(run):
         return False
+    if job["launcher"] == "ray":
+        open_dashboard(job["address"]).stop(job["job_id"])
+        return True
     if job["launcher"] in OF_THIS_MACHINE:
         os.kill(int(job["job_id"]), signal.SIGTERM)
         return True
@@ -123,9 +131,29 @@ def _state(run: RunDir, known: Mapping[str, JobInfo], trouble: str) -> RunState:
     if job["launcher"] in OF_THIS_MACHINE:
         alive = _is_local_alive(run, int(job["job_id"]))
         return RunState("running", is_alive=True) if alive else RunState("dead", _SILENT_END)
+    if job["launcher"] == "ray":
+        return _ray_state(job)
     if trouble:
         return RunState("unknown", trouble)
     return _slurm_state(run, found) if found else RunState("dead", f"Slurm knows job {job['job_id']} no more")
+
+
+_RAY_WORDS = {"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "finished", "FAILED": "failed"}
+_MOST_MESSAGE = 500
+
+
+def _ray_state(job: Mapping[str, Any]) -> RunState:
+    where = f"job {job['job_id']} of the Ray cluster at {job['address']}"
+    try:
+        found = open_dashboard(job["address"]).find_job(job["job_id"])
+    except SlurmRLError as error:
+        return RunState("unknown", str(error))
+    if found is None:
+        return RunState("dead", f"Ray knows no {where}")
+    stopped = found.status == "STOPPED" or found.exit_code == EXIT_INTERRUPTED
+    word = "interrupted" if stopped else _RAY_WORDS.get(found.status, "unknown")
+    detail = where if word in ("running", "finished") else f"{where}: {found.message[-_MOST_MESSAGE:].strip()}"
+    return RunState(word, detail.rstrip(": "), is_alive=found.is_alive)
 
 
 _SILENT_END = "its controller ended without a word"

@@ -109,19 +109,19 @@ def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
     end = run.end.read_bytes() if run.end.is_file() else None
     run.end.unlink(missing_ok=True)
     try:
-        submitted = _submit_to_slurm(run, plan) if plan.launcher == "slurm" else _submit_locally(run, plan)
+        submitted = _LAUNCHERS[plan.launcher](run, plan)
     except SlurmRLError:
         if end is not None:
             # A resume that Slurm refused: the run is still what it was.
             run.end.write_bytes(end)
         raise
-    record_job(run, plan.launcher, submitted.job_id)
+    record_job(run, plan.launcher, submitted.job_id, plan.address)
     return submitted
 
 
-def record_job(run: RunDir, launcher: str, job_id: str) -> None:
-    """Write down which job the run now is."""
-    write_json(run.job, {"launcher": launcher, "job_id": job_id})
+def record_job(run: RunDir, launcher: str, job_id: str, address: str | None = None) -> None:
+    """Write down which job the run now is; of a Ray cluster also where that is."""
+    write_json(run.job, {"launcher": launcher, "job_id": job_id} | ({"address": address} if address else {}))
     append_event(run, "job/submitted", job_id=job_id, launcher=launcher)
 
 
@@ -142,6 +142,15 @@ def _submit_to_slurm(run: RunDir, plan: JobPlan) -> Submitted:
 
     job = submit_with_umask(PlanExecutor(plan), run_controller, str(run.path))
     return Submitted(str(job.job_id), job)
+
+
+def _submit_to_ray(run: RunDir, plan: JobPlan) -> Submitted:
+    from slurm_rl.ray_jobs.submit import submit_to_ray
+
+    return Submitted(submit_to_ray(run, plan), None)
+
+
+_LAUNCHERS = {"local": _submit_locally, "machines": _submit_locally, "slurm": _submit_to_slurm, "ray": _submit_to_ray}
 
 
 @contextlib.contextmanager

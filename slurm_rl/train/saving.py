@@ -14,6 +14,8 @@ from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.train.engine.background import wait_for_files
 from slurm_rl.train.engine.checkpoint import Checkpoint, CheckpointStore
+from slurm_rl.train.engine.remote import RemoteFolder
+from slurm_rl.train.remote_saving import RemoteSaver
 
 State = TypeVar("State")
 
@@ -24,11 +26,24 @@ class StepSaver:
     Args:
         background: `save` returns when what it saves is copied; files are finished, hashed and named meanwhile.
         timeout_s: for those files to be there.
+        url: where checkpoints are copied to; None: nowhere.
+
+    Raises:
+        ConfigError: nobody here can open the URL.
     """
 
-    def __init__(self, run: RunDir, keep: int, *, background: bool = False, timeout_s: float = 3600.0) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        keep: int,
+        *,
+        background: bool = False,
+        timeout_s: float = 3600.0,
+        url: str | None = None,
+    ) -> None:
         self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
         self.store = CheckpointStore(run.checkpoints)
+        self.remote = None if url is None else RemoteSaver(run, self.store, RemoteFolder(f"{url}/{run.path.name}"))
         self.saved_step = -1
         self.started = 0.0
         self._given_up = threading.Event()
@@ -36,12 +51,16 @@ class StepSaver:
         self._pending: Future[None] | None = None
 
     def newest(self) -> Checkpoint | None:
-        """The newest that verifies; what was passed over is an event."""
+        """The newest that verifies, here or in a copy; what was passed over is an event."""
         newest = self.store.latest()
+        if self.remote is not None and self.remote.fetch_newer(-1 if newest is None else newest.step):
+            newest = self.store.latest()
         for reason in self.store.skipped:
             append_event(self.run_dir, "checkpoint/skipped", reason=reason)
         if newest is not None:
             self.saved_step = newest.step
+            if self.remote is not None:
+                self.remote.copy_if_missing(newest.step)
         return newest
 
     def save(
@@ -84,6 +103,9 @@ class StepSaver:
         self.store.prune(self.keep, spare=spare)
         seconds = round(time.perf_counter() - self.started, 3)
         append_event(self.run_dir, "checkpoint/saved", step=step, seconds=seconds)
+        if self.remote is not None:
+            self.remote.copy(step)
+            self.remote.prune(self.keep, spare)
 
     def check(self) -> None:
         """Raise what went wrong in the background, if anything did by now."""

@@ -105,6 +105,8 @@ class PackedBatch:
     """[N] float32."""
     returns: torch.Tensor | None = None
     """[N] float32."""
+    shared: torch.Tensor | None = None
+    """[S] int64, how many first tokens are those of the sequence before, and are read but once; None: each apart."""
     margins: torch.Tensor | None = None
     """[S] float32."""
     noise_seeds: torch.Tensor | None = None

@@ -28,6 +28,7 @@ def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
     wait_for_step(run)
     nodes = f"{cluster.nodes[0][0]}[1-2]"
     assert state_of(cluster, run).startswith(f"running: on {nodes}, attempt 1")
+    check_reach(cluster, run)
     refused = cli(cluster, shared_dir, "resume", str(run))
     assert (refused.returncode, "cancel" in refused.stderr) == (2, True)
     follow = [sys.executable, "-m", "slurm_rl", "logs", "-f", str(run)]
@@ -47,6 +48,16 @@ def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
     assert wait_for_end(run)["state"] == "finished"
     assert "attempt 2" in cli(cluster, shared_dir, "logs", str(run)).stdout
     assert "not running" in cli(cluster, shared_dir, "cancel", str(run)).stderr
+
+
+def check_reach(cluster: Cluster, run: Path) -> None:
+    """A shell on the second node, with the run's environment; the tunnel to the first."""
+    words = ("sh", "-c", 'hostname; echo "$PYTHONPATH"; test -r "$RAY_AUTH_TOKEN_PATH" && echo "$RAY_AUTH_MODE"')
+    shell = cli(cluster, run.parent, "attach", str(run), "--node=1", "--", *words)
+    assert shell.returncode == 0, shell.stderr
+    assert shell.stdout.splitlines() == [cluster.nodes[1], str(run / "code"), "token"]
+    tunnel = cli(cluster, run.parent, "tunnel", str(run)).stdout
+    assert f" {cluster.nodes[0]}\n" in tunnel
 
 
 def test_a_waiting_run_says_why_and_can_be_cancelled(cluster: Cluster, shared_dir: Path) -> None:

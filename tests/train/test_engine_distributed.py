@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, multiprocessing
 
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import BringUpError, CheckpointError, TrainingError
+from slurm_rl.train.engine.convert import convert_checkpoint
 from slurm_rl.train.engine.distributed import init_process_group, leave_process_group
 from slurm_rl.train.engine.optimizer import schedule_lr
 from slurm_rl.train.engine.policy import PolicyEngine
@@ -147,6 +149,8 @@ def run_layout(rank: int, policy: PolicyConfig, model: Path, out: Path) -> None:
     found["resumed_metrics"] = run_steps(resumed, range(SAVED_AFTER, NUM_STEPS), rank, 2)
     found["resumed_differs"] = [n for n, t in resumed.full_state() if not torch.equal(t, state[n])]
     resumed.export(out / "export")
+    (out / "last").mkdir(exist_ok=True)
+    resumed.save(out / "last")
 
     (out / "just-reset").mkdir(exist_ok=True)
     resumed.reset_optimizer(OTHER_OPTIM)
@@ -164,6 +168,9 @@ def run_layout(rank: int, policy: PolicyConfig, model: Path, out: Path) -> None:
     half = build_engine(model, policy, dtype="bfloat16")
     found["bfloat16"] = run_steps(half, range(3), rank, 2)
     found["bfloat16_dtypes"] = sorted({str(t.dtype) for _, t in half.full_state()})
+    half.export(out / "half-export")
+    (out / "half").mkdir(exist_ok=True)
+    half.save(out / "half")
     if rank == 0:
         torch.save(state, out / "state.pt")
     (out / f"found-{rank}.json").write_text(json.dumps(found))
@@ -306,6 +313,23 @@ def test_the_export_is_the_whole_model(layout: Path) -> None:
     exported = build_engine(layout / "export", PolicyConfig(num_threads=1)).module.state_dict()
     assert state.keys() == exported.keys()
     assert all(torch.equal(state[name], exported[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("saved", "exported", "dtype"), [("last", "export", "float32"), ("half", "half-export", "bfloat16")]
+)
+def test_a_converted_checkpoint_of_every_layout_is_its_export(
+    saved: str, exported: str, dtype: str, layout: Path, root: Path, tmp_path: Path
+) -> None:
+    config = ModelConfig(path=str(root / "model"), dtype=dtype)
+    convert_checkpoint(layout / saved, str(root / "model"), config, tmp_path / "converted", 10**5)
+    one, other = (read_tensors(folder) for folder in (tmp_path / "converted", layout / exported))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    return {name: tensor for file in folder.glob("*.safetensors") for name, tensor in load_file(file).items()}
 
 
 def test_one_worker_goes_on_where_two_stopped(root: Path, reference: Reference) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
@@ -169,3 +169,39 @@ def test_a_converted_checkpoint_is_the_merged_export(folder: Path, tmp_path: Pat
     convert_checkpoint(tmp_path / "saved", str(folder), engine.model_config, tmp_path / "converted", 10**9)
     one, other = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("export", "converted"))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_reward_models_new_head_is_trained_beside_the_adapters_and_goes_where_they_go(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Scores under the engine, the merged export, peft's own loading and the converted checkpoint, to 1e-5."""
+    engine = build_engine(folder, score_seed=3)
+    start = {name: p.detach().clone() for name, p in engine.module.named_parameters()}
+    for seed in range(4):
+        engine.train([build_sequences(seed)], push_up, 1e-2)
+    changed = {name for name, p in engine.module.named_parameters() if not torch.equal(p, start[name])}
+    assert changed == {name for name in start if "lora_" in name or name == "score.weight"}
+    expected = scores_of(engine)
+
+    for name in ("merged", "adapter", "saved"):
+        (tmp_path / "saved").mkdir(exist_ok=True)
+        {"merged": engine.export, "adapter": engine.export_adapter, "saved": engine.save}[name](tmp_path / name)
+    convert_checkpoint(tmp_path / "saved", str(folder), engine.model_config, tmp_path / "converted", 10**9)
+    for name in ("merged", "converted"):
+        other = build_engine(tmp_path / name, None, score_seed=9)
+        np.testing.assert_allclose(scores_of(other), expected, rtol=0, atol=1e-5)
+    base = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
+    loaded = PeftModel.from_pretrained(base, tmp_path / "adapter")
+    [sequence] = build_sequences(99)[:1]
+    with torch.no_grad():
+        score = loaded(input_ids=torch.from_numpy(sequence.token_ids)[None]).logits.item()
+    assert score == pytest.approx(float(expected[sequence.num_trained - 1]), abs=1e-5)
+
+
+def push_up(batch: PackedBatch, scores: Tensor, _: Tensor) -> tuple[Tensor, dict[str, float]]:
+    return -(scores * batch.weights).sum(), {}
+
+
+def scores_of(engine: PolicyEngine) -> FloatArray:
+    [found] = engine.compute_scores([build_sequences(99)])
+    return np.concatenate(found)

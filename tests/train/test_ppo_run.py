@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from slurm_rl.run_dir import RunDir, read_jsonl
-from tests.whole_run import exact_rows, start_run
+from slurm_rl.config.load import load_config
+from slurm_rl.run_dir import RunDir
+from tests.whole_run import exact_rows, kill_trainer, start_run
 
 pytestmark = pytest.mark.slow
 
@@ -40,27 +37,32 @@ def test_a_killed_run_goes_on_with_policy_critic_and_kl_coefficient(tmp_path: Pa
     assert len({row["kl/coefficient"] for row in rows}) > 1
 
     process = start_run(harmed, *WORDS)
-    kill_after_a_step(RunDir(harmed), process)
+    # The first checkpoint with a trained critic.
+    kill_trainer(RunDir(harmed), process, step=42)
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output
     assert exact_rows(harmed) == exact_rows(whole)
 
 
-def kill_after_a_step(run: RunDir, process: subprocess.Popen[str]) -> None:
-    """kill -9 of the trainer once the first checkpoint with a trained critic is there."""
-    deadline = time.monotonic() + 400
-    while not any(row["kind"] == "checkpoint/saved" and row["step"] >= 42 for row in read_jsonl(run.events)):
-        assert time.monotonic() < deadline and process.poll() is None
-        time.sleep(0.05)
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and f"train.grpo.main\0--run-dir\0{run.path}\0".encode() in read_cmdline(entry):
-            os.kill(int(entry.name), signal.SIGKILL)
-            return
-    raise AssertionError("no trainer to kill")
+def test_critic_and_reward_model_stand_in_processes_of_their_own(tmp_path: Path) -> None:
+    """As with --colocate_critic_reward: two ranks of the critic, each with a reward model, beside one of the policy."""
+    from slurm_rl.config.model import ModelConfig
+    from slurm_rl.config.train import OptimConfig, PolicyConfig
+    from slurm_rl.train.engine.policy import PolicyEngine
+    from slurm_rl.train.engine.tiny import build_tiny_model
 
-
-def read_cmdline(entry: Path) -> bytes:
-    try:
-        return (entry / "cmdline").read_bytes()
-    except OSError:
-        return b""
+    tiny = load_config([]).model.require_tiny()
+    build_tiny_model(tiny, 0, tmp_path / "model")
+    config = ModelConfig(path=str(tmp_path / "model"))
+    PolicyEngine(
+        tmp_path / "model", config, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0, score_seed=1
+    ).export(tmp_path / "rm")
+    words = [*WORDS, "critic.num_workers=2", f"reward.model.path={tmp_path / 'rm'}", "reward.model.device=critic"]
+    process = start_run(tmp_path / "run", *words, f"critic.init_from={tmp_path / 'rm'}", "trainer.num_steps=3")
+    output, _ = process.communicate(timeout=400)
+    assert process.returncode == 0, output
+    rows = [row for row in exact_rows(tmp_path / "run") if row["stage"] == "grpo"]
+    assert len(rows) == 3 and all(row["critic/loss"] > 0 for row in rows)
+    assert all(row["reward/mean"] == pytest.approx(row["score/model"]) for row in rows)
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*/critic/*")}
+    assert sum("rank" in name for name in names) == 2, names

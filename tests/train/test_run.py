@@ -7,9 +7,11 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,9 +88,9 @@ def test_nothing_is_left_running_or_on_disk(whole_run: Path) -> None:
 
 
 @pytest.fixture
-def other_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[int]]:
+def other_ray() -> Iterator[set[int]]:
     """Processes of a Ray cluster that the same user started by himself on this machine."""
-    folder = tmp_path_factory.mktemp("other")
+    folder = Path(tempfile.mkdtemp(prefix="other-", dir="/tmp"))  # short: Ray's sockets lie below
     argv = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--port=0", "--num-cpus=1"]
     argv += [f"--temp-dir={folder}", "--include-dashboard=false", "--object-store-memory=80000000"]
     with (folder / "log").open("wb") as log:
@@ -102,6 +104,7 @@ def other_ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[set[int]]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     ray.wait(timeout=30)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def session_of(leader: int) -> list[int]:
@@ -256,6 +259,7 @@ def command_line(pid: int) -> str:
         (["model=nonesuch"], ["nonesuch", "tiny_qwen3"]),
         (["+lora=all_linear", "model.lora.target_modules=[qproj]"], ["qproj", "gate_proj", "all-linear"]),
         (["policy.backend=deepspeed", "policy.offload=all"], ["policy.offload=all", "policy.zero_stage=3"]),
+        (["rollout.max_staleness=-1"], ["rollout.max_staleness", "-1", "0"]),
         (["job.time_limit=soon"], ["job.time_limit", "HH:MM:SS"]),
         (["nonsense"], ["nonsense", "key=value"]),
     ],

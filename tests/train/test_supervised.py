@@ -48,6 +48,8 @@ TASKS = {
     "dpo-cached": ["+exp=dpo_tiny", "dpo.chosen_nll=0.5"],
     "dpo-live": ["+exp=dpo_tiny", "dpo.reference=live", "dpo.loss=ipo"],
 }
+ADAPTED = {"rm-lora": ["+exp=rm_tiny", "+lora=all_linear", "model.lora.rank=4"]}
+"""With four ranks alone, which are slow."""
 LAYOUTS = {
     "fsdp2": [],
     "zero-2": ["policy.backend=deepspeed", "policy.zero_stage=2"],
@@ -75,14 +77,18 @@ def make_run(folder: Path, *words: str) -> tuple[RunDir, RunConfig]:
     return run, config
 
 
-def work(rank: int, num_ranks: int, port: int, root: Path, layouts: dict[str, list[str]]) -> None:
+def work(
+    rank: int, num_ranks: int, port: int, root: Path, layouts: dict[str, list[str]], tasks: dict[str, list[str]]
+) -> None:
     place = Place(rank=rank, local_rank=rank, world_size=num_ranks, local_world_size=num_ranks, master_port=port)
     place.join(timeout_s=300)
     for layout, more in layouts.items():
-        for task, words in TASKS.items():
+        for task, words in tasks.items():
             run, config = make_run(root / f"{layout}-{num_ranks}-{task}" / f"whole-{rank}", *words, *more)
             run = RunDir(run.path.with_name("whole-0"))
             train(run, config, place, StopFlag())
+            if num_ranks > 2:
+                continue
             again = RunDir(run.path.with_name("stopped"))
             try:
                 train(again, config, place, StopAfter(3))
@@ -100,8 +106,16 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("supervised")
-    multiprocessing.spawn(work, args=(2, free_port(), root, LAYOUTS), nprocs=2)
-    multiprocessing.spawn(work, args=(1, free_port(), root, {"fsdp2": []}), nprocs=1)
+    multiprocessing.spawn(work, args=(2, free_port(), root, LAYOUTS, TASKS), nprocs=2)
+    multiprocessing.spawn(work, args=(1, free_port(), root, {"fsdp2": []}, TASKS), nprocs=1)
+    return root
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("four")
+    multiprocessing.spawn(work, args=(4, free_port(), root, LAYOUTS, TASKS | ADAPTED), nprocs=4)
+    multiprocessing.spawn(work, args=(1, free_port(), root, {"fsdp2": []}, ADAPTED), nprocs=1)
     return root
 
 
@@ -114,8 +128,18 @@ def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_two_ranks_in_every_layout_equal_one(layout: str, task: str, root: Path) -> None:
-    ours = exact_rows(root / f"{layout}-2-{task}" / "whole-0")
-    one = exact_rows(root / f"fsdp2-1-{task}" / "whole-0")
+    require_equal(exact_rows(root / f"{layout}-2-{task}" / "whole-0"), exact_rows(root / f"fsdp2-1-{task}" / "whole-0"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", [*TASKS, *ADAPTED])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_four_ranks_in_every_layout_equal_one(layout: str, task: str, root: Path, four: Path) -> None:
+    one = (four if task in ADAPTED else root) / f"fsdp2-1-{task}" / "whole-0"
+    require_equal(exact_rows(four / f"{layout}-4-{task}" / "whole-0"), exact_rows(one))
+
+
+def require_equal(ours: list[dict[str, Any]], one: list[dict[str, Any]]) -> None:
     assert [row["stage"] for row in ours] == [row["stage"] for row in one] and len(one) == 9
     for row, expected in zip(ours, one, strict=True):
         assert row.pop("stage") == expected["stage"]
@@ -166,19 +190,30 @@ def test_a_checkpoint_of_a_reward_model_converts_to_one(root: Path, tmp_path: Pa
 def test_a_killed_rank_loses_nothing(root: Path, tmp_path: Path) -> None:
     """torchrun with two ranks, one of them killed in the middle, then again: the numbers of an undisturbed run."""
     run, _ = make_run(tmp_path / "killed", *TASKS["dpo-cached"])
-    first = start_torchrun(run)
+    words = ["slurm_rl.train.supervised.main", str(run.path)]
+    first = start_torchrun(*words)
     wait_for_row(first, run, 3)
     ranks = children_of(first.pid)
     os.kill(ranks[0], signal.SIGKILL)
     assert first.wait(timeout=120) != 0
-    assert start_torchrun(run).wait(timeout=300) == 0
+    assert start_torchrun(*words).wait(timeout=300) == 0
     assert exact_rows(run.path) == exact_rows(root / "fsdp2-2-dpo-cached" / "whole-0")
     assert read_json(run.attempt(1).outcome)["outcome"] == "finished"
 
 
-def start_torchrun(run: RunDir) -> subprocess.Popen[bytes]:
-    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    argv += ["-m", "slurm_rl.train.supervised.main", str(run.path)]
+@pytest.mark.slow
+def test_torchrun_by_hand_from_overrides_gives_the_same_numbers(root: Path, tmp_path: Path) -> None:
+    task, *more = TASKS["dpo-cached"]
+    words = ["slurm_rl.train.supervised", task, *SMALL, *more, f"run_dir={tmp_path / 'by-hand'}"]
+    assert start_torchrun(*words).wait(timeout=300) == 0
+    assert exact_rows(tmp_path / "by-hand") == exact_rows(root / "fsdp2-2-dpo-cached" / "whole-0")
+    # Its end is saved: the same words have nothing left to do.
+    assert start_torchrun(*words).wait(timeout=300) == 0
+    assert exact_rows(tmp_path / "by-hand") == exact_rows(root / "fsdp2-2-dpo-cached" / "whole-0")
+
+
+def start_torchrun(*words: str) -> subprocess.Popen[bytes]:
+    argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", *words]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +47,16 @@ def test_dpo_prefers_the_right_sum_and_makes_it_likelier(tmp_path: Path) -> None
     assert before["eval/margin"] == 0.0
     assert after["eval/margin"] > 0.4
     assert math.exp(after["eval/chosen_logprob"]) > 10 * math.exp(before["eval/chosen_logprob"])
+
+
+def test_ppo_gains_fifteen_points_of_reward(tmp_path: Path) -> None:
+    """The whole pipeline: Ray, vLLM, policy, critic, reference."""
+    argv = [sys.executable, "-m", "slurm_rl", "+exp=ppo_tiny", f"run_dir={tmp_path / 'run'}"]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [json.loads(line) for line in RunDir(tmp_path / "run").metrics.read_text().splitlines()]
+    before, *_, after = [row["accuracy/sampled"] for row in rows if row["stage"] == "eval"]
+    assert after >= before + 0.15
+    steps = [row for row in rows if row["stage"] == "grpo"]
+    assert max(row["critic/explained_variance"] for row in steps[-10:]) > 0

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.run_dir import RunDir
 from tests.image_kit import write_rows
-from tests.whole_run import exact_rows
+from tests.whole_run import exact_rows, kill_trainer
 
 # The experiment as it is, on this machine: one process of each kind in place of two nodes, short sequences, and a
 # supervised start, since a random model would never write an answer that can be rewarded.
@@ -41,8 +42,8 @@ OVERRIDES = (
 )
 
 
-def start(run_dir: Path, root: Path) -> subprocess.Popen[str]:
-    words = [f"run_dir={run_dir}", *OVERRIDES, f"data.root={root}"]
+def start(run_dir: Path, root: Path, *more: str) -> subprocess.Popen[str]:
+    words = [f"run_dir={run_dir}", *OVERRIDES, f"data.root={root}", *more]
     return subprocess.Popen(
         [sys.executable, "-m", "slurm_rl", "submit", *words],
         cwd=run_dir.parent,
@@ -54,9 +55,14 @@ def start(run_dir: Path, root: Path) -> subprocess.Popen[str]:
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("data")
     write_rows(root / "mathv60k", num_rows=64)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run_dir(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("runs") / "vision"
     process = start(run_dir, root)
     output, _ = process.communicate(timeout=600)
@@ -96,3 +102,16 @@ def test_prompts_with_several_images_and_with_none_were_trained_on(run_dir: Path
     groups = [json.loads(line) for path in (run_dir / "rollouts").iterdir() for line in path.read_text().splitlines()]
     assert {len(group["prompt"]["images"]) for group in groups} == {0, 1, 2}
     assert len(groups) == 3 * 8
+
+
+@pytest.mark.slow
+def test_killed_in_the_middle_it_resumes_to_the_same_numbers(run_dir: Path, root: Path, tmp_path: Path) -> None:
+    """Images, rewards over HTTP, the reference: equal in every digit that is not a time."""
+    harmed = tmp_path / "harmed"
+    process = start(harmed, root, "checkpoint.every=1", "job.max_failures=1")
+    # The first checkpoint of GRPO; two steps are still to come.
+    kill_trainer(RunDir(harmed), process, step=46)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    assert "trainer/resumed" in (harmed / "events.jsonl").read_text()
+    assert exact_rows(harmed) == exact_rows(run_dir)

@@ -4,12 +4,14 @@
     {"prompt": "3+4=", "answer": "7"}                                                               sft
     {"prompt": "3+4=", "chosen": "7", "rejected": "8"}                                              rm, dpo
     {"chosen": [...messages...], "rejected": [...messages...]}      the prompt is what both begin with
+    {"messages": [...], "images": ["1.png"]}                        with data.image_key=images
 
 What is wrong is named with its line, as for prompts.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections.abc import Callable
@@ -20,8 +22,9 @@ from slurm_rl.config.data import DataConfig
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.addition import build_addition_rows
 from slurm_rl.train.data.hold_out import hold_out
+from slurm_rl.train.data.image_parts import Folders, place_images
 from slurm_rl.train.data.lines import shorten
-from slurm_rl.train.data.prompts import Message, parse_prompt
+from slurm_rl.train.data.prompts import Message, find_images, parse_prompt
 from slurm_rl.train.data.records import DataSource, read_records, require_columns
 
 Text = str | list[Message]
@@ -89,12 +92,12 @@ def parse_answer(row: dict[str, Any], index: int, where: str, config: DataConfig
     """One row for sft."""
     label = config.label_key
     if row.get(config.messages_key) is None and label is not None and {config.input_key, label} <= row.keys():
-        prompt = _read_text(row[config.input_key], config.input_key, where)
+        prompt = _with_images(_read_text(row[config.input_key], config.input_key, where), row, where, config)
         return AnswerRow(index=index, prompt=prompt, answer=_read_answer(row[label], label, where))
     messages = _read_answer(_require(row, config.messages_key, "data.messages_key", where), config.messages_key, where)
     if isinstance(messages, str):
         raise _wrong(where, config.messages_key, "a list of messages", messages)
-    return AnswerRow(index=index, prompt=[], answer=messages)
+    return AnswerRow(index=index, prompt=[], answer=_with_images(messages, row, where, config))
 
 
 def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) -> PairRow:
@@ -110,12 +113,20 @@ def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) 
         )
     prompt: Text
     if row.get(config.input_key) is not None:
-        prompt = _read_text(row[config.input_key], config.input_key, where)
+        prompt = _with_images(_read_text(row[config.input_key], config.input_key, where), row, where, config)
     else:
+        if not isinstance(chosen, str) and not isinstance(rejected, str):
+            chosen, rejected = (_with_images(answer, row, where, config) for answer in (chosen, rejected))
         prompt, chosen, rejected = _split_shared(chosen, rejected, where, config)
     return PairRow(
         index=index, prompt=prompt, chosen=chosen, rejected=rejected, margin=_read_margin(row, where, config)
     )
+
+
+def _with_images(text: Text, row: dict[str, Any], where: str, config: DataConfig) -> Text:
+    """With those of the image column in their places."""
+    key = config.image_key
+    return text if key is None else place_images(text, _require(row, key, "data.image_key", where), where)
 
 
 def _require(row: dict[str, Any], key: str, option: str, where: str) -> Any:
@@ -210,19 +221,33 @@ def _load(
 
 def _read(config: DataConfig, name: str, split: str, build: Callable[[dict[str, Any], int, str], Row]) -> list[Row]:
     answers: list[str | None] = [config.label_key, config.messages_key, config.chosen_key, config.rejected_key]
-    named = [config.input_key, *answers, config.margin_key]
+    named = [config.input_key, *answers, config.margin_key, config.image_key]
     optional = tuple(dict.fromkeys(key for key in named if key is not None))
     source = DataSource(name=name, columns=(), subset=config.subset, split=split, optional=optional)
-    rows = [build(row, index, where) for index, (where, row) in enumerate(read_records(source))]
+    rows, folders = [], Folders()
+    for index, (where, record) in enumerate(read_records(source)):
+        rows.append(build(record, index, where))
+        for text in texts_of(rows[-1]):
+            find_images(text, source.folder, folders, where)
     if not rows:
         raise DataError(f"{name}: a data file needs at least one row", seen="none", action="write one, or name another")
     return rows
 
 
+def texts_of(row: AnswerRow | PairRow) -> list[Text]:
+    """All that is said in a row."""
+    return [row.prompt, row.answer] if isinstance(row, AnswerRow) else [row.prompt, row.chosen, row.rejected]
+
+
 def _identity(row: AnswerRow | PairRow) -> str:
     """The prompt; of a whole conversation, all of it."""
     whole = isinstance(row, AnswerRow) and not row.prompt
-    return json.dumps(row.answer if whole and isinstance(row, AnswerRow) else row.prompt, sort_keys=True)
+    # Images inside the rows by their checksum.
+    return json.dumps(
+        row.answer if whole and isinstance(row, AnswerRow) else row.prompt,
+        sort_keys=True,
+        default=lambda value: hashlib.sha256(value).hexdigest(),
+    )
 
 
 def require_one_batch(num_rows: int, batch_size: int) -> None:

@@ -4,13 +4,15 @@
     learned (of each such turn)                                                   ^^^^^^^^^^^^^^^
 
 The whole conversation is rendered once and tokenized once. A turn begins where the template, given the messages
-before it, would let the model go on; it ends with the special token that follows its content.
+before it, would let the model go on; it ends with the special token that follows its content. An image stands
+for one token until `expand_all` gives it as many as it needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,8 +21,13 @@ import numpy.typing as npt
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.answers import Text
 from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
+from slurm_rl.train.data.images import list_images
 from slurm_rl.train.data.lines import shorten
+from slurm_rl.train.data.placeholders import ImageCounter, expand_placeholders
 from slurm_rl.train.data.prompts import Message
+from slurm_rl.train.types import ImageSpan
+
+_IMAGE_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -31,9 +38,17 @@ class EncodedAnswer:
     """[L]."""
     answered: npt.NDArray[np.int64]
     """Ascending positions, none of them 0, of what the assistant says after the prompt, ends of turns included."""
+    name: str = ""
+    """Of the row, for errors."""
+    sources: tuple[str, ...] = ()
+    """Of its images, one for each placeholder; see train/data/images.py."""
+    images: tuple[ImageSpan, ...] = ()
+    """The same with the tokens that stand for each, once expanded."""
 
 
-def encode_answer(prompt: Text, answer: Text, tokenizer: Any, *, chat_template: bool, name: str) -> EncodedAnswer:
+def encode_answer(
+    prompt: Text, answer: Text, tokenizer: Any, *, chat_template: bool, name: str, sees_images: bool = False
+) -> EncodedAnswer:
     """Encode one row.
 
     Args:
@@ -41,12 +56,14 @@ def encode_answer(prompt: Text, answer: Text, tokenizer: Any, *, chat_template: 
         chat_template: render with the tokenizer's template; else both are plain text, and the end-of-text token
             ends the answer.
         name: of the row, for errors.
+        sees_images: the model does, and its template writes a placeholder for each.
 
     Raises:
         DataError: the row cannot be rendered or loses characters, or the template never ends a turn.
     """
     if chat_template:
-        return _encode_chat(_as_messages(prompt, "user"), _as_messages(answer, "assistant"), tokenizer, name)
+        messages = _as_messages(prompt, "user"), _as_messages(answer, "assistant")
+        return _encode_chat(*messages, tokenizer, name, sees_images)
     if not isinstance(prompt, str) or not isinstance(answer, str):
         raise DataError(
             f"{name}: messages need the chat template",
@@ -56,16 +73,45 @@ def encode_answer(prompt: Text, answer: Text, tokenizer: Any, *, chat_template: 
     before, _ = _tokenize(prompt, tokenizer, name, add_special_tokens=True)
     after, _ = _tokenize(answer, tokenizer, name, add_special_tokens=False)
     token_ids = np.array([*before, *after, tokenizer.eos_token_id], dtype=np.int64)
-    return EncodedAnswer(token_ids, np.arange(max(len(before), 1), len(token_ids)))
+    return EncodedAnswer(token_ids, np.arange(max(len(before), 1), len(token_ids)), name)
+
+
+def expand_all(answers: Sequence[EncodedAnswer], counter: ImageCounter | None) -> list[EncodedAnswer]:
+    """The same with as many tokens as each image needs.
+
+    Args:
+        counter: of a vision-language model; None of a text model, whose answers have no images.
+
+    Raises:
+        DataError: an image cannot be read, is none that the model takes, or has no placeholder.
+    """
+    if counter is None:
+        return list(answers)
+    # Most of the time goes into opening files, at once on a parallel file system.
+    with ThreadPoolExecutor(_IMAGE_THREADS) as threads:
+        return list(threads.map(lambda answer: _expand(answer, counter), answers))
+
+
+def _expand(answer: EncodedAnswer, counter: ImageCounter) -> EncodedAnswer:
+    token_ids, spans = expand_placeholders(answer.token_ids.tolist(), answer.sources, counter, answer.name)
+    counts = np.ones(len(answer.token_ids), dtype=np.int64)
+    counts[answer.token_ids == counter.image_token_id] = [span.num_tokens for span in spans]
+    # Where each token begins now; no image is in what the assistant says.
+    starts = np.cumsum(counts) - counts
+    return replace(
+        answer, token_ids=np.array(token_ids, dtype=np.int64), answered=starts[answer.answered], images=tuple(spans)
+    )
 
 
 def _as_messages(text: Text, role: str) -> list[Message]:
     return [{"role": role, "content": text}] if isinstance(text, str) else text
 
 
-def _encode_chat(prompt: list[Message], answer: list[Message], tokenizer: Any, name: str) -> EncodedAnswer:
+def _encode_chat(
+    prompt: list[Message], answer: list[Message], tokenizer: Any, name: str, sees_images: bool
+) -> EncodedAnswer:
     messages = [*prompt, *answer]
-    _refuse_images(messages, name)
+    _refuse_what_nobody_sees(messages, name, sees_images)
     text = _render(messages, tokenizer, name, add_generation_prompt=False)
     token_ids, spans = _tokenize(text, tokenizer, name, add_special_tokens=False)
     ends = [n for n, token in enumerate(token_ids) if token in _special_ids(tokenizer)]
@@ -75,18 +121,21 @@ def _encode_chat(prompt: list[Message], answer: list[Message], tokenizer: Any, n
             start = _find_start(messages, number, text, tokenizer, name)
             end = _find_end(messages[number], start, text, spans, ends, tokenizer, name)
             answered += [n for n in range(max(end[0], 1), end[1] + 1) if spans[n][0] >= start]
-    return EncodedAnswer(np.array(token_ids, dtype=np.int64), np.array(answered, dtype=np.int64))
+    sources = tuple(list_images(messages, name))
+    return EncodedAnswer(np.array(token_ids, dtype=np.int64), np.array(answered, dtype=np.int64), name, sources)
 
 
-def _refuse_images(messages: list[Message], name: str) -> None:
+def _refuse_what_nobody_sees(messages: list[Message], name: str, sees_images: bool) -> None:
     """Without its pixels an image would be read as its placeholders, and nobody would be told."""
     parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
-    if any(isinstance(part, dict) and part.get("type", "text") != "text" for part in parts):
-        raise DataError(
-            f"{name}: supervised training reads text alone",
-            seen="a message with an image",
-            action="take the row out, or train with task=grpo, which sees images",
-        )
+    kinds = [part.get("type", "text") for part in parts if isinstance(part, dict)]
+    for kind in kinds:
+        if kind != "text" and not (kind == "image" and sees_images):
+            raise DataError(
+                f"{name}: the model must see what the messages show",
+                seen=f"a part of type {kind!r}",
+                action="for images choose a Qwen2.5-VL or Qwen3-VL with task=sft or dpo; else take the row out",
+            )
 
 
 def _find_start(messages: list[Message], number: int, text: str, tokenizer: Any, name: str) -> int:

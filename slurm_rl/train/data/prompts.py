@@ -62,7 +62,7 @@ def load_rows(
     rows: list[PromptRow] = []
     for where, record in read_records(source):
         rows.append(_build_row(record, len(rows), columns, where))
-        _find_images(rows[-1], folder, folders, where)
+        find_images(rows[-1].prompt, folder, folders, where)
     if not rows:
         raise DataError(f"{name}: a data file needs at least one row", seen="none", action="write one, or name another")
     return rows
@@ -89,10 +89,15 @@ def _build_row(row: dict[str, Any], index: int, columns: Columns, where: str) ->
     return PromptRow(index=index, prompt=prompt, answer=answer)
 
 
-def _find_images(row: PromptRow, folder: Path | None, folders: Folders, where: str) -> None:
-    if isinstance(row.prompt, str):
+def find_images(text: str | list[Message], folder: Path | None, folders: Folders, where: str) -> None:
+    """Make the paths of its images absolute, in place.
+
+    Raises:
+        DataError: one is not there.
+    """
+    if isinstance(text, str):
         return
-    missing = [path for path in resolve_images(row.prompt, folder, folders) if not folders.has(path)]
+    missing = [path for path in resolve_images(text, folder, folders) if not folders.has(path)]
     if missing:
         raise DataError(
             f"{where}: an image must be a file that is there",

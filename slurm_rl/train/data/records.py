@@ -5,6 +5,7 @@
     rows.parquet     file row N              read in batches, only the columns asked for
     a folder         folder row N            saved by the `datasets` library, or one of files it reads
     org/name         name row N              a data set of the Hugging Face hub, from the cache or the network
+    gs://.../rows.jsonl                      a file of the first three kinds on any URL of fsspec's
 
 pyarrow and datasets are imported when they are needed.
 """
@@ -15,12 +16,14 @@ import difflib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.config.urls import is_url
 from slurm_rl.errors import DataError, MissingLibraryError
 from slurm_rl.train.data.lines import build_object, parse_object, read_lines, shorten, unreadable
+from slurm_rl.train.data.url_records import read_url_records
 
 Record = tuple[str, dict[str, Any]]
 """(where it stands, the row)."""
@@ -34,7 +37,7 @@ class DataSource:
     """What to read."""
 
     name: str
-    """File, folder or hub name."""
+    """File, folder, hub name or URL of a file."""
     columns: tuple[tuple[str, str], ...]
     """(column, the config key that names it) of every column that must be there."""
     subset: str | None = None
@@ -49,7 +52,9 @@ class DataSource:
 
     @property
     def folder(self) -> Path | None:
-        """Where relative paths in the rows start; None for a hub name."""
+        """Where relative paths in the rows start; None for a hub name and a URL."""
+        if is_url(self.name):
+            return None
         path = Path(self.name).expanduser().absolute()
         return path if path.is_dir() else path.parent if path.exists() else None
 
@@ -61,6 +66,8 @@ def read_records(source: DataSource) -> Iterator[Record]:
         DataError: the source is missing, of another format, damaged, or lacks a column.
         MissingLibraryError: its format needs a library that is not installed here.
     """
+    if is_url(source.name):
+        return read_url_records(source.name, lambda path: read_records(replace(source, name=str(path))))
     path = Path(source.name).expanduser()
     if path.is_dir():
         return _read_dataset(source, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from torch import Tensor
@@ -10,6 +11,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import cached_file
 
 from slurm_rl.train.engine.folders import written_beside
+from slurm_rl.train.engine.published import publish
+from slurm_rl.train.engine.shard_files import SINGLE, write_shards
+
+# As Hugging Face cuts them.
+MAX_SHARD_BYTES = 5 * 10**9
 
 # How a vision-language model's images are made; beside a text model there are none.
 _PROCESSOR_FILES = (
@@ -22,27 +28,30 @@ _PROCESSOR_FILES = (
 
 def export_model(
     module: PreTrainedModel,
-    state: dict[str, Tensor],
+    state: Iterable[tuple[str, Tensor]],
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
     processors_of: str,
+    max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write config, safetensors and tokenizer to `folder`, whole or not at all.
+    """Write config, safetensors and tokenizer to `folder`, whole or not at all, without holding the whole model.
 
     Args:
         module: gives the architecture; its own parameters may be shards and are not read.
         state: whole tensors by `state_dict()` name.
         processors_of: the model whose image processor goes with it.
     """
-    # Names of one parameter must share one tensor, or the copy is written as well.
-    tied = {alias: state[name] for alias, name in module.all_tied_weights_keys.items()}
+    aliases = module.all_tied_weights_keys  # of a tied parameter one name is written
+    kept = ((name, tensor) for name, tensor in state if name not in aliases)
     with written_beside(folder) as beside:
         module.config.use_cache = True  # off for training only; who generates with the export wants it
         try:
-            module.save_pretrained(beside, state_dict=state | tied)
+            module.save_pretrained(beside, state_dict={})
         finally:
             module.config.use_cache = False
+        (beside / SINGLE).unlink(missing_ok=True)  # of no tensors
+        write_shards(beside, publish(module, kept), max_shard_bytes)
         tokenizer.save_pretrained(beside)
         copy_processors(processors_of, beside)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from slurm_rl.train.engine.chunked_head import chunked_head
 from slurm_rl.train.engine.noise import noisy_embeddings
 from slurm_rl.train.engine.rows import build_row_layout
+from slurm_rl.train.engine.shared_rows import build_shared_layout, mask_for
 from slurm_rl.train.engine.vision import ImageReader
 from slurm_rl.train.math.logprobs import compute_token_logprobs
 from slurm_rl.train.math.packing import build_packed_batch, split_by_sequence
@@ -109,8 +110,11 @@ def _forward_rows(
     model: Callable[..., Any], module: Any, batch: PackedBatch, read_at: Tensor, noise_alpha: float
 ) -> Tensor:
     """What the head makes, [N, V], from several short rows."""
-    layout = build_row_layout(batch.cu_seqlens.diff().tolist())
-    device = batch.token_ids.device
+    lengths, device = batch.cu_seqlens.diff().tolist(), batch.token_ids.device
+    if batch.shared is None:
+        layout = build_row_layout(lengths)
+    else:
+        layout = build_shared_layout(lengths, batch.shared.tolist())
     places = layout.places.to(device)
     token_ids = torch.zeros(layout.num_rows * layout.width, dtype=torch.long, device=device)
     token_ids[places] = batch.token_ids
@@ -118,6 +122,9 @@ def _forward_rows(
     inputs: dict[str, Any] = {"position_ids": text_positions}
     if batch.rope_position_ids is not None:
         inputs = build_vision_inputs(batch, text_positions, places)
+    if layout.mask is not None:
+        attention, dtype = module.config._attn_implementation, getattr(module, "dtype", torch.float32)
+        inputs["attention_mask"] = mask_for(layout.mask.to(device), attention, dtype)
     token_ids = token_ids.view(layout.num_rows, layout.width)
     head, noise = _head_on(module, places[read_at]), noisy_embeddings(module, batch, places, noise_alpha)
     with head, noise, _lone_placeholders(module, token_ids, batch, places) as ids:
@@ -197,13 +204,14 @@ def compute_sequence_logprobs(
     *,
     chunk_tokens: int | None = None,
     images: ImageReader | None = None,
+    share_prompts: bool = False,
 ) -> list[FloatArray]:
     """Logprobs of each sequence, each [num_trained] float32; of none, [] after a dummy run.
 
     Args:
         images: reads those of a vision-language model; None for a text model.
     """
-    batch = build_batch(sequences or [DUMMY], images, device)
+    batch = build_batch(sequences or [DUMMY], images, device, share_prompts=share_prompts)
     logprobs, _ = forward_packed(model, batch, temperature, chunk_tokens=chunk_tokens)
     return split_by_sequence(logprobs, batch.sequence_ids, len(sequences)) if sequences else []
 
@@ -215,17 +223,24 @@ def compute_sequence_scores(
     device: torch.device,
     *,
     images: ImageReader | None = None,
+    share_prompts: bool = False,
 ) -> list[FloatArray]:
     """Scores of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
-    batch = build_batch(sequences or [DUMMY], images, device)
+    batch = build_batch(sequences or [DUMMY], images, device, share_prompts=share_prompts)
     scores = forward_scores(model, batch)
     return split_by_sequence(scores, batch.sequence_ids, len(sequences)) if sequences else []
 
 
-def build_batch(sequences: Sequence[TrainSequence], images: ImageReader | None, device: torch.device) -> PackedBatch:
+def build_batch(
+    sequences: Sequence[TrainSequence],
+    images: ImageReader | None,
+    device: torch.device,
+    *,
+    share_prompts: bool = False,
+) -> PackedBatch:
     """The packed row of these sequences, with its pixels, on the device."""
     if images is None:
-        return move_batch(build_packed_batch(sequences), device)
+        return move_batch(build_packed_batch(sequences, share_prompts=share_prompts), device)
     sequences = images.with_image(sequences)
     return move_batch(images.attach(build_packed_batch(sequences), sequences), device)
 

@@ -6,7 +6,8 @@ peft puts them into the model in place, so a layer q_proj [out, in] is then
     q_proj.lora_A.default.weight [r, in]   trained, float32
     q_proj.lora_B.default.weight [out, r]  trained, float32; zeros at first
 
-and outside this engine the names are those of the plain model, with `q_proj.lora_A.weight` for an adapter.
+and outside this engine the names are those of the plain model, with `q_proj.lora_A.weight` for an adapter. The head
+`score.weight` of a reward model is new, so it is trained whole beside the adapters and goes where they go.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from slurm_rl.run_dir import read_json
 
 _ADAPTER = "default"
 _PEFT_NAME = re.compile(rf"\.lora_(A|B)\.{_ADAPTER}\.weight$")
+_HEAD = "score."
 _OUR_NAME = re.compile(r"\.lora_(A|B)\.weight$")
 
 
@@ -50,7 +52,7 @@ def add_adapters(model: Any, config: LoraConfig, seed: int) -> list[str]:
             adapter_name=_ADAPTER,
         )
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(is_adapter(name))
+        parameter.requires_grad_(is_trained(name))
     return targets
 
 
@@ -60,7 +62,7 @@ def choose_targets(model: Any, config: LoraConfig) -> list[str]:
     Raises:
         ConfigError: a target is no linear layer of this model; the message names those that are.
     """
-    head = model.get_output_embeddings()
+    head = model.get_output_embeddings() or getattr(model, "score", None)
     # The head is left out: it may share its weights with the embedding, and it is never run as a layer here.
     linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
     wanted = sorted(linear) if config.target_modules == "all-linear" else list(config.target_modules)
@@ -91,6 +93,11 @@ def check_targets(model_path: str, config: ModelConfig) -> None:
 def is_adapter(name: str) -> bool:
     """Whether a name of the engine's state dict is of an adapter."""
     return _PEFT_NAME.search(name) is not None
+
+
+def is_trained(name: str) -> bool:
+    """Whether it is of an adapter, or of the head of a reward model."""
+    return is_adapter(name) or name.startswith(_HEAD)
 
 
 def plain_name(name: str) -> str:
@@ -147,19 +154,23 @@ def merge_state(state: Iterable[tuple[str, Tensor]], scaling: float) -> Iterator
 def merge_into_base(
     base: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor], scaling: float, device: torch.device
 ) -> Iterator[tuple[str, Tensor]]:
-    """The same from a plain base and adapters under our names; each product is made on `device`.
+    """The same from a plain base and what was trained, under our names; each product is made on `device`.
 
     Raises:
         ConfigError: an adapter has no layer in this base.
     """
-    layers = {_OUR_NAME.sub("", name) for name in adapters}
+    layers = {_OUR_NAME.sub("", name) for name in adapters if not name.startswith(_HEAD)}
+    heads = {name: tensor for name, tensor in adapters.items() if name.startswith(_HEAD)}
     for name, tensor in base:
+        if name in heads:
+            continue
         layer = name.removesuffix(".weight")
         if layer in layers:
             layers.remove(layer)
             a, b = (adapters[f"{layer}.lora_{part}.weight"].to(device) for part in "AB")
             tensor = merge(tensor.to(device), a, b, scaling)
         yield name, tensor
+    yield from heads.items()
     if layers:
         raise ConfigError(
             "the base must have every layer that has an adapter",
@@ -190,11 +201,12 @@ def save_adapter(folder: Path, state: dict[str, Tensor], config: LoraConfig, tar
     """Write adapter_model.safetensors and adapter_config.json into an existing folder, for peft and vLLM.
 
     Args:
-        state: adapters under our names.
+        state: adapters under our names, and the head of a reward model.
     """
     from peft import LoraConfig as PeftConfig
     from safetensors.torch import save_file
 
+    heads = ["score"] if any(name.startswith(_HEAD) for name in state) else None
     tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     PeftConfig(
@@ -203,6 +215,7 @@ def save_adapter(folder: Path, state: dict[str, Tensor], config: LoraConfig, tar
         lora_dropout=0.0,
         target_modules=targets,
         base_model_name_or_path=base,
-        task_type="CAUSAL_LM",
+        task_type="SEQ_CLS" if heads else "CAUSAL_LM",
+        modules_to_save=heads,
         inference_mode=True,
     ).save_pretrained(str(folder))

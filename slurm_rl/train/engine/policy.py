@@ -38,6 +38,7 @@ from slurm_rl.train.engine.forward import (
     forward_scores,
 )
 from slurm_rl.train.engine.model import load_model, load_tokenizer
+from slurm_rl.train.engine.shared_rows import require_maskable
 from slurm_rl.train.engine.vision import load_image_reader
 from slurm_rl.train.math.logprobs import compute_token_hits, compute_token_logprobs
 from slurm_rl.train.totals import add_totals
@@ -79,6 +80,7 @@ class PolicyEngine:
             # Or every fresh buffer is filled with NaN; of ZeRO's buckets that is 2 GB and seconds a step.
             torch.utils.deterministic.fill_uninitialized_memory = False
         self.temperature, self.chunk_tokens = temperature, policy.logprob_chunk_tokens
+        self.share_prompts = policy.share_prompts
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
         self.model_config, self.model_folder = model, str(model_folder)
         self.scores, self.noise_alpha = score_seed is not None, noise_alpha
@@ -90,6 +92,8 @@ class PolicyEngine:
         self.backend = build_backend(module, policy, optim)
         if self.chunk_tokens is not None and not self.scores:
             require_plain_head(self.module.config)
+        if self.share_prompts:
+            require_maskable(self.module.config)
         self._writer = BackgroundWriter()
         self.layout = {
             "backend": policy.backend,
@@ -124,6 +128,7 @@ class PolicyEngine:
                     self.device,
                     chunk_tokens=self.chunk_tokens,
                     images=self.images,
+                    share_prompts=self.share_prompts,
                 )
                 for sequences in micro_batches
             ]
@@ -133,7 +138,9 @@ class PolicyEngine:
         distributed.require_equal_counts(len(micro_batches))
         self.module.eval()
         return [
-            compute_sequence_scores(self.backend.model, sequences, self.device, images=self.images)
+            compute_sequence_scores(
+                self.backend.model, sequences, self.device, images=self.images, share_prompts=self.share_prompts
+            )
             for sequences in micro_batches
         ]
 
@@ -185,7 +192,9 @@ class PolicyEngine:
         measure: Measure = compute_token_logprobs,
     ) -> tuple[Tensor, dict[str, float]]:
         trains = any(s.num_trained for s in sequences)
-        batch = build_batch(sequences if trains else [DUMMY], self.images, self.device)
+        batch = build_batch(
+            sequences if trains else [DUMMY], self.images, self.device, share_prompts=self.share_prompts
+        )
         if self.scores:
             logprobs = forward_scores(self.backend.model, batch)
             entropy = torch.zeros_like(logprobs)
@@ -221,8 +230,11 @@ class PolicyEngine:
         return {name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in state.items()}
 
     def adapter_state(self) -> Iterator[tuple[str, Tensor]]:
-        """The same of the adapters alone, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight`."""
-        return ((lora.plain_name(name), tensor) for name, tensor in self.backend.full_state(lora.is_adapter))
+        """The same of the adapters alone, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight`.
+
+        Of a reward model with its head.
+        """
+        return ((lora.plain_name(name), tensor) for name, tensor in self.backend.full_state(lora.is_trained))
 
     def save(self, folder: Path, *, background: bool = False) -> list[Path]:
         """Write this rank's part of a checkpoint into an existing folder that all ranks share.
@@ -259,9 +271,13 @@ class PolicyEngine:
 
         Adapters are merged into it.
         """
-        state = dict(self.full_state())
-        if distributed.get_rank() == 0:
-            export_model(self.module, state, self.tokenizer, folder, processors_of=self.model_folder)
+        state = self.full_state()
+        try:
+            if distributed.get_rank() == 0:
+                export_model(self.module, state, self.tokenizer, folder, processors_of=self.model_folder)
+        finally:
+            for _ in state:  # gathering is collective: nobody may leave before the last tensor
+                pass
 
     def export_adapter(self, folder: Path) -> None:
         """Write the adapters alone, for peft, and the tokenizer; whole or not at all; from rank 0."""

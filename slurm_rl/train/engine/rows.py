@@ -31,6 +31,8 @@ class RowLayout:
     """[T] int64, place of each packed token in the flattened [R * W]."""
     position_ids: Tensor
     """[R, W] int64; padding goes on counting, so that it starts no sequence of its own."""
+    mask: Tensor | None = None
+    """[R, 1, W, W] bool, whom each token sees; None: what is before it in its sequence, which the positions tell."""
 
 
 def build_row_layout(lengths: Sequence[int]) -> RowLayout:
@@ -40,12 +42,7 @@ def build_row_layout(lengths: Sequence[int]) -> RowLayout:
     >>> (layout.num_rows, layout.width), layout.places.tolist()
     ((2, 3), [0, 1, 2, 3, 4, 5])
     """
-    longest = max(lengths)
-    if sum(lengths) >= (1 - _MAX_PADDING) * longest * len(lengths):
-        rows, width = [[i] for i in range(len(lengths))], longest
-    else:
-        width = max(longest, _MIN_WIDTH)
-        rows = pack_by_tokens(lengths, width)
+    rows, width = choose_rows(lengths)
     starts = np.zeros(len(lengths), dtype=np.int64)
     positions = np.empty((len(rows), width), dtype=np.int64)
     for row, members in enumerate(rows):
@@ -57,3 +54,12 @@ def build_row_layout(lengths: Sequence[int]) -> RowLayout:
             offset += lengths[index]
     places = np.concatenate([start + np.arange(n) for start, n in zip(starts, lengths, strict=True)])
     return RowLayout(len(rows), width, torch.from_numpy(places), torch.from_numpy(positions))
+
+
+def choose_rows(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
+    """Which sequences stand in which row, and the width of all rows."""
+    longest = max(lengths)
+    if sum(lengths) >= (1 - _MAX_PADDING) * longest * len(lengths):
+        return [[i] for i in range(len(lengths))], longest
+    width = max(longest, _MIN_WIDTH)
+    return pack_by_tokens(lengths, width), width

@@ -6,6 +6,7 @@ Its vocabulary has no unknown token on purpose: text outside it raises instead o
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -43,7 +44,7 @@ def build_tiny_model(config: TinyModelConfig, seed: int, folder: Path) -> None:
 
 def build_character_tokenizer(config: TinyModelConfig) -> PreTrainedTokenizerFast:
     """<pad> is 0, <eos> is 1, then the characters in their order."""
-    repeated = sorted({c for c in config.characters if config.characters.count(c) > 1})
+    repeated = sorted(c for c, count in Counter(config.characters).items() if count > 1)
     if repeated:
         raise ConfigError(
             "model.tiny.characters must name each character once",

@@ -9,13 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_rl.errors import BringUpError, SlurmRLError, TrainingError
-from slurm_rl.node.ray_cluster import node_resource
-from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
+from slurm_rl.errors import SlurmRLError, TrainingError
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.train.grpo.nodes import POLL_S, Nodes, OwnNodes, SharedNodes
 from slurm_rl.train.stop import StopFlag
-
-POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -31,23 +29,19 @@ class Cluster:
 
     def __init__(self, plan: JobPlan, stop: StopFlag) -> None:
         self.plan, self.stop = plan, stop
+        self.nodes: Nodes = OwnNodes(plan) if plan.address is None else SharedNodes(plan)
 
     def connect(self) -> None:
-        """Join the cluster that the node agent brought up and wait until all its nodes are there."""
+        """Join the cluster that the node agent, or somebody else, brought up and wait until our nodes are there."""
         import ray
 
-        ray.init(address=os.environ["RAY_ADDRESS"], namespace="slurm_rl", log_to_driver=False, logging_level="WARNING")
-        deadline = time.monotonic() + self.plan.limits.start_timeout_s
-        wanted = {node_resource(rank): rank for rank in range(self.plan.num_nodes)}
-        while missing := set(wanted) - set(ray.cluster_resources()):
-            self.stop.check()
-            if time.monotonic() > deadline:
-                raise BringUpError(
-                    f"all {self.plan.num_nodes} nodes must join Ray before job.start_timeout_s",
-                    seen="missing: " + ", ".join(_node_name(rank) for rank in sorted(wanted[name] for name in missing)),
-                    action="read logs/node-<rank>.log and logs/ray-<rank>.log of the attempt",
-                )
-            time.sleep(POLL_S)
+        ray.init(
+            address=os.environ["RAY_ADDRESS"],
+            namespace=self.nodes.namespace,
+            log_to_driver=False,
+            logging_level="WARNING",
+        )
+        self.nodes.wait(time.monotonic() + self.plan.limits.start_timeout_s, self.stop)
 
     def place(self, actor: ActorPlan, cls: type, *args: Any, max_concurrency: int = 1) -> Actor:
         """Start `cls(*args)` as a Ray actor on the node and the GPUs that the plan says.
@@ -62,10 +56,14 @@ class Cluster:
             name=name,
             num_cpus=0,
             max_concurrency=max_concurrency,
-            resources={node_resource(actor.node): 0.001},
-            runtime_env={"env_vars": {**_threads(actor), **_visible_gpus(actor, self.plan.accelerator)}},
+            runtime_env={"env_vars": {**_threads(actor), **self._visible_gpus(actor)}},
+            **self.nodes.options(actor),
         )
         return Actor(name, remote.remote(*args))
+
+    def _visible_gpus(self, actor: ActorPlan) -> dict[str, str]:
+        variable = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}.get(self.plan.accelerator)
+        return {} if variable is None else {variable: ",".join(self.nodes.gpu_names(actor))}
 
     def gather(
         self, calls: Sequence[tuple[Actor, Any]], *, timeout_s: float, what: str, stoppable: bool = True
@@ -99,27 +97,30 @@ class Cluster:
         return [ray.get(reference) for _, reference in calls]
 
 
-def _node_name(rank: int) -> str:
-    """`n2 (rank 1)`; the rank alone on a machine without others."""
-    hosts = os.environ.get(HOSTS_VARIABLE, "").split(",")
-    return f"{hosts[rank]} (rank {rank})" if rank < len(hosts) and hosts[rank] else f"rank {rank}"
-
-
 def _raise_if_failed(reference: Any, name: str, what: str) -> None:
     import ray
 
     try:
         ray.get(reference)
-    except ray.exceptions.RayTaskError as error:
+    except ray.exceptions.RayError as error:
+        raise name_failure(error, name, what) from None
+
+
+def name_failure(error: BaseException, name: str, what: str) -> BaseException:
+    """What to raise for a failed call of the actor `name`; our own errors, and those that Ray does not wrap, stay."""
+    import ray
+
+    if isinstance(error, ray.exceptions.RayTaskError):
         if isinstance(error.cause, SlurmRLError):
-            raise error.cause from None
+            return error.cause
         print(error, file=sys.stderr)  # the actor's traceback, into the driver's log
-        raise TrainingError(f"{what} must not fail", seen=f"{error.cause!r} in {name}", where="driver.log") from None
-    except ray.exceptions.RayActorError as error:
+        return TrainingError(f"{what} must not fail", seen=f"{error.cause!r} in {name}", where="driver.log")
+    if isinstance(error, ray.exceptions.RayActorError):
         print(error, file=sys.stderr)
-        raise TrainingError(
+        return TrainingError(
             f"{name} must live through {what}", seen=_first_line(error), action="see the attempt's ray logs"
-        ) from None
+        )
+    return error
 
 
 def _first_line(error: Exception) -> str:
@@ -129,8 +130,3 @@ def _first_line(error: Exception) -> str:
 def _threads(actor: ActorPlan) -> dict[str, str]:
     # Ray sets OMP_NUM_THREADS=1 in actors unless told otherwise.
     return {} if actor.num_threads is None else {"OMP_NUM_THREADS": str(actor.num_threads)}
-
-
-def _visible_gpus(actor: ActorPlan, accelerator: str) -> dict[str, str]:
-    variable = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}.get(accelerator)
-    return {} if variable is None else {variable: ",".join(map(str, actor.gpus))}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -15,34 +17,37 @@ from slurm_rl.train.grpo.policy import MicroBatches, WorkerPlace
 from slurm_rl.train.grpo.worker_group import WorkerGroup
 from slurm_rl.train.math.gae import explained_variance
 from slurm_rl.train.math.values import value_loss
+from slurm_rl.train.rewards.model import require_loadable, score_all, specify_model
+from slurm_rl.train.rewards.scoring import build_result
+from slurm_rl.train.rewards.types import Failure, RewardItem, RewardResult
 from slurm_rl.train.seeds import derive_seed
 from slurm_rl.train.totals import add_totals
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 
 
 class CriticWorker:
-    """Holds one rank of the critic. Runs as a Ray actor."""
+    """Holds one rank of the critic, and a reward model where one stands beside it. Runs as a Ray actor."""
 
     def __init__(self, config: RunConfig, place: WorkerPlace) -> None:
-        from slurm_rl.train.engine.distributed import init_process_group
-
-        init_process_group(
-            place.rank,
-            place.world_size,
-            place.master_address,
-            place.master_port,
-            timeout_s=config.trainer.step_timeout_s,
-        )
         self.config, self.place = config, place
 
     def ready(self) -> bool:
         return True
 
-    def build(self, model_path: str, init_from: str | None) -> None:
+    def find_meeting_place(self) -> tuple[str, int]:
+        """Where rank 0 can be met: as planned on the head node, whose ports were proven free; else what is free."""
+        from slurm_rl.train.grpo.transfer import find_address
+
+        place = self.place
+        return (place.master_address, place.master_port) if place.master_port else find_address()
+
+    def build(self, meeting_place: tuple[str, int], model_path: str, init_from: str | None) -> None:
         """Load the model: architecture and tokenizer of `model_path`, weights of `init_from` where it is given."""
+        from slurm_rl.train.engine.distributed import init_process_group
         from slurm_rl.train.engine.policy import PolicyEngine
 
         place = self.place
+        init_process_group(place.rank, place.world_size, *meeting_place, timeout_s=self.config.trainer.step_timeout_s)
         self.engine = PolicyEngine(
             model_path,
             # Whole, also beside a policy of adapters: its head is new.
@@ -52,6 +57,8 @@ class CriticWorker:
             temperature=1.0,
             score_seed=derive_seed(self.config.seed, "critic"),
         )
+        if self.config.reward.model.beside_critic:
+            require_loadable(self._specify_rewards())
 
     def values(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """Values at the trained positions."""
@@ -60,6 +67,19 @@ class CriticWorker:
     def train(self, micro_batches: MicroBatches, clip: float | None, lr: float) -> dict[str, float]:
         """One optimizer step of the value loss."""
         return self.engine.train(micro_batches, build_critic_loss(clip), lr)
+
+    def rewards(self, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:
+        """What the reward model of reward.model.path says of each, on this worker's own device."""
+        return score_all(self._specify_rewards(), items)
+
+    def _specify_rewards(self) -> str:
+        from slurm_rl.train.engine.distributed import get_device
+
+        model = self.config.reward.model.model_copy(update={"device": str(get_device())})
+        # On CPU the two models of this process take turns on its threads.
+        num_cores = len(os.sched_getaffinity(0))
+        num_sharing = max(1, num_cores // (self.place.num_threads or num_cores))
+        return specify_model(model, num_sharing)
 
     def save(self, folder: Path, background: bool) -> list[Path]:
         """Files of this rank that are still being written."""
@@ -78,8 +98,20 @@ class CriticGroup(WorkerGroup):
         """Not before the warm-up is over: the critic begins as what that made."""
 
     def build(self, model_path: str, init_from: str | None) -> None:
-        self.call("loading the critic", lambda _, it: it.build.remote(model_path, init_from))
+        first = self.workers[:1]
+        [place] = self.call("finding the critic's first rank", lambda _, it: it.find_meeting_place.remote(), first)
+        self.call("loading the critic", lambda _, it: it.build.remote(place, model_path, init_from))
         self.is_built = True
+
+    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+        """Rewards by the reward models that stand beside the critic; see `Scorer`."""
+        num_workers = len(self.workers)
+        # Dealt out in turn: the completions of one prompt, which are alike in length, to different workers.
+        shares = self.call("scoring", lambda rank, it: it.rewards.remote(items[rank::num_workers]))
+        found: list[Any] = [None] * len(items)
+        for rank, outcomes in enumerate(shares):
+            found[rank::num_workers] = outcomes
+        return [build_result(item, outcome, {"model": 1.0}) for item, outcome in zip(items, found, strict=True)]
 
     def values(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         """What is expected before each token of each completion, [num_trained] each."""

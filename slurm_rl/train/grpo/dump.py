@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from slurm_rl.errors import DataError
-from slurm_rl.run_dir import read_jsonl, write_text
+from slurm_rl.run_dir import append_jsonl, read_jsonl, write_text
 from slurm_rl.train.grpo.pipeline import parse_group
 from slurm_rl.train.grpo.types import Group
 
@@ -45,6 +45,14 @@ def replay_groups(folder: Path, step: int) -> list[Group]:
             action="replay with the warmup.num_steps of the run that dumped them, and no more steps",
         )
     return groups
+
+
+def log_samples(path: Path, step: int, groups: Sequence[Group]) -> None:
+    """The first completion of each group, for people who look at what the policy writes."""
+    for group in groups:
+        completion, result = group.completions[0], group.results[0]
+        row = {"prompt": group.prompt.text, "completion": completion.text, "answer": group.prompt.answer}
+        append_jsonl(path, {"step": step, **row, "reward": result.value})
 
 
 def _file(folder: Path, step: int) -> Path:

@@ -114,6 +114,12 @@ class RolloutPipeline(Generic[Ticket]):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+def staleness_metrics(groups: Sequence[Group], version: int, *, mixed: bool) -> dict[str, float]:
+    """How old the weights behind a batch are, for its row; `mixed`: also how many completions saw new ones come."""
+    found = {"rollout/staleness": compute_staleness(groups, version)}
+    return found | {"rollout/mixed_weights": compute_mixed_share(groups)} if mixed else found
+
+
 def compute_staleness(groups: Sequence[Group], version: int) -> float:
     """Mean number of steps between the weights that sampled a token and the policy at `version`."""
     completions = [completion for group in groups for completion in group.completions]

@@ -24,11 +24,12 @@ class PolicyGroup(WorkerGroup):
         timeout_s: float,
         *,
         references: Sequence[Actor] = (),
+        share_prompts: bool = False,
     ) -> None:
         """Args:
         references: actors that hold the reference apart from the policy; empty: its workers hold it.
         """
-        super().__init__(cluster, workers, micro_batch_tokens, timeout_s, "policy")
+        super().__init__(cluster, workers, micro_batch_tokens, timeout_s, "policy", share_prompts)
         self.references, self.model_path = references or workers, model_path
 
     @property

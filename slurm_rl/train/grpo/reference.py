@@ -29,10 +29,16 @@ class ReferenceModel:
         """Logprobs of the trained tokens, by micro-batch and sequence."""
         from slurm_rl.train.engine.forward import compute_sequence_logprobs
 
-        temperature, chunk = self.config.rollout.temperature, self.config.policy.logprob_chunk_tokens
+        temperature, policy = self.config.rollout.temperature, self.config.policy
         return [
             compute_sequence_logprobs(
-                self.model, batch, temperature, self.device, chunk_tokens=chunk, images=self.images
+                self.model,
+                batch,
+                temperature,
+                self.device,
+                chunk_tokens=policy.logprob_chunk_tokens,
+                images=self.images,
+                share_prompts=policy.share_prompts,
             )
             for batch in micro_batches
         ]

@@ -46,7 +46,8 @@ class RunSaver:
         self.run_dir, self.config, self.policy, self.critic = run, config, policy, critic
         self.restored: Path | None = None
         limit_s = config.trainer.step_timeout_s
-        self.saver = StepSaver(run, config.checkpoint.keep, background=config.checkpoint.background, timeout_s=limit_s)
+        saving = config.checkpoint
+        self.saver = StepSaver(run, saving.keep, background=saving.background, timeout_s=limit_s, url=saving.url)
 
     def restore(self) -> tuple[RunState, dict[int, list[Group]]] | None:
         """Load the newest checkpoint that verifies: state, and batches under way; None when there is none."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import yaml
@@ -23,13 +23,15 @@ from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.train.engine.lora import check_targets
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.critic import CriticGroup, CriticWorker
+from slurm_rl.train.grpo.dispatch import max_calls
 from slurm_rl.train.grpo.policy import PolicyWorker, WorkerPlace
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.reference import ReferenceWorker
 from slurm_rl.train.grpo.rollout import RolloutEngine
-from slurm_rl.train.grpo.sampling import Sampler
+from slurm_rl.train.grpo.sampling import ContinuousSampler, Sampler
 from slurm_rl.train.grpo.saving import RunSaver, RunState
-from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
+from slurm_rl.train.grpo.trainer import GRPOTrainer
+from slurm_rl.train.grpo.types import Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.model_folder import load_context_length, prepare_model
 from slurm_rl.train.rewards.scorer import Scorer, open_scorer
@@ -60,13 +62,25 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
     try:
-        host = os.environ["RAY_ADDRESS"].rpartition(":")[0]
-        report = functools.partial(append_event, run)
-        with open_scorer(config.reward, run.secrets, attempt.logs, host, report) as rewards:
+        with _open_rewards(config, run, attempt, cluster.nodes.host()) as rewards:
             state = _train(run, config, cluster, model_path, prompts, rewards, metrics)
     finally:
         metrics.close()
     append_event(run, "trainer/finished", step=state.step)
+
+
+def _open_rewards(
+    config: RunConfig, run: RunDir, attempt: AttemptDir, host: str
+) -> AbstractContextManager[Scorer | None]:
+    """What scores; None where the critic's processes do."""
+    if config.reward.model.beside_critic:
+        return nullcontext(None)
+    return open_scorer(config.reward, run.secrets, attempt.logs, host, functools.partial(append_event, run))
+
+
+def require_critic(critic: CriticGroup | None) -> CriticGroup:
+    assert critic is not None, "the config was checked: reward.model.device=critic has a critic"
+    return critic
 
 
 def _train(
@@ -75,7 +89,7 @@ def _train(
     cluster: Cluster,
     model_path: str,
     prompts: Prompts,
-    rewards: Scorer,
+    rewards: Scorer | None,
     metrics: MetricsLogger,
 ) -> RunState:
     timeout_s = config.trainer.step_timeout_s
@@ -87,6 +101,7 @@ def _train(
         cluster.plan.layout.micro_batch_tokens,
         timeout_s,
         references=start_references(cluster, config),
+        share_prompts=config.policy.share_prompts,
     )
     critic = start_critic(cluster, config) if config.algorithm.needs_values else None
     started = {id(actor): actor for actor in (*policy.workers, *policy.references, *(critic.workers if critic else ()))}
@@ -97,7 +112,7 @@ def _train(
         run,
         prompts,
         policy,
-        Sampler(cluster, engines, timeout_s),
+        build_sampler(cluster, engines, config),
         WeightSync(
             cluster,
             policy.workers,
@@ -107,7 +122,7 @@ def _train(
             tolerance=config.rollout.probe_tolerance,
             timeout_s=timeout_s,
         ),
-        rewards,
+        rewards or require_critic(critic),
         RunSaver(run, config, policy, critic),
         metrics,
         critic,
@@ -185,8 +200,9 @@ def choose_probe(prompts: Prompts, longest: int) -> TokenPrompt:
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_images: int | None) -> list[Actor]:
     """Start the rollout engines without waiting: they load while the policy does."""
     max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
-    # Batches and weights under way at once, where engines take them so.
-    num_calls = 2 * (config.rollout.max_staleness + 1) if config.rollout.continuous else 1
+    # Chunks and weights under way at once, where engines take them so.
+    staleness = config.rollout.max_staleness
+    num_calls = max_calls(staleness) + 2 * (staleness + 1) if config.rollout.continuous else 1
     return [
         cluster.place(
             actor,
@@ -199,11 +215,21 @@ def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_imag
     ]
 
 
+def build_sampler(cluster: Cluster, engines: Sequence[Actor], config: RunConfig) -> Sampler:
+    """Fixed shares, or the next prompts to whoever has room."""
+    rollout, timeout_s = config.rollout, config.trainer.step_timeout_s
+    if not rollout.continuous:
+        return Sampler(cluster, engines, timeout_s)
+    return ContinuousSampler(
+        cluster, engines, timeout_s, max_num_seqs=rollout.max_num_seqs, staleness=rollout.max_staleness
+    )
+
+
 def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> list[Actor]:
     """Start the policy workers."""
     return [
         cluster.place(actor, PolicyWorker, config, model_path, place)
-        for actor, place in choose_places(cluster, "policy", "SLURM_RL_MASTER_PORT")
+        for actor, place in choose_places(cluster, "policy")
     ]
 
 
@@ -218,17 +244,14 @@ def start_references(cluster: Cluster, config: RunConfig) -> list[Actor]:
 
 def start_critic(cluster: Cluster, config: RunConfig) -> CriticGroup:
     """Start the critic's workers; what they load is known after the warm-up."""
-    workers = [
-        cluster.place(actor, CriticWorker, config, place)
-        for actor, place in choose_places(cluster, "critic", "SLURM_RL_CRITIC_PORT")
-    ]
+    workers = [cluster.place(actor, CriticWorker, config, place) for actor, place in choose_places(cluster, "critic")]
     return CriticGroup(cluster, workers, cluster.plan.layout.micro_batch_tokens, config.trainer.step_timeout_s)
 
 
-def choose_places(cluster: Cluster, role: str, port_variable: str) -> list[tuple[ActorPlan, WorkerPlace]]:
-    """The ranks of a role; rank 0 stands on the head node, whose ports were proven free."""
-    address, port = os.environ["RAY_ADDRESS"].rpartition(":")[0], int(os.environ[port_variable])
+def choose_places(cluster: Cluster, role: str) -> list[tuple[ActorPlan, WorkerPlace]]:
+    """The ranks of a role, and where they meet."""
     actors = [actor for actor in cluster.plan.actors if actor.role == role]
+    address, port = cluster.nodes.meeting_point(role, actors[0].node)
     return [(actor, WorkerPlace(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
 
 

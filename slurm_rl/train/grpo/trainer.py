@@ -7,19 +7,16 @@ lines of `grpo_step`, the run can be resumed at the last saved step and goes on 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.run_dir import RunDir, append_event, append_jsonl
+from slurm_rl.run_dir import RunDir
 from slurm_rl.train.data.order import PromptOrder
-from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.engine.optimizer import schedule_lr
 from slurm_rl.train.grpo.batch import (
-    build_answer_sequences,
     build_plain_sequences,
     build_train_sequences,
     completion_kl,
@@ -30,15 +27,17 @@ from slurm_rl.train.grpo.batch import (
     shape_overlong,
     split_minibatches,
 )
+from slurm_rl.train.grpo.beginning import prepare_models, warm_up
 from slurm_rl.train.grpo.collect import Collected, collect_groups
 from slurm_rl.train.grpo.critic import CriticGroup, value_metrics
-from slurm_rl.train.grpo.dump import dump_groups, replay_groups
-from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, compute_mixed_share, compute_staleness
+from slurm_rl.train.grpo.dump import dump_groups, log_samples, replay_groups
+from slurm_rl.train.grpo.evaluation import Evaluator
+from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, staleness_metrics
 from slurm_rl.train.grpo.policy_group import PolicyGroup
-from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, score_groups
+from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, build_spec, score_groups
 from slurm_rl.train.grpo.saving import RunSaver, RunState
-from slurm_rl.train.grpo.step_metrics import accuracy, pass_metrics, sampling_metrics, training_metrics
-from slurm_rl.train.grpo.types import Group, SamplingSpec
+from slurm_rl.train.grpo.step_metrics import sampling_metrics, training_metrics
+from slurm_rl.train.grpo.types import Group, Prompts, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.math.kl import adapt_coefficient
 from slurm_rl.train.rewards.failures import check_failures
@@ -49,18 +48,6 @@ from slurm_rl.train.types import FloatArray, TrainSequence
 
 # A run that fails gives a checkpoint under way so long; its workers may be dead.
 _LAST_SAVE_S = 30.0
-
-
-@dataclass
-class Prompts:
-    """What the loop draws from."""
-
-    train: list[EncodedPrompt]
-    held_out: list[EncodedPrompt]
-    answers: list[list[int]]
-    """Token ids of each training row's reference answer; empty without a warm-up."""
-    max_images: int | None = None
-    """Most images of one prompt; None for a text model."""
 
 
 class GRPOTrainer:
@@ -90,6 +77,7 @@ class GRPOTrainer:
         self.order = PromptOrder(len(prompts.train), config.seed)
         self.refill_order = PromptOrder(len(prompts.train), derive_seed(config.seed, "refill"))
         self.num_warmup = config.warmup.num_steps
+        self.evaluator = Evaluator(config, run, prompts.held_out, sampler, sync, rewards, self.write_row)
         self.pipeline = RolloutPipeline(
             self.start_batch,
             self.finish_batch,
@@ -118,11 +106,11 @@ class GRPOTrainer:
                 wait_for_engines()
             self.sync_weights()
             self.sync.verify()
-            self.evaluate_if_due()
+            self.evaluator.run_if_due(self.state)
             self.save_if_due()
             while self.grpo_steps_done < self.config.trainer.num_steps:
                 self.grpo_step()
-                self.evaluate_if_due()
+                self.evaluator.run_if_due(self.state)
                 self.save_if_due()
             self.sync.verify()
             self.saver.wait()
@@ -184,7 +172,7 @@ class GRPOTrainer:
         """Other prompts for dynamic sampling. They follow from step and round, so a resumed step draws them again."""
         count, rounds = self.config.trainer.prompts_per_step, self.config.algorithm.dynamic_sampling_rounds
         rows = self.refill_order.take((self.grpo_steps_done * rounds + round_number) * count, count)
-        spec = self.sampling_spec(f"refill-{round_number}", self.state.step, self.config.algorithm.group_size)
+        spec = self.spec(f"refill-{round_number}", self.state.step)
         with self.timer.phase("refill"):
             pending = self.sampler.start([self.prompts.train[row] for row in rows], spec)
             return self.finish_batch(pending, None).groups
@@ -193,11 +181,14 @@ class GRPOTrainer:
     def grpo_steps_done(self) -> int:
         return self.state.step - self.num_warmup
 
+    def spec(self, purpose: str, step: int) -> SamplingSpec:
+        return build_spec(self.config, purpose, step, self.config.algorithm.group_size)
+
     def start_batch(self, grpo_step: int) -> PendingGroups:
         """Ask for the completions of a step's prompts; returns at once."""
         count = self.config.trainer.prompts_per_step
         rows = self.order.take(grpo_step * count, count)
-        spec = self.sampling_spec("rollout", self.num_warmup + grpo_step, self.config.algorithm.group_size)
+        spec = self.spec("rollout", self.num_warmup + grpo_step)
         return self.sampler.start([self.prompts.train[row] for row in rows], spec)
 
     def finish_batch(self, pending: PendingGroups, within_s: float | None) -> Batch:
@@ -209,13 +200,6 @@ class GRPOTrainer:
             scored = score_groups(groups, self.rewards)
         scored = shape_overlong(scored, self.config.algorithm.overlong, self.config.rollout.max_tokens)
         return Batch(scored, {name: timer.seconds[f"time/{name}_s"] for name in ("rollout", "reward")})
-
-    def sampling_spec(self, purpose: str, step: int, num_completions: int, *, greedy: bool = False) -> SamplingSpec:
-        rollout = self.config.rollout
-        seed = derive_seed(self.config.seed, purpose, step)
-        if greedy:
-            return SamplingSpec(num_completions, rollout.max_tokens, 0.0, 1.0, seed)
-        return SamplingSpec(num_completions, rollout.max_tokens, rollout.temperature, rollout.top_p, seed)
 
     def train(self, groups: Sequence[Group]) -> tuple[list[dict[str, float]], int]:
         """Advantages and one optimizer step a minibatch and epoch; totals of each, and the tokens computed on."""
@@ -278,93 +262,22 @@ class GRPOTrainer:
         return schedule_lr(self.config.optim, self.grpo_steps_done, self.config.trainer.num_steps)
 
     def sync_weights(self) -> None:
-        """Send the new weights. Who samples ahead waits for older ones alone, which engines have had time to take."""
+        """Send the new weights. Who samples ahead waits for older ones alone, which engines have had time to take.
+
+        Continuous engines take them at once, and out of order with requests: what is asked for after this must not
+        begin with older ones, or the bound on staleness would not hold.
+        """
         with self.timer.phase("sync"):
             self.sync.push(self.state.step)
-            self.probe_difference = self.sync.verify(leave=self.pipeline.staleness)
+            leave = 0 if self.config.rollout.continuous else self.pipeline.staleness
+            self.probe_difference = self.sync.verify(leave=leave)
 
     # ---- around the step -----------------------------------------------------------------------
 
     def warm_up(self) -> None:
-        """Supervised steps on reference answers, then a fresh optimizer."""
-        size, warmup = self.config.warmup.batch_size, self.config.warmup
-        order = PromptOrder(len(self.prompts.train), derive_seed(self.config.seed, "warmup"))
-        while self.state.step < self.num_warmup:
-            self.policy.cluster.stop.check()
-            self.timer = Timer()
-            with self.timer.phase("step"), self.timer.phase("train"):
-                rows = order.take(self.state.step * size, size)
-                sequences = build_answer_sequences(
-                    [self.prompts.train[row] for row in rows], [self.prompts.answers[row] for row in rows]
-                )
-                lr = schedule_lr(warmup.optim, self.state.step, self.num_warmup)
-                totals = self.policy.train_answers(sequences, lr)
-            self.state.step += 1
-            num_tokens = sum(sequence.num_trained for sequence in sequences)
-            values = training_metrics([totals], num_tokens)
-            self.write_row("warmup", {**values, "policy/lr": lr, **self.timer.seconds})
-        if self.num_warmup and self.state.stage == "warmup":
-            self.policy.use_optimizer(self.config.optim)
-            self.state.stage = "grpo"
-        self.prepare_reference()
-
-    def prepare_reference(self) -> None:
-        """Load the reference and build the critic, where there are any.
-
-        Both begin as the policy as GRPO found it: the model given, or the one the warm-up made. Under adapters the
-        model given needs no copy as a reference: it is the policy without them.
-        """
-        is_base = self.config.model.lora is not None and not self.num_warmup and self.policy.holds_reference
-        has_reference = self.config.algorithm.kl.coefficient > 0 and not is_base
-        if not has_reference and self.critic is None:
-            return
-        reference = self.policy.model_path
-        if self.num_warmup:
-            reference = str(self.run_dir.reference)
-            if not self.run_dir.reference.is_dir():
-                self.policy.export(self.run_dir.reference)
-        if has_reference:
-            self.policy.load_reference(reference)
-        if self.critic is not None:
-            self.critic.build(reference, self.config.critic.init_from or self._policy_weights())
-            self.saver.restore_critic()
-
-    def _policy_weights(self) -> str | None:
-        # What the warm-up made stands beside its config.
-        return None if self.num_warmup else self.config.model.init_from
-
-    def evaluate_if_due(self) -> None:
-        """Evaluate before the first step, after the last, and every `eval.every` steps."""
-        done, every = self.grpo_steps_done, self.config.eval.every
-        is_last = done == self.config.trainer.num_steps
-        due = done == 0 or is_last or (every and done % every == 0)
-        if not due or self.state.evaluated_step == self.state.step:
-            return
-        found = self.evaluate()
-        self.state.evaluated_step = self.state.step
-        if every and self.config.checkpoint.keep_best and found["sampled"] > self.state.best_accuracy:
-            self.state.best_step, self.state.best_accuracy = self.state.step, found["sampled"]
-        if done == 0:
-            self.state.accuracy_before = found
-        if is_last:
-            self.state.accuracy_after = found
-
-    def evaluate(self) -> dict[str, float]:
-        """Accuracy on the held-out prompts, sampled and greedy; logged, with pass@k of the samples."""
-        found: dict[str, float] = {}
-        passed: dict[str, float] = {}
-        timer = Timer()
-        self.sync.verify()  # engines that take requests and weights in any order might measure older ones
-        with timer.phase("eval"):
-            for name in ("sampled", "greedy") if self.config.eval.greedy else ("sampled",):
-                count = self.config.eval.num_samples if name == "sampled" else 1
-                spec = self.sampling_spec(f"eval-{name}", self.state.step, count, greedy=name == "greedy")
-                groups = score_groups(self.sampler.sample(self.prompts.held_out, spec), self.rewards)
-                found[name] = accuracy([result for group in groups for result in group.results])
-                passed |= pass_metrics(groups)
-        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | passed | timer.seconds)
-        append_event(self.run_dir, "eval/done", step=self.state.step, **found)
-        return found
+        """Supervised steps on reference answers, then what begins as the policy does now."""
+        warm_up(self.config, self.prompts, self.policy, self.state, self.write_row)
+        prepare_models(self.config, self.run_dir, self.policy, self.critic, self.saver)
 
     def write_row(self, stage: str, values: dict[str, float]) -> None:
         self.metrics.log(self.state.step, stage, values)
@@ -383,18 +296,13 @@ class GRPOTrainer:
         values["tokens/trained"] = float(count_kept_tokens(groups, self.config.algorithm.filters))
         values["tokens/computed"] = float(num_tokens)
         if self.pipeline.staleness:
-            values["rollout/staleness"] = compute_staleness(groups, self.state.step - 1)
-            if self.config.rollout.continuous:
-                values["rollout/mixed_weights"] = compute_mixed_share(groups)
+            values |= staleness_metrics(groups, self.state.step - 1, mixed=self.config.rollout.continuous)
         else:
             values["sync/probe_difference"] = self.probe_difference
         per_s = values["tokens/trained"] / self.timer.seconds["time/step_s"]
         seconds = {**self.timer.seconds, "time/tokens_per_s": per_s}
         self.write_row("grpo", {**values, **seconds})
-        for group in groups[: self.config.logging.samples_per_step]:
-            completion, result = group.completions[0], group.results[0]
-            row = {"prompt": group.prompt.text, "completion": completion.text, "answer": group.prompt.answer}
-            append_jsonl(self.run_dir.samples, {"step": self.state.step, **row, "reward": result.value})
+        log_samples(self.run_dir.samples, self.state.step, groups[: self.config.logging.samples_per_step])
 
     def save_if_due(self) -> None:
         self.saver.check()

@@ -13,6 +13,18 @@ from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.rewards.pool import RewardResult
 
 
+@dataclass
+class Prompts:
+    """What the loop draws from."""
+
+    train: list[EncodedPrompt]
+    held_out: list[EncodedPrompt]
+    answers: list[list[int]]
+    """Token ids of each training row's reference answer; empty without a warm-up."""
+    max_images: int | None = None
+    """Most images of one prompt; None for a text model."""
+
+
 @dataclass(frozen=True)
 class Completion:
     """One sampled answer."""

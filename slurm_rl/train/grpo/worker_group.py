@@ -8,6 +8,7 @@ from typing import Any
 
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.math.packing import distribute
+from slurm_rl.train.math.sharing import count_shared, unite
 from slurm_rl.train.types import FloatArray, TrainSequence
 
 
@@ -16,13 +17,21 @@ class WorkerGroup:
 
     Args:
         name: of the model, for errors: `policy`, `critic`.
+        share_prompts: the workers read the prompt of neighbours once, so these stay together.
     """
 
     def __init__(
-        self, cluster: Cluster, workers: Sequence[Actor], micro_batch_tokens: int, timeout_s: float, name: str
+        self,
+        cluster: Cluster,
+        workers: Sequence[Actor],
+        micro_batch_tokens: int,
+        timeout_s: float,
+        name: str,
+        share_prompts: bool = False,
     ) -> None:
         self.cluster, self.workers, self.name = cluster, workers, name
         self.micro_batch_tokens, self.timeout_s = micro_batch_tokens, timeout_s
+        self.share_prompts = share_prompts
 
     def save(self, folder: Path, *, background: bool) -> list[Path]:
         """Save the model; the files that workers are still writing, from a copy, when this returns."""
@@ -69,4 +78,8 @@ class WorkerGroup:
             # An optimizer step without a gradient; the workers need something to call it with.
             return [[[]] for _ in range(num_parts)]
         lengths = [len(sequence.token_ids) for sequence in sequences]
-        return distribute(lengths, num_parts, self.micro_batch_tokens)
+        if not self.share_prompts:
+            return distribute(lengths, num_parts, self.micro_batch_tokens)
+        units, tokens = unite(lengths, count_shared(sequences), self.micro_batch_tokens)
+        places = distribute(tokens, num_parts, self.micro_batch_tokens)
+        return [[[index for unit in batch for index in units[unit]] for batch in share] for share in places]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from slurm_rl.train.math.sharing import count_shared
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 
 
@@ -63,8 +64,12 @@ def distribute(lengths: Sequence[int], num_workers: int, budget: int) -> list[li
     return workers
 
 
-def build_packed_batch(sequences: Sequence[TrainSequence]) -> PackedBatch:
-    """The sequences end to end in one row of T tokens with N trained ones, as CPU tensors."""
+def build_packed_batch(sequences: Sequence[TrainSequence], *, share_prompts: bool = False) -> PackedBatch:
+    """The sequences end to end in one row of T tokens with N trained ones, as CPU tensors.
+
+    Args:
+        share_prompts: note which prompts are read but once.
+    """
     assert sequences, "a micro-batch without sequences is the engine's dummy, not ours to build"
     lengths = np.array([len(s.token_ids) for s in sequences])
     num_trained = np.array([s.num_trained for s in sequences])
@@ -85,6 +90,8 @@ def build_packed_batch(sequences: Sequence[TrainSequence]) -> PackedBatch:
         ref_logprobs=_concatenate(num_trained, [s.ref_logprobs for s in sequences]),
         old_values=_concatenate(num_trained, [s.old_values for s in sequences]),
         returns=_concatenate(num_trained, [s.returns for s in sequences]),
+        # Noise differs from copy to copy of a prompt.
+        shared=torch.tensor(count_shared(sequences)) if share_prompts and not seeds else None,
         margins=torch.tensor([s.margin for s in sequences], dtype=torch.float32),
         noise_seeds=torch.tensor(seeds, dtype=torch.int64) if len(seeds) == len(sequences) else None,
     )
@@ -127,9 +134,10 @@ def _trained_positions(sequence: TrainSequence) -> npt.NDArray[np.int64]:
 
 
 def _concatenate(num_trained: npt.NDArray[np.int64], arrays: Sequence[FloatArray | None]) -> Tensor | None:
-    """[N] float32, or None when no sequence has the field; some with and some without is our bug."""
+    """[N] float32, or None when no sequence has the field; only where nothing is trained may it be missing."""
     given = [array for array in arrays if array is not None]
     if not given:
         return None
-    assert [len(a) for a in given] == num_trained.tolist(), "one value for each trained token of each sequence"
+    lengths = [0 if array is None else len(array) for array in arrays]
+    assert lengths == num_trained.tolist(), "one value for each trained token of each sequence"
     return torch.from_numpy(np.concatenate(given)).float()

@@ -49,14 +49,12 @@ def build_app(state: ServiceState) -> FastAPI:
     """The application; its workers are the stream's."""
     app = FastAPI(openapi_url=None)
 
-    @app.get("/health")
-    async def health() -> Response:
+    async def health(_: Request) -> Response:
         counts = {"scored": state.num_scored, "failed": state.num_failed, "waiting": state.stream.num_waiting}
         if state.stream.ended.done():
             return _reply(503, {"status": "ended", **counts})
         return _reply(200, {"status": "ok", **counts})
 
-    @app.post("/get_reward")
     async def get_reward(request: Request) -> Response:
         try:
             _check_token(request.headers.get("authorization"), state.token)
@@ -68,6 +66,9 @@ def build_app(state: ServiceState) -> FastAPI:
         except RewardError as error:
             return _refuse(503, error)
 
+    # Plain routes: FastAPI's own resolve dependencies anew for every request, and there are none.
+    app.router.add_route("/health", health, methods=["GET"])
+    app.router.add_route("/get_reward", get_reward, methods=["POST"])
     return app
 
 

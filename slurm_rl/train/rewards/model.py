@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 from slurm_rl.config.reward import RewardModelConfig
+from slurm_rl.errors import ConfigError
 from slurm_rl.train.rewards.types import Failure, RewardItem
 
 PREFIX = "model:"
@@ -94,6 +95,27 @@ class RewardModel:
 def load_model(spec: str) -> RewardModel:
     """The model of a spec, loaded at the first call."""
     return RewardModel(json.loads(spec.removeprefix(PREFIX)))
+
+
+def require_loadable(spec: str) -> None:
+    """Load the model of a spec.
+
+    Raises:
+        ConfigError: it cannot be loaded, or is no such model.
+    """
+    try:
+        load_model(spec)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "reward.model.path must be a sequence classifier with one output", seen=str(error)[:500]
+        ) from error
+
+
+def score_all(spec: str, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:
+    """One outcome an item: together, or one by one when that fails."""
+    if not items:
+        return []
+    return score_by_model(spec, items) or [outcome for item in items for outcome in score_by_model(spec, [item])]
 
 
 def score_by_model(spec: str, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.supervised import DPOConfig
 from slurm_rl.train.data.encode_answers import EncodedAnswer
+from slurm_rl.train.data.placeholders import ImageCounter
 from slurm_rl.train.engine.policy import LossFn
 from slurm_rl.train.math.losses import nll
 from slurm_rl.train.math.preference import DPO_LOSSES, LogRatios, sum_by_sequence
@@ -19,9 +20,9 @@ from slurm_rl.train.supervised.types import Example, Objective, make_sequence
 from slurm_rl.train.types import PackedBatch, TrainSequence
 
 
-def build_dpo(config: RunConfig, tokenizer: Any) -> Objective:
+def build_dpo(config: RunConfig, tokenizer: Any, images: ImageCounter | None) -> Objective:
     """Pairs, each with the tokens of its answers."""
-    train, held_out, num_left_out = build_pair_examples(config, tokenizer, make_answered)
+    train, held_out, num_left_out = build_pair_examples(config, tokenizer, make_answered, images)
     build_loss = dpo_loss_builder(config.dpo)
     return Objective(
         train=train,
@@ -34,7 +35,7 @@ def build_dpo(config: RunConfig, tokenizer: Any) -> Objective:
 
 
 def make_answered(encoded: EncodedAnswer, _: float) -> TrainSequence:
-    return make_sequence(encoded.token_ids, encoded.answered)
+    return make_sequence(encoded.token_ids, encoded.answered, images=encoded.images)
 
 
 def dpo_loss_builder(config: DPOConfig) -> Callable[[Sequence[Example]], LossFn]:

@@ -85,7 +85,12 @@ def load_live_reference(config: RunConfig, model_path: str, engine: PolicyEngine
         added = []
         for batch in batches:
             values = compute_sequence_logprobs(
-                model, batch, engine.temperature, engine.device, chunk_tokens=engine.chunk_tokens
+                model,
+                batch,
+                engine.temperature,
+                engine.device,
+                chunk_tokens=engine.chunk_tokens,
+                images=engine.images,
             )
             pairs = zip(batch, values, strict=True)
             added.append([replace(sequence, ref_logprobs=array) for sequence, array in pairs])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.train.data.encode_answers import EncodedAnswer
+from slurm_rl.train.data.placeholders import ImageCounter
 from slurm_rl.train.engine.policy import LossFn
 from slurm_rl.train.math.preference import bradley_terry
 from slurm_rl.train.supervised.pairs import build_pair_examples, share, split_pairs
@@ -17,8 +18,8 @@ from slurm_rl.train.supervised.types import Example, Objective, make_sequence
 from slurm_rl.train.types import PackedBatch, TrainSequence
 
 
-def build_rm(config: RunConfig, tokenizer: Any) -> Objective:
-    """Pairs, each answer with its last token as the one that is scored."""
+def build_rm(config: RunConfig, tokenizer: Any, _: ImageCounter | None) -> Objective:
+    """Pairs of text, each answer with its last token as the one that is scored."""
     train, held_out, num_left_out = build_pair_examples(config, tokenizer, make_scored)
     return Objective(
         train=train,

@@ -39,9 +39,9 @@ class LoopState:
 class PolicySaver:
     """Saves and restores engine and state together; every method is called on all ranks."""
 
-    def __init__(self, run: RunDir, keep: int, engine: PolicyEngine) -> None:
+    def __init__(self, run: RunDir, keep: int, engine: PolicyEngine, url: str | None = None) -> None:
         self.run_dir, self.engine = run, engine
-        self.saver = StepSaver(run, keep)
+        self.saver = StepSaver(run, keep, url=url)
         self.saved_step = -1
 
     def restore(self) -> LoopState | None:

@@ -17,9 +17,11 @@ from slurm_rl.plan.layout import DEFAULT_MICRO_BATCH_TOKENS
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
 from slurm_rl.train.data.answers import require_one_batch
+from slurm_rl.train.data.placeholders import ImageCounter
 from slurm_rl.train.engine import distributed
 from slurm_rl.train.engine.model import load_tokenizer
 from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.engine.vision import load_image_reader
 from slurm_rl.train.model_folder import load_context_length, prepare_model
 from slurm_rl.train.stop import StopFlag
 from slurm_rl.train.supervised.dpo import build_dpo
@@ -31,11 +33,17 @@ from slurm_rl.train.supervised.saving import PolicySaver
 from slurm_rl.train.supervised.sft import build_sft
 from slurm_rl.train.supervised.types import Objective
 
-OBJECTIVES: dict[str, Callable[[RunConfig, Any], Objective]] = {"sft": build_sft, "rm": build_rm, "dpo": build_dpo}
+BuildObjective = Callable[[RunConfig, Any, ImageCounter | None], Objective]
+OBJECTIVES: dict[str, BuildObjective] = {"sft": build_sft, "rm": build_rm, "dpo": build_dpo}
 """One row a task."""
 
 
 def run_training(run: RunDir, attempt: AttemptDir, place: Place) -> None:
+    """`run_config` with the config in the run directory."""
+    run_config(run, parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8"))), place)
+
+
+def run_config(run: RunDir, config: RunConfig, place: Place) -> None:
     """Run the loop to its end, or to the stop signal.
 
     Raises:
@@ -44,7 +52,6 @@ def run_training(run: RunDir, attempt: AttemptDir, place: Place) -> None:
     """
     stop = StopFlag()
     stop.install()
-    config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     place.join(timeout_s=config.trainer.step_timeout_s)
     try:
         train(run, config, place, stop)
@@ -59,7 +66,7 @@ def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
     engine = build_engine(config, model_path, objective, place)
     budget = find_budget(run, config)
     objective, add_reference = prepare_reference(run, config, model_path, objective, engine, budget)
-    saver = PolicySaver(run, config.checkpoint.keep, engine)
+    saver = PolicySaver(run, config.checkpoint.keep, engine, config.checkpoint.url)
     is_first = place.rank == 0
     metrics = (
         MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json")) if is_first else None
@@ -70,7 +77,8 @@ def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
         state = loop.run()
     if state.best_step not in (-1, state.step):
         saver.load_step(state.best_step)
-    engine.export(run.export)
+    adapted = config.model.lora
+    (engine.export_adapter if adapted and adapted.export == "adapter" else engine.export)(run.export)
     if is_first:
         exported = state.step if state.best_step == -1 else state.best_step
         append_event(run, "trainer/finished", step=state.step, exported_step=exported)
@@ -88,7 +96,8 @@ def build_objective(config: RunConfig, model_path: str) -> Objective:
             seen=f"{longest} > {context}",
             action=f"set supervised.max_tokens={context}",
         )
-    objective = OBJECTIVES[config.task](config, load_tokenizer(model_path, trust_remote_code=trust))
+    tokenizer, images = load_tokenizer(model_path, trust_remote_code=trust), load_image_reader(model_path, config.model)
+    objective = OBJECTIVES[config.task](config, tokenizer, images)
     require_one_batch(len(objective.train), config.supervised.batch_size)
     return objective
 

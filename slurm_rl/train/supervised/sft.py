@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.train.data.answers import AnswerRow, load_answers
-from slurm_rl.train.data.encode_answers import encode_answer
+from slurm_rl.train.data.encode_answers import EncodedAnswer, encode_answer, expand_all
+from slurm_rl.train.data.placeholders import ImageCounter
 from slurm_rl.train.engine.policy import LossFn
 from slurm_rl.train.math.losses import nll
 from slurm_rl.train.math.preference import sum_by_sequence
@@ -18,24 +20,39 @@ from slurm_rl.train.supervised.types import Example, Objective, keep_fitting, ma
 from slurm_rl.train.types import PackedBatch
 
 
-def build_sft(config: RunConfig, tokenizer: Any) -> Objective:
+def build_sft(config: RunConfig, tokenizer: Any, images: ImageCounter | None) -> Objective:
     """Conversations, each with its learned tokens."""
+
+    def encode(rows: Sequence[AnswerRow]) -> tuple[list[Example], int]:
+        answers = expand_all([encode_row(row, tokenizer, config, images is not None) for row in rows], images)
+        examples = [make_example(answer, config) for answer in answers]
+        return keep_fitting([(row.index, one) for row, one in zip(rows, examples, strict=True)], config)
+
     rows, held_out = load_answers(config.data, config.seed)
-    train, num_left_out = keep_fitting([(row.index, make_example(row, tokenizer, config)) for row in rows], config)
-    kept, _ = keep_fitting([(row.index, make_example(row, tokenizer, config)) for row in held_out], config)
+    (train, num_left_out), (kept, _) = encode(rows), encode(held_out)
     return Objective(
         train=train, held_out=kept, build_loss=build_sft_loss, build_eval_loss=build_sft_eval, num_left_out=num_left_out
     )
 
 
-def make_example(row: AnswerRow, tokenizer: Any, config: RunConfig) -> Example:
-    """One row as the policy trains on it."""
-    encoded = encode_answer(
-        row.prompt, row.answer, tokenizer, chat_template=config.data.chat_template, name=f"row {row.index}"
+def encode_row(row: AnswerRow, tokenizer: Any, config: RunConfig, sees_images: bool) -> EncodedAnswer:
+    return encode_answer(
+        row.prompt,
+        row.answer,
+        tokenizer,
+        chat_template=config.data.chat_template,
+        name=f"row {row.index}",
+        sees_images=sees_images,
     )
-    whole = config.sft.train_on == "all"
-    trained = np.arange(1, len(encoded.token_ids)) if whole else encoded.answered
-    return Example((make_sequence(encoded.token_ids, trained),))
+
+
+def make_example(answer: EncodedAnswer, config: RunConfig) -> Example:
+    """One row as the policy trains on it; the placeholders of images are never learned."""
+    trained = answer.answered
+    if config.sft.train_on == "all":
+        inside = [np.arange(span.start, span.start + span.num_tokens) for span in answer.images]
+        trained = np.setdiff1d(np.arange(1, len(answer.token_ids)), np.concatenate([[0], *inside]))
+    return Example((make_sequence(answer.token_ids, trained, images=answer.images),))
 
 
 def build_sft_loss(examples: Sequence[Example]) -> LossFn:
@@ -57,9 +74,10 @@ def build_sft_eval(examples: Sequence[Example]) -> LossFn:
 
     def compute(batch: PackedBatch, logprobs: Tensor, hits: Tensor) -> tuple[Tensor, dict[str, float]]:
         missed = sum_by_sequence(1 - hits, batch.sequence_ids, batch.num_sequences)
+        is_row = torch.bincount(batch.sequence_ids, minlength=batch.num_sequences) > 0
         return nll(logprobs).loss.sum() / num_tokens, {
             "token_accuracy": float(hits.sum()) / num_tokens,
-            "exact_match": float((missed == 0).sum()) / num_examples,
+            "exact_match": float((is_row & (missed == 0)).sum()) / num_examples,
         }
 
     return compute

@@ -1,6 +1,6 @@
 """What SFT, reward models and DPO have in common: examples, and what an objective must say.
 
-To add an objective, write a file with a function `build_<name>(config, tokenizer, ...) -> Objective` and a row in
+To add an objective, write a file with a function `build_<name>(config, tokenizer, images) -> Objective` and a row in
 session.py. There is one loop and one engine for all of them.
 """
 

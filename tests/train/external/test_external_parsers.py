@@ -1,6 +1,6 @@
 """Every command line that we build is read by the program it is for: its own argparse, or its own Hydra schema.
 
-The released packages are downloaded without their dependencies, once, and never imported here.
+The released packages are never imported here.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from slurm_rl.external.build import build_external_argv
 HERE = Path(__file__).parent
 PROGRAMS = ("openrlhf", "verl", "maxtext")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml") if path.stem.startswith(PROGRAMS))
-RELEASES = {"dotted": "openrlhf==0.11.2", "flat": "openrlhf==0.8.5", "verl": "verl==0.9.1"}
 
 # Names in MaxText's configs/post_train/rl.yml and the base.yml under it (November 2026); it is on no package index.
 MAXTEXT_KEYS = {
@@ -33,23 +31,6 @@ MAXTEXT_KEYS = {
     "rl.grpo_beta", "rl.loss_algo", "rl.num_generations", "rl.num_iterations", "rollout_tensor_parallelism", "run_name",
     "tokenizer_path",
 }  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with one unpacked release a sub-folder."""
-    root = tmp_path_factory.mktemp("releases")
-    for name, pin in RELEASES.items():
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
-        done = subprocess.run([*command, "--dest", str(root / name), pin], capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"{pin} cannot be downloaded here: {done.stderr.strip().splitlines()[-1]}")
-        (wheel,) = (root / name).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(root / name)
-        for moved in (root / name).glob("*.data/*lib/*"):
-            moved.rename(root / name / moved.name)
-    return root
 
 
 def build(name: str, *, resume: bool = False, **more: Any) -> tuple[ExternalConfig, list[str]]:

@@ -11,9 +11,10 @@ from slurm_rl.errors import ConfigError
 
 # What a preset leaves to the user, and says so.
 NEEDED = {
+    "cluster/ray": ["cluster.address=http://head:8265"],
     "model/hf": ["model.path=hub/model"],
     "exp/grpo_mathv60k": ["+cluster=nvidia_a100"],
-    "exp/ppo_llama3_8b": ["reward.model.path=/models/rm"],
+    "exp/ppo_llama3_8b": ["+cluster=nvidia_h100", "reward.model.path=/models/rm"],
     "exp/sft_llama3_8b": ["+cluster=nvidia_h100", "model.path=hub/model"],
     "exp/rm_llama3_8b": ["+cluster=nvidia_h100"],
     "exp/dpo_llama3_8b": ["+cluster=nvidia_h100"],

@@ -11,8 +11,7 @@ from slurm_rl.errors import ConfigError
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["+exp=rm_tiny", "+lora=all_linear"], "task=rm goes without model.lora"),
-        (["+exp=sft_tiny", "data.image_key=image"], "data.image_key is for task=grpo"),
+        (["+exp=rm_tiny", "data.image_key=image"], "data.image_key is not for task=rm"),
         (["+exp=sft_tiny", "supervised.max_tokens=65"], "supervised.max_tokens must be <= model.tiny.context_length"),
         (["+exp=dpo_tiny", "dpo.loss=ipo", "dpo.label_smoothing=0.1"], "dpo.label_smoothing is for dpo.loss=sigmoid"),
         (["+exp=dpo_tiny", "dpo.label_smoothing=0.5"], "dpo.label_smoothing"),

@@ -27,11 +27,18 @@ IMAGES = {
 FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")
 # Under torchrun: one of each kind.
 UNDER_TORCHRUN = [("local", "none", "sft"), ("slurm_cpu", "none", "sft"), ("nvidia_h100", "pyxis", "dpo")]
-CASES = [*((*case, "grpo") for case in itertools.product(CLUSTERS, IMAGES)), *UNDER_TORCHRUN]
+# A Ray cluster of others has its own image.
+OF_OTHERS = ("ray", "none", "grpo")
+CASES = [
+    *((*case, "grpo") for case in itertools.product([name for name in CLUSTERS if name != "ray"], IMAGES)),
+    *UNDER_TORCHRUN,
+    OF_OTHERS,
+]
 
 
 def render(cluster: str, runtime: str, task: str) -> str:
     words = [f"+cluster={cluster}", "name=golden", "run_dir=/shared/runs/golden", "container.mounts=[/data:/data:ro]"]
+    words += ["cluster.address=http://ray.example:8265"] if cluster == "ray" else []
     words += [f"task={task}", "supervised.max_tokens=16"] if task != "grpo" else []
     if runtime != "none":
         words += [f"container.runtime={runtime}", f"container.image={IMAGES[runtime]}"]

@@ -16,7 +16,8 @@ from slurm_rl.plan.memory import parse_shape
 from slurm_rl.plan.render import render_plan
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-CASES = list(itertools.product(["grpo_mathv60k"], ["amd_mi300", "nvidia_a100"]))
+COLOCATED = list(itertools.product(["grpo_mathv60k"], ["amd_mi300", "nvidia_a100"]))
+CASES = [*COLOCATED, ("ppo_llama3_8b", "nvidia_h100")]
 # Of config.json of Qwen/Qwen2.5-VL-3B-Instruct, what decides its size.
 QWEN2_5_VL_3B = {
     "hidden_size": 2048,
@@ -29,13 +30,30 @@ QWEN2_5_VL_3B = {
     "tie_word_embeddings": True,
     "vision_config": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 2048},
 }
-# A fixed machine and moment, so that the text is the same everywhere.
-FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION", model_shape=parse_shape(QWEN2_5_VL_3B))
+# The same of meta-llama/Meta-Llama-3-8B.
+LLAMA3_8B = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
+MODELS: dict[str, tuple[dict[str, object], list[str]]] = {
+    "grpo_mathv60k": (QWEN2_5_VL_3B, []),
+    "ppo_llama3_8b": (LLAMA3_8B, ["reward.model.path=/models/llama3-8b-rm"]),
+}
+"""Experiment to its model, and what it wants to be told."""
 
 
 def build(experiment: str, cluster: str) -> JobPlan:
-    words = [f"+cluster={cluster}", f"+exp={experiment}", "run_dir=/shared/runs/golden"]
-    return build_plan(load_config(words), "/shared/runs/golden", FACTS)
+    shape, more = MODELS[experiment]
+    # A fixed machine and moment, so that the text is the same everywhere.
+    facts = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION", model_shape=parse_shape(shape))
+    words = [f"+cluster={cluster}", f"+exp={experiment}", "run_dir=/shared/runs/golden", *more]
+    return build_plan(load_config(words), "/shared/runs/golden", facts)
 
 
 def golden_file(experiment: str, cluster: str) -> Path:
@@ -48,7 +66,7 @@ def test_the_plan_is_as_before(experiment: str, cluster: str) -> None:
     assert text == golden_file(experiment, cluster).read_text()
 
 
-@pytest.mark.parametrize(("experiment", "cluster"), CASES)
+@pytest.mark.parametrize(("experiment", "cluster"), COLOCATED)
 def test_the_layout_fits(experiment: str, cluster: str) -> None:
     """Two GPUs a node, each with a policy worker and an engine, and both in its memory at once."""
     plan = build(experiment, cluster)
@@ -57,7 +75,20 @@ def test_the_layout_fits(experiment: str, cluster: str) -> None:
     layout = plan.layout
     assert layout.policy is not None and layout.gpu_mem_gb is not None and layout.engine_budget_gb is not None
     assert layout.policy.total_gb + layout.engine_budget_gb < layout.gpu_mem_gb
+    assert layout.policy.frozen_gb > 7, "each worker holds the reference, too"
     assert layout.micro_batch_tokens >= 4096 + 8000, "one longest sequence"
+
+
+def test_the_critic_stands_with_the_reward_model_and_the_policy_with_the_reference() -> None:
+    """The groups of OpenRLHF's script, --colocate_critic_reward --colocate_actor_ref, on its 16 GPUs."""
+    plan = build("ppo_llama3_8b", "nvidia_h100")
+    places = [(actor.role, (actor.node, *actor.gpus)) for actor in plan.actors]
+    assert [place for role, place in places if role == "policy"] == [(0, gpu) for gpu in range(4)]
+    assert [place for role, place in places if role == "critic"] == [(1, gpu) for gpu in range(4, 8)]
+    assert [place for role, place in places if role == "rollout"] == [(0, 4, 5), (0, 6, 7), (1, 0, 1), (1, 2, 3)]
+    assert plan.layout.policy is not None and plan.layout.critic is not None
+    assert (plan.layout.policy.frozen_gb, plan.layout.critic.frozen_gb) == pytest.approx((16.06, 16.06), rel=1e-3)
+    assert JobPlan.from_json(plan.to_json()) == plan
 
 
 if __name__ == "__main__":

@@ -140,10 +140,11 @@ def test_a_plan_survives_json() -> None:
     assert JobPlan.from_json(plan.to_json()) == plan
 
 
-def test_a_thousand_nodes_are_planned_within_a_second() -> None:
-    config = load_config([*H100, "cluster.num_nodes=1024"])
-    facts = SubmitFacts("/usr/bin/python3", 8, "test", shape_of(LLAMA3_70B))
+@pytest.mark.parametrize("num_nodes", [2**power for power in range(11)])
+def test_one_to_a_thousand_nodes_are_planned_within_a_second(num_nodes: int) -> None:
+    config = load_config([*H100, f"cluster.num_nodes={num_nodes}", "model.gradient_checkpointing=true"])
+    facts = SubmitFacts("/usr/bin/python3", 8, "test", shape_of(LLAMA3_70B if num_nodes > 8 else QWEN25_7B))
     start = time.process_time()
     plan = build_plan(config, "/runs/a", facts)
     assert time.process_time() - start < 1.0
-    assert len({(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus}) == 8192
+    assert len({(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus}) == 8 * num_nodes

@@ -68,6 +68,31 @@ def test_what_cannot_be_is_refused(words: list[str], said: list[str]) -> None:
     assert all(word in str(caught.value) for word in said), str(caught.value)
 
 
+def test_a_critic_with_gpus_of_its_own_shares_none() -> None:
+    plan = plan_of("+algorithm=ppo", "critic.num_workers=3", "reference.num_workers=2")
+    given = [(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus]
+    assert len(given) == len(set(given)) == 24, "every GPU once"
+    assert nodes_of(plan, "critic") == [2, 2, 2] and nodes_of(plan, "reference") == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["critic.num_workers=2"], ["critic.num_workers", "+algorithm=ppo"]),
+        (["reward.model.path=/rm", "reward.model.device=critic"], ["reward.model.device=critic", "+algorithm=ppo"]),
+        (
+            ["+algorithm=ppo", "reward.model.path=/rm", "reward.model.device=critic", "reward.service.enabled=true"],
+            ["reward.service.enabled", "reward.model.device=cpu"],
+        ),
+        (["+algorithm=ppo", "critic.num_workers=25"], ["critic.num_workers", "25 > 3 * 8"]),
+    ],
+)
+def test_a_critic_that_cannot_be_is_refused(words: list[str], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*words)
+    assert all(word in str(caught.value) for word in said), str(caught.value)
+
+
 def test_hosts_become_ranks_by_their_features() -> None:
     features = {"a": {"v100"}, "b": {"h100", "v100"}, "c": {"h100"}}
     assert order_by_feature(["a", "b", "c"], features, ["h100", "h100", "v100"]) == ["c", "b", "a"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.encode_answers import EncodedAnswer, encode_answer
+from slurm_rl.train.data.encode_answers import EncodedAnswer, encode_answer, expand_all
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -94,5 +95,37 @@ def test_messages_need_the_template(tokenizer: Any) -> None:
 
 def test_an_image_is_refused_rather_than_read_as_its_placeholder(tokenizer: Any) -> None:
     seen = {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Who"}]}
-    with pytest.raises(DataError, match=r"row 3: .*text alone"):
+    with pytest.raises(DataError, match=r"row 3: the model must see .*'image'"):
         encode(tokenizer, CHATML, [seen], CHAT[3:])
+
+
+class Counter:
+    """Every image is of its width in tokens."""
+
+    image_token_id = 40
+
+    def count_tokens(self, size: tuple[int, int]) -> int:
+        return size[0]
+
+
+def test_an_image_gets_its_tokens_and_what_is_learned_moves_behind_them(tokenizer: Any, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (5, 9)).save(tmp_path / "five.png")
+    Image.new("RGB", (3, 9)).save(tmp_path / "three.png")
+    tokenizer.add_tokens(["<|image|>"])
+    Counter.image_token_id = tokenizer.convert_tokens_to_ids("<|image|>")
+    show = "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'image' %}"
+    show += "<|image|>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
+    tokenizer.chat_template = CHATML.replace("{{ m.content }}", show)
+    five, three = ({"type": "image", "image": str(tmp_path / name)} for name in ("five.png", "three.png"))
+    who = {"type": "text", "text": "Who"}
+    chat = [{"role": "user", "content": [five, who]}, CHAT[1], {"role": "user", "content": [who, three]}, CHAT[3]]
+    answer = encode_answer([], chat, tokenizer, chat_template=True, name="row 3", sees_images=True)
+    [whole] = expand_all([answer], Counter())
+    assert learned(whole, tokenizer) == learned(answer, tokenizer) == "Hello<|im_end|>Me<|im_end|>"
+    assert len(whole.token_ids) == len(answer.token_ids) + 4 + 2
+    for span, count in zip(whole.images, (5, 3), strict=True):
+        assert span.num_tokens == count
+        inside = whole.token_ids[span.start - 1 : span.start + count + 1] == Counter.image_token_id
+        assert inside.tolist() == [False, *[True] * count, False]

@@ -15,8 +15,8 @@ from slurm_rl.config.train import RolloutConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.grpo.rollout import RolloutEngine
-from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
-from slurm_rl.train.grpo.types import Group
+from slurm_rl.train.grpo.trainer import GRPOTrainer
+from slurm_rl.train.grpo.types import Group, Prompts
 from slurm_rl.train.types import TokenPrompt
 
 PROBE = TokenPrompt(token_ids=[1, 2])

@@ -15,8 +15,8 @@ from slurm_rl.config.load import load_config
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.saving import RunState
-from slurm_rl.train.grpo.trainer import GRPOTrainer, Prompts
-from slurm_rl.train.grpo.types import Completion, Group
+from slurm_rl.train.grpo.trainer import GRPOTrainer
+from slurm_rl.train.grpo.types import Completion, Group, Prompts
 from slurm_rl.train.rewards.types import RewardItem, RewardResult
 from slurm_rl.train.saving import parse_state
 from slurm_rl.train.types import FloatArray, TrainSequence

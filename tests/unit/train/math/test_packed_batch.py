@@ -84,6 +84,14 @@ def test_values_that_do_not_match_the_trained_tokens_are_refused() -> None:
         build_packed_batch([])
 
 
+def test_a_sequence_that_trains_nothing_may_lack_what_the_others_have() -> None:
+    """As the blank image behind text alone, which only keeps the vision tower's collectives going."""
+    blank = TrainSequence(token_ids=np.array([3, 3, 0]), trained_from=3)
+    batch = build_packed_batch([ADDITION, SHORT, blank])
+    assert batch.advantages.tolist() == [1, 1, -1, -2, -3]
+    assert batch.num_sequences == 3
+
+
 def test_split_by_sequence_undoes_the_packing() -> None:
     sequences = [EMPTY, SHORT, ADDITION, EMPTY]
     batch = build_packed_batch(sequences)

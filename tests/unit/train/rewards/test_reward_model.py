@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
+from slurm_rl.config.load import load_config
 from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.config.reward import RewardConfig, RewardModelConfig
+from slurm_rl.errors import ConfigError
 from slurm_rl.train.engine.tiny import build_character_tokenizer
-from slurm_rl.train.rewards.model import load_model, specify_model
+from slurm_rl.train.grpo.cluster import Actor
+from slurm_rl.train.grpo.critic import CriticGroup, CriticWorker
+from slurm_rl.train.grpo.policy import WorkerPlace
+from slurm_rl.train.rewards.model import load_model, require_loadable, specify_model
 from slurm_rl.train.rewards.pool import RewardPool
 from slurm_rl.train.rewards.types import RewardItem
 
@@ -56,3 +63,38 @@ def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
     build_model(tmp_path, num_labels=3)
     with pytest.raises(ValueError, match=r"a reward model has one output; .* has 3"):
         load_model(specify_model(RewardModelConfig(path=str(tmp_path)), num_workers=1))
+
+
+def test_beside_the_critic_each_worker_scores_its_share_and_says_the_same(tmp_path: Path) -> None:
+    build_model(tmp_path)
+    words = ["+algorithm=ppo", "reward.model.device=critic", f"reward.model.path={tmp_path}", "critic.num_workers=2"]
+    config = load_config(words)
+    workers = [CriticWorker(config, WorkerPlace(rank, 2, "127.0.0.1", 1, num_threads=1)) for rank in range(2)]
+    group = CriticGroup(Calls(), [Actor(f"critic-{n}", Handle(it)) for n, it in enumerate(workers)], 64, 60)  # type: ignore[arg-type]
+    items = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(7)]
+    too_long = RewardItem(prompt="1=", completion="7" * 30, answer="")
+    found = group.score([*items, too_long])
+    with build_pool(tmp_path) as pool:
+        expected = pool.score([*items, too_long])
+    assert [(r.item, r.failure) for r in found] == [(r.item, r.failure) for r in expected]
+    assert [r.value or 0.0 for r in found] == pytest.approx([r.value or 0.0 for r in expected], abs=1e-5)
+    assert group.score([]) == []
+
+
+class Handle:
+    """A worker as Ray shows it, without Ray."""
+
+    def __init__(self, worker: CriticWorker) -> None:
+        self.rewards = SimpleNamespace(remote=worker.rewards)
+
+
+class Calls:
+    """Waits for nothing: the calls were made."""
+
+    def gather(self, calls: list[tuple[Actor, Any]], **_: object) -> list[Any]:
+        return [found for _, found in calls]
+
+
+def test_a_folder_that_is_no_reward_model_is_named_when_the_critic_loads(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reward\.model\.path"):
+        require_loadable(specify_model(RewardModelConfig(path=str(tmp_path / "nothing")), num_workers=1))

@@ -24,6 +24,7 @@ from slurm_rl.train.rewards.sandbox.runs import Finished, run_program
 LIMITS = Limits(wall_s=20.0, memory_bytes=256 << 20, output_bytes=1 << 20)
 SHORT = replace(LIMITS, wall_s=0.5)
 
+PARENT = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
 ACTS = {
     "read a key": "done = 'canary' in open(SECRET).read()",
     "read the token named in the environment": "done = 'canary' in open(os.environ['RAY_AUTH_TOKEN_PATH']).read()",
@@ -133,7 +134,9 @@ def test_an_act_that_works_outside_is_refused_inside(
     done = run(source)
     assert (done.end, done.stdout.decode().split()[-1:]) == ("exit", ["refused"]), done.stderr
     if name not in NOT_HERE:
-        plain = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=20, cwd=tmp_path)
+        # Below a process whose environment nobody has written over, as a test worker's title does.
+        argv = [sys.executable, "-c", PARENT, sys.executable, "-c", source]
+        plain = subprocess.run(argv, capture_output=True, text=True, timeout=20, cwd=tmp_path)
         assert "it worked" in plain.stdout, plain.stderr
 
 

@@ -1,0 +1,120 @@
+"""What both sides of grpo_vs_trl train on: rows, a reward, and the model they start from.
+
+short    45*6=  ->  454545454545          1 to 36 tokens, as answers of language models have many lengths
+prompts  512 digits  ->  64 digits        groups with long prompts; a reward is the share of sevens
+memory   the same with 151,936 tokens     a vocabulary as Qwen's, whose logits are most of the memory
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from slurm_rl.config.model import TinyModelConfig
+
+DIGITS = "0123456789"
+VOCABULARY = 151_936
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the comparison."""
+
+    tiny: TinyModelConfig
+    max_prompt: int
+    max_completion: int
+    prompts_per_step: int
+    steps: int
+    warmup_steps: int
+    reward: str
+    """A function of this file, with which both sides score."""
+    ours: tuple[str, ...] = ()
+    """Settings of slurm_rl that this task calls for."""
+
+    @property
+    def reward_spec(self) -> str:
+        return f"{Path(__file__).resolve()}:{self.reward}"
+
+
+def score_whole(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> list[float]:
+    """1 for exactly the answer."""
+    return [float(_completion(q, p).strip() == right) for q, p, right in zip(queries, prompts, labels, strict=True)]
+
+
+def score_share(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> list[float]:
+    """Share of 64 places that hold the character of the answer."""
+    return [_completion(q, p).count(right) / 64 for q, p, right in zip(queries, prompts, labels, strict=True)]
+
+
+def _completion(query: str, prompt: str) -> str:
+    return query[len(prompt) :]
+
+
+def _characters() -> str:
+    # Two tokens of the vocabulary are padding and end of text.
+    return DIGITS + "".join(chr(0x10000 + i) for i in range(VOCABULARY - len(DIGITS) - 2))
+
+
+SHARED = ("policy.share_prompts=true", "policy.micro_batch_tokens=8192")
+TASKS = {
+    "short": Task(TinyModelConfig(characters=DIGITS + "*=", context_length=64), 7, 40, 64, 20, 300, "score_whole"),
+    "prompts": Task(TinyModelConfig(characters=DIGITS, context_length=640), 512, 64, 8, 20, 40, "score_share", SHARED),
+    "memory": Task(
+        TinyModelConfig(characters=_characters(), hidden_size=64, num_layers=2, context_length=640),
+        *(512, 64, 8, 4, 20, "score_share", (*SHARED, "policy.logprob_chunk_tokens=512")),
+    ),
+}
+
+
+def write_rows(task: Task, seed: int, path: Path) -> list[dict[str, str]]:
+    """The data file both sides read. No row twice: ours holds some out, and would drop their twins as well."""
+    random = np.random.default_rng(seed)
+    rows: dict[str, str] = {}
+    while len(rows) < (6000 if task.reward == "score_whole" else 600):
+        if task.reward == "score_whole":
+            number, times = str(random.integers(1, 10 ** random.integers(1, 5))), int(random.integers(1, 10))
+            rows[f"{number}*{times}="] = number * times
+        else:
+            rows["".join(random.choice(list(DIGITS), task.max_prompt))] = "7"
+    found = [{"prompt": prompt, "answer": answer} for prompt, answer in rows.items()]
+    path.write_text("".join(json.dumps(row) + "\n" for row in found))
+    return found
+
+
+def threads() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def build_start(task: Task, rows: Sequence[dict[str, str]], seed: int, out: Path) -> None:
+    """Train a tiny model on answers, or on digits at random that do not end, and leave it in `out`/start."""
+    from slurm_rl.config.model import ModelConfig
+    from slurm_rl.config.train import OptimConfig, PolicyConfig
+    from slurm_rl.train.engine.policy import PolicyEngine
+    from slurm_rl.train.engine.tiny import build_tiny_model
+    from slurm_rl.train.grpo.loss import build_warmup_loss
+    from slurm_rl.train.math.packing import distribute
+    from slurm_rl.train.types import TrainSequence
+
+    build_tiny_model(task.tiny, seed, out / "init")
+    optim = OptimConfig(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01)
+    policy = PolicyConfig(num_workers=1, num_threads=threads(), logprob_chunk_tokens=512)
+    engine = PolicyEngine(out / "init", ModelConfig(path=str(out / "init")), policy, optim, temperature=1.0)
+    random = np.random.default_rng(seed)
+    whole = task.reward == "score_whole"
+    for step in range(task.warmup_steps):
+        sequences = []
+        for row in (rows[i] for i in random.integers(0, len(rows), 256 if whole else 16)):
+            prompt = engine.tokenizer.encode(row["prompt"])
+            answer = row["answer"] if whole else "".join(random.choice(list(DIGITS), task.max_completion))
+            ends = [engine.tokenizer.eos_token_id] if whole else []
+            tokens = np.asarray([*prompt, *engine.tokenizer.encode(answer), *ends])
+            weight = 1 / (3800 if whole else 16 * task.max_completion)
+            sequences.append(TrainSequence(token_ids=tokens, trained_from=len(prompt), weight=weight))
+        share = distribute([len(s.token_ids) for s in sequences], 1, 8192)[0]
+        engine.train([[sequences[i] for i in b] for b in share], build_warmup_loss(), 2e-3 * min(1, (step + 1) / 30))
+    engine.export(out / "start")

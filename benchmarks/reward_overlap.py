@@ -1,0 +1,71 @@
+"""How much of a slow reward does sampling ahead hide? Whole runs with and without it, side by side.
+
+    python -m benchmarks.reward_overlap --steps 8
+
+The reward takes 200 ms a completion (it sleeps, as one that asks a service does) in 16 processes. Four runs with the
+same model, prompts, lengths and seed: with and without the sleep, at k=0 and at k=1. Hidden is the share of what it
+adds to a step at k=0 that it does not add at k=1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+SLEEP_S = 0.2
+WORKERS = 16
+
+
+def fast(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> list[float]:
+    """1 for the answer."""
+    pairs = zip(queries, prompts, labels, strict=True)
+    return [float(query[len(prompt) :].strip() == right) for query, prompt, right in pairs]
+
+
+def slow(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> list[float]:
+    """The same after a while; it is called with one completion at a time."""
+    time.sleep(SLEEP_S)
+    return fast(queries, prompts, labels)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=Path("runs/reward_overlap"))
+    args = parser.parse_args()
+    print("| | fast reward, s/step | 200 ms a completion, s/step | it adds |\n|---|---|---|---|")
+    added = []
+    for staleness in (0, 1):
+        found = [measure(args, staleness, reward) for reward in ("fast", "slow")]
+        added.append(found[1] - found[0])
+        print(f"| k={staleness} | {found[0]:.2f} | {found[1]:.2f} | {added[-1]:.2f} |", flush=True)
+    print(f"hidden by k=1: {1 - added[1] / added[0]:.0%}")
+    return 0
+
+
+def measure(args: argparse.Namespace, staleness: int, reward: str) -> float:
+    """Median seconds of a step, the first ones left out: sampling ahead has to get going."""
+    run = args.out / f"k{staleness}-{reward}-{int(time.time())}"
+    overrides = [
+        f"run_dir={run}", f"trainer.num_steps={args.steps}", f"trainer.prompts_per_step={args.prompts}",
+        f"algorithm.group_size={args.group_size}", f"rollout.max_staleness={staleness}", "warmup.num_steps=20",
+        f"reward.function={Path(__file__).resolve()}:{reward}", f"reward.num_workers={WORKERS}",
+        "checkpoint.every=1000000", "eval.greedy=false", "data.num_eval=8",
+        # So long that training and sampling take as long as the reward, as they do in a real run.
+        "model.tiny.hidden_size=256", "model.tiny.num_layers=6",
+    ]  # fmt: skip
+    subprocess.run([sys.executable, "-m", "slurm_rl", *overrides], check=True, stdout=sys.stderr)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return statistics.median([row["time/step_s"] for row in rows if row["stage"] == "grpo"][2:-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""`attach`: a shell on a node of a running run, in its container and with its environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import NoReturn
+
+from slurm_rl.cli.common import find_run
+from slurm_rl.cli.live import load_live
+from slurm_rl.errors import ConfigError
+from slurm_rl.node.ray_cluster import token_file
+from slurm_rl.node.rendezvous import HeadRecord
+from slurm_rl.plan.attach import build_attach
+from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
+from slurm_rl.run_dir import AttemptDir, RunDir, read_json
+from slurm_rl.slurm.ends import read_record
+
+
+def run(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m slurm_rl attach", epilog="after --: a command in place of a shell, as in: attach -- ray status"
+    )
+    parser.add_argument("--node", type=int, default=0, help="rank of the node; 0 is the head")
+    parser.add_argument("run", nargs="*")
+    own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+    args = parser.parse_args(own)
+    directory = find_run(args.run)
+    plan, attempt = load_live(directory)
+    if plan.address:
+        raise ConfigError(
+            "attach goes to machines of ours", seen=f"a run on {plan.address}", action="kubectl exec, or its provider's"
+        )
+    found = build_attach(
+        plan,
+        command or ["/bin/bash"],
+        job_key=str(read_json(attempt.start)["job"]),
+        attempt=attempt.number,
+        host=find_host(plan, attempt, args.node),
+        env=ray_environment(directory, attempt),
+        user=(os.getuid(), os.getgid()),
+        tty=sys.stdin.isatty(),
+    )
+    become(found.argv, found.env)
+
+
+def find_host(plan: JobPlan, attempt: AttemptDir, node: int) -> str | None:
+    """Name of the node of this rank; None where it is this machine.
+
+    Raises:
+        ConfigError: the run has no such node, or it is not up yet.
+    """
+    if not 0 <= node < plan.num_nodes:
+        raise ConfigError("--node must be the rank of a node", seen=node, action=f"0 to {plan.num_nodes - 1}")
+    if plan.launcher == "local":
+        return None
+    record = read_record(attempt, node)
+    if "host" not in record:
+        raise ConfigError("the node must be up", seen=f"no record of node {node} in {attempt.path}", action="wait")
+    return str(record["host"])
+
+
+def ray_environment(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
+    """What `ray status` and a driver need; the token by the name of its file. Empty without Ray."""
+    token = token_file(run, attempt.number)
+    if not token.is_file() or not attempt.head.is_file():
+        return {}
+    address = HeadRecord(**read_json(attempt.head)).address
+    return {"RAY_ADDRESS": address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+
+
+def become(argv: list[str], env: dict[str, str]) -> NoReturn:
+    """Replace this process.
+
+    Raises:
+        ConfigError: there is no such program.
+    """
+    kept = {key: value for key, value in os.environ.items() if key != HOSTS_VARIABLE}
+    try:
+        os.execvpe(argv[0], argv, kept | env)
+    except OSError as error:
+        raise ConfigError(f"{argv[0]} must be on PATH", seen=str(error.strerror)) from None

@@ -1,0 +1,120 @@
+"""`tunnel`: the ssh forward to a run's Ray dashboard and TensorBoard, printed or opened."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import shlex
+import socket
+import subprocess
+import sys
+
+from slurm_rl.cli.common import find_run
+from slurm_rl.cli.live import load_head, load_live
+from slurm_rl.errors import ConfigError
+from slurm_rl.node.ports import dashboard_port
+from slurm_rl.node.ray_cluster import token_file
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.tunnel import Forward, build_ssh_argv, build_tensorboard_argv
+from slurm_rl.run_dir import AttemptDir, RunDir
+
+_END_S = 5.0
+
+
+def run(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m slurm_rl tunnel")
+    parser.add_argument("--open", action="store_true", help="open it, until Ctrl-C; TensorBoard starts here")
+    parser.add_argument("--port", type=_port, default=8265, help="of the dashboard here")
+    parser.add_argument("--tensorboard-port", type=_port, default=6006)
+    parser.add_argument("run", nargs="*")
+    args = parser.parse_args(words)
+    directory = find_run(args.run)
+    plan, attempt = load_live(directory)
+    board = build_tensorboard_argv(sys.executable, str(directory.tensorboard), args.tensorboard_port)
+    ssh = [] if plan.address else find_ssh(plan, attempt, args.port)
+    print(render(directory, plan, attempt, ssh, board, args.port, args.tensorboard_port))
+    return open_all([ssh, board]) if args.open else 0
+
+
+def find_ssh(plan: JobPlan, attempt: AttemptDir, port: int) -> list[str]:
+    """ssh from this machine to the run's head; empty where that is this machine, or there is no dashboard."""
+    if plan.torchrun is not None or not plan.ray.dashboard:
+        return []
+    head = load_head(attempt)
+    if plan.launcher == "local" or head.host == socket.gethostname():
+        return []
+    return build_ssh_argv(head.host, [Forward(port, dashboard_port(head.port))])
+
+
+def render(
+    directory: RunDir,
+    plan: JobPlan,
+    attempt: AttemptDir,
+    ssh: list[str],
+    board: list[str],
+    port: int,
+    board_port: int,
+) -> str:
+    """What is where, and the commands; the token only by the name of its file."""
+    lines = []
+    if plan.address:
+        lines.append(f"dashboard    {plan.address} (its token: the cluster's)")
+    elif plan.torchrun is not None:
+        lines.append(f"dashboard    none: task under torchrun, without Ray ({plan.name})")
+    elif not plan.ray.dashboard:
+        lines.append("dashboard    none: ray.dashboard=false")
+    else:
+        head = load_head(attempt)
+        remote = dashboard_port(head.port)
+        lines.append(f"dashboard    http://127.0.0.1:{port if ssh else remote}")
+        lines.append(f"  its token  {token_file(directory, attempt.number)}")
+        if ssh:
+            lines.append(f"  from here  {shlex.join(ssh)}")
+        far = build_ssh_argv(head.host, [Forward(port, remote)], jump=socket.gethostname())
+        lines.append(f"  from your own machine  {shlex.join(far)}")
+    lines.append(f"tensorboard  http://127.0.0.1:{board_port}")
+    lines.append(f"  start it here  {shlex.join(board)}")
+    far = build_ssh_argv(socket.gethostname(), [Forward(board_port, board_port)])
+    lines.append(f"  from your own machine  {shlex.join(far)}")
+    return "\n".join(lines)
+
+
+def open_all(commands: list[list[str]]) -> int:
+    """Run them beside each other until one ends or Ctrl-C comes.
+
+    Raises:
+        ConfigError: one of them cannot be started.
+    """
+    wanted = [argv for argv in commands if argv]
+    if importlib.util.find_spec("tensorboard") is None:
+        print("slurm_rl: TensorBoard is not installed here (pip install tensorboard)", file=sys.stderr)
+        wanted = [argv for argv in wanted if argv[0] == "ssh"]
+    running: list[subprocess.Popen[bytes]] = []
+    try:
+        for argv in wanted:
+            try:
+                running.append(subprocess.Popen(argv))
+            except OSError as error:
+                raise ConfigError(f"{argv[0]} must be on PATH", seen=str(error.strerror)) from None
+        # Whichever ends first ends the others: ssh says itself why it could not.
+        while running and all(process.poll() is None for process in running):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running[0].wait(0.2)
+        return max((process.poll() or 0 for process in running), default=0)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise argparse.ArgumentTypeError(f"a port is a number from 1 to 65535; got {text!r}")
+    return int(text)

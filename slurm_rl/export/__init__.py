@@ -1,0 +1,1 @@
+"""The same run in the words of other systems. Pure: config in, text out."""

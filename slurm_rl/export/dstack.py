@@ -1,0 +1,150 @@
+"""A run as a dstack task: https://dstack.ai/docs/concepts/tasks. Pure.
+
+Every node runs `python -m slurm_rl node`, which finds its place in DSTACK_*. Secrets stand in it by name alone, which
+dstack takes from the shell that calls `dstack apply`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError
+
+RUN_TOKEN = "SLURM_RL_TOKEN"
+"""What the run's machines know each other by."""
+_NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
+_EXTRAS = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}
+# Slurm's name of it -> dstack's, where these differ.
+_GPU_NAMES = {"MI300": "MI300X"}
+# Beside Ray's object store: torch's and vLLM's own segments.
+_SHM_MARGIN_GB = 8
+
+
+def render_dstack(config: RunConfig, overrides: Sequence[str], secret_names: Sequence[str], image: str | None) -> str:
+    """The text of a .dstack.yml.
+
+    Args:
+        config: what the overrides compose to.
+        overrides: of the command line; the nodes compose the same config from them.
+        secret_names: environment variables to hand on.
+        image: Docker reference; None takes that of the config, or dstack's own with an installation at the start.
+
+    Raises:
+        ConfigError: dstack has no word for something of the run.
+    """
+    task = build_task(config, overrides, secret_names, image)
+    text = yaml.safe_dump(task, sort_keys=False, width=10_000, allow_unicode=True)
+    names = ", ".join([*secret_names, RUN_TOKEN])
+    return (
+        f"# slurm_rl: {config.name}. In a checkout of slurm_rl: dstack apply -f <this file>\n"
+        f"# Names without a value ({names}) come from the environment of that shell;\n"
+        f"# {RUN_TOKEN} is any long random word: export {RUN_TOKEN}=$(openssl rand -hex 32)\n{text}"
+    )
+
+
+def build_task(
+    config: RunConfig, overrides: Sequence[str], secret_names: Sequence[str], image: str | None
+) -> dict[str, Any]:
+    """The same as a tree."""
+    if any("${{" in word for word in overrides):
+        raise ConfigError("an override must not hold ${{, which dstack replaces", seen=" ".join(overrides))
+    image = image or _docker_image(config)
+    if image is None and (config.cluster.accelerator == "amd" or config.external is not None):
+        raise ConfigError(
+            "dstack's own image has neither AMD's torch nor other trainers",
+            seen=f"no image, cluster.accelerator={config.cluster.accelerator}, task={config.task}",
+            action="--image <Docker reference>",
+        )
+    node = ["python", "-m", "slurm_rl", "node", *node_overrides(config, overrides)]
+    install = ["pip", "install", "-c", "constraints.txt", f".[{_EXTRAS[config.cluster.accelerator]}]"]
+    commands = [shlex.join(node)] if image else [shlex.join(install), shlex.join(node)]
+    task: dict[str, Any] = {"type": "task", "name": dstack_name(config.name), "nodes": config.cluster.num_nodes}
+    task |= {"image": image} if image else {"python": "3.11"}
+    # The checkout, from which the nodes run.
+    task |= {"repos": ["."], "env": [*secret_names, RUN_TOKEN], "commands": [*config.cluster.setup, *commands]}
+    task["resources"] = _resources(config)
+    if config.job.time_limit_min is not None:
+        task["max_duration"] = f"{config.job.time_limit_min}m"
+    # Between the notice and the end: the run saves.
+    task["stop_duration"] = f"{config.job.signal_lead_s}s"
+    if config.checkpoint.url is not None:
+        # New machines have nothing but the copies.
+        task["retry"] = {"on_events": ["no-capacity", "interruption"], "duration": "1d"}
+    return task
+
+
+def node_overrides(config: RunConfig, overrides: Sequence[str]) -> list[str]:
+    """What a machine that is a container already must be told beside the user's own words."""
+    added = []
+    if str(config.cluster.launcher) != "machines":
+        added.append("cluster.launcher=machines")
+    if config.container.image is not None:
+        added += ["container.runtime=none", "container.image=null"]
+    if config.run_dir is None:
+        # A time in the name would differ from node to node.
+        added.append(f"run_dir={quote_for_hydra(f'{config.cluster.run_root}/{config.name}')}")
+    return [*overrides, *added]
+
+
+def quote_for_hydra(text: str) -> str:
+    r"""A value that Hydra reads as this very text.
+
+    >>> quote_for_hydra("runs/a"), quote_for_hydra("a b")
+    ('runs/a', "'a b'")
+    """
+    if re.fullmatch(r"[A-Za-z0-9_./-]+", text):
+        return text
+    return "'" + text.replace("\\'", "\\\\'").replace("'", "\\'") + "'"
+
+
+def dstack_name(name: str) -> str:
+    """A name that dstack takes: lower case, dashes.
+
+    Raises:
+        ConfigError: it has none of the name's length or beginning.
+    """
+    found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if not _NAME.fullmatch(found):
+        raise ConfigError(
+            "dstack wants a name of 2 to 41 letters, digits and dashes that begins with a letter",
+            seen=name,
+            action="set name=...",
+        )
+    return found
+
+
+def _docker_image(config: RunConfig) -> str | None:
+    image = config.container.image
+    if image is not None and (image.startswith("/") or "#" in image):
+        raise ConfigError(
+            "dstack starts Docker images; an image file of this cluster is of no use there",
+            seen=image,
+            action="name a reference: --image registry.example/slurm_rl:1",
+        )
+    return image
+
+
+def _resources(config: RunConfig) -> dict[str, Any]:
+    cluster = config.cluster
+    found: dict[str, Any] = {}
+    if cluster.gpus_per_node:
+        gpu = {
+            "vendor": cluster.accelerator,
+            "name": _GPU_NAMES.get(cluster.gpu_type.upper(), cluster.gpu_type.upper()) if cluster.gpu_type else None,
+            "memory": f"{cluster.gpu_mem_gb:g}GB" if cluster.gpu_mem_gb else None,
+            "count": cluster.gpus_per_node,
+        }
+        found["gpu"] = {key: value for key, value in gpu.items() if value is not None}
+    if cluster.cpus_per_node:
+        found["cpu"] = f"{cluster.cpus_per_node}.."
+    if cluster.mem_gb_per_node:
+        found["memory"] = f"{cluster.mem_gb_per_node}GB.."
+    shm_gb = config.container.shm_size_gb or math.ceil(config.ray.object_store_gb) + _SHM_MARGIN_GB
+    return {**found, "shm_size": f"{shm_gb}GB"}

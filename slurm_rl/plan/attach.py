@@ -1,0 +1,71 @@
+"""A shell beside a run's processes, as argv: on its node, in its container, with its environment. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_rl.plan.container import ContainerPlan, Mount, wrap
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.step import with_setup
+
+_ENTERED = ("podman", "docker")
+"""Their running container has a name to enter it by; of the others a second one from the same image is opened."""
+
+
+@dataclass(frozen=True)
+class Attach:
+    """What to run, and what to add to its environment; no value of it stands in argv."""
+
+    argv: list[str]
+    env: dict[str, str]
+
+
+def build_attach(
+    plan: JobPlan,
+    command: Sequence[str],
+    *,
+    job_key: str,
+    attempt: int,
+    host: str | None,
+    env: dict[str, str],
+    user: tuple[int, int] | None = None,
+    tty: bool = True,
+) -> Attach:
+    """The command on a node of a running attempt.
+
+    Args:
+        job_key: Slurm's id of the job, or the local controller's key.
+        host: the node, under Slurm; None is this machine.
+        env: what the run's processes have beyond the plan's: where its Ray is, where the token lies.
+        user: uid and gid of whoever runs the job; None is root.
+        tty: this is a terminal.
+    """
+    container, env = ContainerPlan.from_json(plan.container), {**plan.env, "PYTHONPATH": f"{plan.run_dir}/code", **env}
+    name = f"srl-{job_key}-{attempt}"
+    if container.runtime in _ENTERED:
+        flags = ["--interactive", *(["--tty"] if tty else []), *(f"--env={key}" for key in sorted(env))]
+        return _on(plan, host, job_key, [], [container.runtime, "exec", *flags, name, *command], env, tty)
+    mounts = [Mount(plan.run_dir, plan.run_dir)]
+    wrapped = wrap(
+        command, env, mounts, container, accelerator=plan.accelerator, name=f"{name}-shell", inherited=(), user=user
+    )
+    return _on(plan, host, job_key, wrapped.srun_args, wrapped.argv, wrapped.env, tty)
+
+
+def _on(
+    plan: JobPlan,
+    host: str | None,
+    job_key: str,
+    srun_args: Sequence[str],
+    argv: Sequence[str],
+    env: dict[str, str],
+    tty: bool,
+) -> Attach:
+    inner = with_setup(plan.setup, argv)
+    if host is None:
+        return Attach(inner, env)
+    # Beside the run's own step, out of the same share; the memory is that of the step.
+    step = ["srun", f"--jobid={job_key}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}"]
+    step += ["--mem=0", "--mpi=none", *(["--pty"] if tty else [])]
+    return Attach([*step, *srun_args, *inner], env)

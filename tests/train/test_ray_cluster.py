@@ -1,0 +1,128 @@
+"""The demo on a Ray cluster that somebody else brought up: submitted by address and token, watched, cancelled,
+resumed. The cluster is a real one that the test starts, with ports, token and temp dir of its own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.node.ports import choose_ports
+from slurm_rl.node.processes import end_marked, mark_env
+from tests.whole_run import OVERRIDES, exact_rows
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class OthersCluster:
+    address: str
+    token: str
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[OthersCluster]:
+    mark = f"test-ray-{secrets.token_hex(4)}"
+    ports, token, tmp = choose_ports(mark, 1), secrets.token_hex(32), Path(tempfile.mkdtemp(prefix="rc", dir="/tmp"))
+    env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "RAY_ADDRESS")}
+    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "PATH": f"{Path(sys.executable).parent}:{env['PATH']}"}
+    argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
+    argv += [f"--port={ports.gcs}", f"--dashboard-port={ports.dashboard}", f"--temp-dir={tmp}"]
+    argv += ["--num-cpus=2", "--object-store-memory=250000000", "--disable-usage-stats", "--no-monitor"]
+    argv += [f"--ray-client-server-port={ports.ray_client}", f"--node-manager-port={ports.node_manager}"]
+    argv += [f"--dashboard-agent-listen-port={ports.dashboard_agent_listen}"]
+    argv += [f"--min-worker-port={ports.worker_min}", f"--max-worker-port={ports.worker_max}"]
+    with (tmp / "log").open("wb") as log:
+        process = subprocess.Popen(argv, env=env | mark_env(mark), stdout=log, stderr=log, cwd=tmp)
+    try:
+        found = OthersCluster(f"http://127.0.0.1:{ports.dashboard}", token)
+        wait_until(lambda: is_up(found), 120, "the cluster's dashboard", lambda: (tmp / "log").read_text())
+        yield found
+    finally:
+        end_marked(mark, 5.0, own_children=[process.pid])
+        shutil.rmtree(tmp, ignore_errors=True)
+
+
+def is_up(cluster: OthersCluster) -> bool:
+    from slurm_rl.errors import SlurmRLError
+    from slurm_rl.ray_jobs.dashboard import Dashboard
+
+    try:
+        return bool(Dashboard(cluster.address, cluster.token).ray_version())
+    except SlurmRLError:
+        return False
+
+
+def wait_until(happened: Callable[[], bool], timeout_s: float, what: str, context: Callable[[], str]) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < deadline, f"{what} did not come within {timeout_s} s:\n{context()}"
+        time.sleep(0.5)
+
+
+def slurm_rl(cluster: OthersCluster, folder: Path, *words: str, token: str | None = None) -> tuple[int, str]:
+    """What a user types, on a machine that knows the cluster by its address alone."""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "RAY_AUTH_TOKEN": token or cluster.token}
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_rl", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=300
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_a_wrong_token_is_refused_by_the_real_thing(cluster: OthersCluster, tmp_path: Path) -> None:
+    words = ["+cluster=ray", f"cluster.address={cluster.address}", "run_dir=here"]
+    code, output = slurm_rl(cluster, tmp_path, *words, token="wrong")
+    assert code == 2
+    assert "wants its token" in output
+    assert "Traceback" not in output
+
+
+def test_more_than_the_cluster_has_ends_at_the_deadline_with_both_numbers(
+    cluster: OthersCluster, tmp_path: Path
+) -> None:
+    words = ["+cluster=ray", f"cluster.address={cluster.address}", "run_dir=here", "cluster.cpus_per_node=64"]
+    code, output = slurm_rl(cluster, tmp_path, *words, "job.start_timeout_s=2", *OVERRIDES)
+    assert code == 0, output
+    code, log = slurm_rl(cluster, tmp_path, "logs", "-f", "here")
+    assert "64 CPU" in log
+    assert "(2 CPU, 0 GPU)" in log
+    assert "state   failed" in slurm_rl(cluster, tmp_path, "status", "here")[1]
+
+
+def test_the_demo_by_address_and_token_is_cancelled_resumed_and_equal_to_a_run_of_ours(
+    cluster: OthersCluster, tmp_path: Path, whole_run: Path
+) -> None:
+    words = ["+cluster=ray", f"cluster.address={cluster.address}", "run_dir=here", "cluster.cpus_per_node=2"]
+    far = tmp_path / "far"
+    code, output = slurm_rl(cluster, tmp_path, *words, f"cluster.remote_root={far}", *OVERRIDES)
+    assert code == 0, output
+
+    def status() -> str:
+        return slurm_rl(cluster, tmp_path, "status", "here")[1]
+
+    def log() -> str:
+        return slurm_rl(cluster, tmp_path, "logs", "here")[1]
+
+    def has_stepped() -> bool:
+        return '"stage": "grpo"' in log()
+
+    wait_until(has_stepped, 400, "a first step", log)
+    assert "working_dir_files" in log(), "it must run the code that was sent"
+    assert slurm_rl(cluster, tmp_path, "cancel", "here")[0] == 0
+    wait_until(lambda: "state   interrupted" in status(), 100, "the end", status)
+    assert len(exact_rows(far / "here")) < len(exact_rows(whole_run))
+    code, output = slurm_rl(cluster, tmp_path, "resume", "here")
+    assert code == 0, output
+    code, output = slurm_rl(cluster, tmp_path, "logs", "-f", "here")
+    assert "state   finished" in status(), output
+    assert exact_rows(far / "here") == exact_rows(whole_run)
+    assert not (tmp_path / "here" / "attempts").exists(), "the trainer wrote where it was told to"

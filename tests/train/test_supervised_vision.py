@@ -1,0 +1,102 @@
+"""SFT and DPO of a vision-language model: rows with no, one and two images, and what transformers makes of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from slurm_rl.config.load import load_config
+from slurm_rl.run_dir import RunDir
+from slurm_rl.train.supervised.place import Place
+from slurm_rl.train.supervised.session import run_training
+from tests.image_kit import write_image
+
+WORDS = [
+    "model=tiny_qwen2_5_vl",
+    "data.image_key=images",
+    "data.chat_template=true",
+    "data.num_eval=0",
+    "supervised.batch_size=6",
+    "supervised.max_tokens=200",
+    "supervised.max_steps=6",
+    "policy.num_threads=1",
+    "policy.micro_batch_tokens=150",
+    "optim.lr=3e-3",
+    "eval.every=0",
+    "logging.wandb.mode=disabled",
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve rows; paths are relative to the file, and all answers tell what an image shows."""
+    folder = tmp_path_factory.mktemp("rows")
+    for number, size in enumerate([(60, 60), (120, 50), (40, 110)]):
+        write_image(folder / f"{number}.png", number, *size)
+    rows = []
+    for index in range(12):
+        images = [[f"{index % 3}.png"], [f"{index % 3}.png", "1.png"], []][index % 3]
+        prompt = "<image>" * len(images) + f"What is it, {index}?"
+        row: dict[str, Any] = {"prompt": prompt, "images": images, "chosen": f"It is {index % 3}", "rejected": "No"}
+        chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": f"It is {index % 3}"}]
+        rows.append(row | {"messages": chat})
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def run(task: str, path: Path, folder: Path) -> list[dict[str, float]]:
+    path.mkdir()
+    run = RunDir(path)
+    words = [f"task={task}", *WORDS, f"data.train={folder / 'rows.jsonl'}", f"data.eval={folder / 'rows.jsonl'}"]
+    config = load_config([*words, "data.num_eval=100", "dpo.reference=live"])
+    run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    run_training(run, run.attempt(1), Place())
+    rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [row for row in rows if row["stage"] == "eval"]
+
+
+def loss_of_transformers(model_folder: Path, folder: Path) -> float:
+    """Mean over the assistant's tokens, each row alone, with the pixels and positions of transformers."""
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText, AutoTokenizer
+
+    model = AutoModelForImageTextToText.from_pretrained(model_folder).eval()
+    tokenizer, processor = (kind.from_pretrained(model_folder) for kind in (AutoTokenizer, AutoImageProcessor))
+    total, count = 0.0, 0
+    for line in (folder / "rows.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        pixels: dict[str, Any] = {}
+        marks = []
+        if row["images"]:
+            from PIL import Image
+
+            pixels = dict(processor(images=[Image.open(folder / name) for name in row["images"]], return_tensors="pt"))
+            marks = ["<|image_pad|>" * int(grid.prod() // 4) for grid in pixels["image_grid_thw"]]
+        shown = "".join(f"<|vision_start|>{mark}<|vision_end|>" for mark in marks) + row["prompt"].replace(
+            "<image>", ""
+        )
+        before = f"<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n"
+        start = len(tokenizer(before)["input_ids"])
+        ids = tokenizer(before + row["chosen"] + "<|im_end|>", return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            types = {"mm_token_type_ids": (ids == model.config.image_token_id).int()} if pixels else {}
+            logits = model(input_ids=ids, **pixels, **types).logits[0, start - 1 : -1]
+        total += float(torch.nn.functional.cross_entropy(logits, ids[0, start:], reduction="sum"))
+        count += ids.shape[1] - start
+    return total / count
+
+
+def test_sft_sees_the_images_as_transformers_does_and_learns(folder: Path, tmp_path: Path) -> None:
+    first, last = run("sft", tmp_path / "run", folder)
+    assert first["eval/loss"] == pytest.approx(loss_of_transformers(tmp_path / "run" / "model", folder), abs=1e-4)
+    assert last["eval/loss"] < first["eval/loss"] - 0.2
+
+
+def test_dpo_learns_from_pairs_with_images(folder: Path, tmp_path: Path) -> None:
+    first, last = run("dpo", tmp_path / "run", folder)
+    assert first["eval/margin"] == 0.0 and last["eval/margin"] > 0.1
+    assert last["eval/accuracy"] == 1.0

@@ -1,0 +1,183 @@
+"""`tunnel` and `attach`: argv for every kind of run, a real shell of a local one, and refusals."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.cli import attach, tunnel
+from slurm_rl.config.load import load_config
+from slurm_rl.node.ports import derive_port_block
+from slurm_rl.node.ray_cluster import build_ray_start_argv, create_token
+from slurm_rl.node.rendezvous import HeadRecord, publish_head
+from slurm_rl.plan.attach import build_attach
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir import RunDir, write_json
+
+FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")
+PORTS = derive_port_block("77", 1, 0)
+ENV = {"RAY_ADDRESS": "10.0.0.1:10200", "RAY_AUTH_TOKEN_PATH": "/run/secrets/ray-token-1"}
+
+
+def plan_of(*words: str, run_dir: str = "/shared/runs/a b") -> JobPlan:
+    return build_plan(load_config(["name=golden", *words]), run_dir, FACTS)
+
+
+def shell_in(runtime: str, image: str) -> list[str]:
+    plan = plan_of("+cluster=nvidia_h100", f"container.runtime={runtime}", f"container.image={image}")
+    found = build_attach(plan, ["/bin/bash"], job_key="77", attempt=2, host="n3", env=ENV, user=(1000, 1000))
+    assert found.env["RAY_ADDRESS"] == ENV["RAY_ADDRESS"]
+    assert not any(ENV["RAY_ADDRESS"] in word for word in found.argv), "values stand in no argv"
+    start = ["srun", "--jobid=77", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n3", "--mem=0", "--mpi=none"]
+    assert found.argv[: len(start) + 1] == [*start, "--pty"]
+    return found.argv[len(start) + 1 :]
+
+
+def test_a_shell_without_a_container_is_a_step_beside_the_runs_own() -> None:
+    found = build_attach(plan_of("+cluster=nvidia_h100"), ["bash"], job_key="77", attempt=1, host="n0", env={})
+    assert found.argv[-1] == "bash"
+    assert "--overlap" in found.argv
+    assert found.env["PYTHONPATH"] == "/shared/runs/a b/code"
+
+
+def test_a_running_container_is_entered_by_its_name() -> None:
+    argv = shell_in("podman", "registry.example/rl:1")
+    assert argv[:2] == ["podman", "exec"]
+    assert argv[-2:] == ["srl-77-2", "/bin/bash"]
+    assert "--env=RAY_ADDRESS" in argv
+    assert shell_in("docker", "registry.example/rl:1")[:2] == ["docker", "exec"]
+
+
+def test_of_other_runtimes_the_same_image_is_opened_with_the_runs_mounts() -> None:
+    argv = shell_in("apptainer", "/images/rl.sif")
+    assert argv[:2] == ["apptainer", "exec"]
+    assert any("/shared/runs/a b" in word for word in argv)
+    assert argv[-2:] == ["/images/rl.sif", "/bin/bash"]
+
+
+def test_pyxis_options_stand_before_the_command() -> None:
+    plan = plan_of("+cluster=nvidia_h100", "container.runtime=pyxis", "container.image=/i.sqsh", run_dir="/shared/a")
+    argv = build_attach(plan, ["bash", "-l"], job_key="77", attempt=1, host="n0", env=ENV).argv
+    assert argv[-2:] == ["bash", "-l"]
+    assert "--container-image=/i.sqsh" in argv
+    assert "--container-mounts=/shared/a:/shared/a" in argv
+
+
+def test_setup_lines_come_first_and_survive_the_shell() -> None:
+    plan = plan_of("+cluster=slurm_cpu", "cluster.setup=[\"export A='x y'\"]")
+    found = build_attach(plan, ["echo", "a b"], job_key="77", attempt=1, host=None, env={}, tty=False)
+    assert found.argv[:2] == ["/bin/bash", "-c"]
+    assert subprocess.run(found.argv, capture_output=True, text=True).stdout == "a b\n"
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[RunDir]:
+    """A local run whose controller lives."""
+    run = RunDir(tmp_path / "run")
+    write_json(run.plan, plan_of(run_dir=str(run.path)).to_json())
+    attempt = run.attempt(1)
+    attempt.logs.mkdir(parents=True)
+    write_json(attempt.start, {"job": "local-1-1"})
+    publish_head(attempt, HeadRecord("n0", "127.0.0.1", PORTS.gcs, 1))
+    create_token(run, 1)
+    controller = subprocess.Popen(
+        [sys.executable, "-c", "input()", str(run.submitit)], stdin=subprocess.PIPE, cwd=tmp_path
+    )
+    write_json(run.job, {"launcher": "local", "job_id": str(controller.pid)})
+    yield run
+    assert controller.stdin is not None
+    controller.stdin.close()
+    controller.wait()
+
+
+def test_a_shell_of_a_local_run_has_its_environment(live: RunDir) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_rl", "attach", str(live.path), "--", "sh", "-c", "env"],
+        env={**os.environ, "PYTHONPATH": str(Path(attach.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert found["RAY_ADDRESS"] == f"127.0.0.1:{PORTS.gcs}"
+    assert found["RAY_AUTH_TOKEN_PATH"] == str(live.secrets / "ray-token-1")
+    assert found["PYTHONPATH"] == str(live.code)
+    assert found["TORCHDYNAMO_DISABLE"] == "1"
+
+
+def test_the_tunnel_of_a_local_run_needs_no_ssh_from_here(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tunnel", str(live.path)]) == 0
+    output = capsys.readouterr().out
+    assert f"http://127.0.0.1:{PORTS.dashboard}" in output
+    assert str(live.secrets / "ray-token-1") in output
+    assert (live.secrets / "ray-token-1").read_text() not in output
+    assert f"--logdir={live.tensorboard}" in output
+
+
+def test_the_tunnel_of_a_job_goes_to_its_head_node(live: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    ssh = tunnel.find_ssh(plan_of("+cluster=slurm_cpu"), live.attempt(1), 9000)
+    assert ssh[-3:] == ["-L", f"127.0.0.1:9000:127.0.0.1:{PORTS.dashboard}", "n0"]
+    assert shlex.split(shlex.join(ssh)) == ssh
+
+
+@pytest.mark.parametrize("words", [["task=sft", "supervised.max_tokens=16"], ["ray.dashboard=false"]])
+def test_without_a_dashboard_there_is_no_way_to_it(live: RunDir, words: list[str]) -> None:
+    assert tunnel.find_ssh(plan_of("+cluster=slurm_cpu", *words), live.attempt(1), 9000) == []
+
+
+def test_open_ends_with_the_first_that_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    false = [sys.executable, "-c", "raise SystemExit(3)"]
+    assert tunnel.open_all([["sleep", "60"], false, []]) == 3
+
+
+def test_a_run_that_has_ended_cannot_be_reached(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(live.end, {"state": "finished", "exit_code": 0, "cause": "", "step": 1})
+    for verb in ("tunnel", "attach"):
+        assert main([verb, str(live.path)]) == 2
+        assert "must be running" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("node", ["1", "-1"])
+def test_a_node_that_is_not_there_is_bad_input(live: RunDir, capsys: pytest.CaptureFixture[str], node: str) -> None:
+    assert main(["attach", f"--node={node}", str(live.path)]) == 2
+    assert "rank of a node" in capsys.readouterr().err
+
+
+def test_debug_adds_the_debugger_the_recorder_and_logs_each_with_its_reason() -> None:
+    plan = plan_of("+cluster=amd_mi300", "job.debug=true")
+    assert plan.env["RAY_DEBUG_POST_MORTEM"] == "1"
+    assert plan.env["NCCL_DEBUG"] == "INFO"
+    assert int(plan.env["TORCH_NCCL_TRACE_BUFFER_SIZE"]) > 2000
+    added = set(plan.env) - set(plan_of("+cluster=amd_mi300").env)
+    assert all(plan.env_reasons[name].startswith("debug: ") for name in added)
+    assert "NCCL_DEBUG" not in plan_of("job.debug=true").env, "there is no NCCL on a CPU"
+
+
+def test_what_the_user_sets_goes_over_debug() -> None:
+    assert plan_of("job.debug=true", "+cluster.env.VLLM_LOGGING_LEVEL=INFO").env["VLLM_LOGGING_LEVEL"] == "INFO"
+
+
+def test_the_legacy_debugger_is_reached_from_other_nodes() -> None:
+    def argv(plan: JobPlan) -> list[str]:
+        return build_ray_start_argv(
+            plan, rank=0, ip="10.0.0.1", num_cpus=2, ports=PORTS, tmp_dir=Path("/tmp/x"), head=None
+        )
+
+    legacy = plan_of("job.debug=true", "job.debugger=legacy")
+    assert legacy.env["RAY_DEBUG"] == "legacy"
+    assert "RAY_DEBUG_POST_MORTEM" not in legacy.env
+    assert "--ray-debugger-external" in argv(legacy)
+    assert "--ray-debugger-external" not in argv(plan_of("job.debug=true"))
+
+
+def test_under_torchrun_debug_says_nothing_of_ray() -> None:
+    plan = plan_of("job.debug=true", "task=sft", "supervised.max_tokens=16")
+    assert plan.env["PYTHONFAULTHANDLER"] == "1"
+    assert not any(name.startswith(("RAY_", "VLLM_")) for name in plan.env)

@@ -1,0 +1,116 @@
+"""Who samples what, where engines take requests at any time. Engines here answer when the test says so."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from slurm_rl.errors import StopRequested, TrainingError
+from slurm_rl.train.data.tokenize import EncodedPrompt
+from slurm_rl.train.grpo.cluster import Actor, Cluster
+from slurm_rl.train.grpo.dispatch import max_calls
+from slurm_rl.train.grpo.sampling import ContinuousSampler
+from slurm_rl.train.grpo.types import Completion, SamplingSpec
+from slurm_rl.train.stop import StopFlag
+
+SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=3)
+
+
+class Engine:
+    """Handle of an actor whose method `generate` answers through `calls`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[Any], SamplingSpec, Future[Any]]] = []
+
+    @property
+    def generate(self) -> Engine:
+        return self
+
+    def remote(self, prompts: list[Any], spec: SamplingSpec) -> Any:
+        answer: Future[Any] = Future()
+        self.calls.append((prompts, spec, answer))
+        return type("Reference", (), {"future": lambda _: answer})()
+
+    def answer(self, index: int) -> None:
+        prompts, _, future = self.calls[index]
+        future.set_result([[Completion(p.token_ids, [-0.5], "x", False, 0)] * 2 for p in prompts])
+
+
+class Engines:
+    def __init__(self, count: int, *, staleness: int = 1, max_num_seqs: int = 16) -> None:
+        self.engines = [Engine() for _ in range(count)]
+        cluster = Cluster.__new__(Cluster)
+        self.stop = cluster.stop = StopFlag()
+        actors = [Actor(f"rollout-{i}", engine) for i, engine in enumerate(self.engines)]
+        self.sampler = ContinuousSampler(cluster, actors, 60, max_num_seqs=max_num_seqs, staleness=staleness)
+
+    def settle(self) -> list[int]:
+        """Calls that each engine has got, once the dispatcher has nothing to do."""
+        done: Future[None] = Future()
+        self.sampler.dispatcher._inbox.put(lambda: None)
+        self.sampler.dispatcher._inbox.put(lambda: self.sampler.dispatcher._inbox.put(lambda: done.set_result(None)))
+        done.result(60)
+        return [len(engine.calls) for engine in self.engines]
+
+
+def prompts(count: int, first: int = 0) -> list[EncodedPrompt]:
+    return [EncodedPrompt(index=i, token_ids=[i], text="x", answer="x") for i in range(first, first + count)]
+
+
+def test_groups_come_back_in_the_order_of_the_prompts_whoever_ends_first() -> None:
+    it = Engines(2)
+    pending = it.sampler.start(prompts(6), SPEC)
+    assert it.settle() == [3, 3]
+    for index in (2, 0, 1):
+        for engine in reversed(it.engines):
+            engine.answer(index)
+    groups = it.sampler.finish(pending)
+    assert [group.completions[0].token_ids for group in groups] == [[i] for i in range(6)]
+    seeds = {spec.seed for engine in it.engines for _, spec, _ in engine.calls}
+    assert len(seeds) == 6, "two chunks would draw the same numbers"
+
+
+def test_the_next_prompts_go_to_the_engine_that_has_ended_some() -> None:
+    it = Engines(2)
+    limit = max_calls(1)
+    it.sampler.start(prompts(2 * limit + 3), SPEC)
+    assert it.settle() == [limit, limit]
+    for index in (0, 1):
+        it.engines[1].answer(index)
+    assert it.settle() == [limit, limit + 2]
+
+
+def test_the_second_batch_is_handed_out_before_the_first_has_ended_and_after_its_prompts() -> None:
+    it = Engines(1)
+    it.sampler.start(prompts(3), SPEC)
+    it.sampler.start(prompts(3, first=10), SPEC)
+    assert it.settle() == [6]
+    assert [call[0][0].token_ids[0] for call in it.engines[0].calls] == [0, 1, 2, 10, 11, 12]
+
+
+def test_an_engine_that_fails_is_named_by_whoever_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    from ray.exceptions import RayActorError
+
+    it = Engines(2)
+    pending = it.sampler.start(prompts(2), SPEC)
+    it.settle()
+    it.engines[1].calls[0][2].set_exception(RayActorError())
+    with pytest.raises(TrainingError, match="rollout-1 must live through sampling"):
+        it.sampler.finish(pending)
+
+
+def test_a_silent_engine_is_named_at_the_deadline_and_a_stop_ends_the_waiting() -> None:
+    it = Engines(2)
+    pending = it.sampler.start(prompts(2), SPEC)
+    it.settle()
+    it.engines[0].answer(0)
+    with pytest.raises(TrainingError, match="no answer from rollout-1"):
+        it.sampler.finish(pending, within_s=0.0)
+    it.stop.signal = signal.SIGTERM
+    with pytest.raises(StopRequested):
+        it.sampler.finish(pending)
+    it.engines[1].answer(0)
+    assert len(it.sampler.finish(pending, within_s=60)) == 2
