@@ -15,6 +15,7 @@ VERBS = {
     "prepare": "fetch and check a data set or a model, on the login node (mathv60k, gsm8k, math; model <repo>)",
     "submit": "start a run: here by default, on a cluster with +cluster=...",
     "here": "run in the Slurm allocation around it, from plain sbatch (--print-template: the script)",
+    "node": "run over machines without Slurm (RunPod, GCP, dstack, by hand): the same line on each of them",
     "plan": "print what submit would send, without sending it (--json)",
     "image": "build, import or check the container image that the preset names",
     "status": "state of a run, or of all runs under a folder",

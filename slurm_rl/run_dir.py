@@ -10,6 +10,7 @@ agent imports it inside any image.
       secrets/                      0700; the Ray token of each attempt, 0600
       model/ reference/             built for this run: the tiny model; the policy after the warm-up
       job.json end.json             the launcher's job; how it ended
+      machines.json                 where the head listens, on machines without Slurm
       prompts.json                  number and checksum of the prompts
       attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder an attempt
       attempts/latest               link to the newest attempt
@@ -85,6 +86,11 @@ class RunDir:
     @property
     def job(self) -> Path:
         return self.path / "job.json"
+
+    @property
+    def machines(self) -> Path:
+        """Without Slurm: where the head listens for the other machines, and what they are called."""
+        return self.path / "machines.json"
 
     @property
     def attempts(self) -> Path:

@@ -10,14 +10,16 @@ from slurm_rl.cli.checks import check_inputs
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.foreground import follow_to_the_end
 from slurm_rl.cli.image_line import check_image_is_there, describe_image
-from slurm_rl.errors import SlurmRLError
+from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
+from slurm_rl.slurm.jobs import OF_THIS_MACHINE
 from slurm_rl.slurm.submit import Submitted, check_is_free, create_run, remove_run, submit_run
 
 
 def run(words: list[str]) -> int:
     config, plan, directory = compose_run(words)
+    check_launcher(plan)
     check_is_free(directory)
     check_inputs(config)
     check_cluster(plan)
@@ -28,6 +30,16 @@ def run(words: list[str]) -> int:
         remove_run(directory)
         raise
     return announce_and_follow(directory, plan, submitted)
+
+
+def check_launcher(plan: JobPlan) -> None:
+    """Refuse machines that nobody but the user can start."""
+    if plan.launcher == "machines":
+        raise ConfigError(
+            "a run on machines without Slurm starts on each of them",
+            seen="submit, with cluster.launcher=machines",
+            action="python -m slurm_rl node and the same overrides, on every machine",
+        )
 
 
 def check_cluster(plan: JobPlan) -> None:
@@ -47,7 +59,7 @@ def announce_and_follow(directory: RunDir, plan: JobPlan, submitted: Submitted) 
     """Say where the run is; return at once from a cluster, at the end of the run from this machine."""
     lines = [describe(directory, submitted), describe_image(plan), describe_ray(plan)]
     print("\n".join(filter(None, lines)), file=sys.stderr, flush=True)
-    return follow_to_the_end(directory, submitted) if plan.launcher == "local" else 0
+    return follow_to_the_end(directory, submitted) if plan.launcher in OF_THIS_MACHINE else 0
 
 
 def describe_ray(plan: JobPlan) -> str | None:

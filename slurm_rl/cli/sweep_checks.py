@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from slurm_rl.cli.checks import check_inputs
 from slurm_rl.cli.common import plan_run
-from slurm_rl.cli.submit import check_cluster
+from slurm_rl.cli.submit import check_cluster, check_launcher
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, SlurmRLError
@@ -118,6 +118,7 @@ class _SeenInputs:
 
 def _check_one_launcher(planned: Sequence[PlannedRun]) -> None:
     launchers = {run.plan.launcher for run in planned}
+    check_launcher(planned[0].plan)
     if "ray" in launchers:
         raise ConfigError(
             "a sweep runs on Slurm or on this machine", seen="cluster.launcher=ray", action="submit its runs one by one"

@@ -118,13 +118,16 @@ class SlurmOptions(Section):
 class ClusterConfig(Section):
     """The machines."""
 
-    launcher: Literal["local", "slurm", "ray"] = "local"
-    """local: a process on this machine; slurm: a job; ray: a job of a Ray cluster that is there already."""
+    launcher: Literal["local", "slurm", "ray", "machines"] = "local"
+    """local: a process on this machine; slurm: a job; ray: a job of a Ray cluster that is there already;
+    machines: `python -m slurm_rl node` on each of them."""
     address: OneLine | None = None
     """Of launcher ray: the cluster's dashboard, http://host:8265; its token comes from RAY_AUTH_TOKEN."""
     remote_root: OneLine | None = None
     """Of launcher ray: folder that every node of that cluster sees, for what the trainer writes; null: the path of the
     run directory here, which those nodes must see then."""
+    head_port: Annotated[int, Field(ge=1, le=65535)] = 10190
+    """Of launcher machines: where the others find node 0. Below the ports that runs choose for themselves."""
     accelerator: Literal["cpu", "nvidia", "amd"] = "cpu"
     """Which accelerator tables apply."""
     gpu_type: OneLine | None = None
@@ -172,9 +175,9 @@ class ClusterConfig(Section):
                 f"the numbers in cluster.node_features must add up to cluster.num_nodes; got {total} and "
                 f"{self.num_nodes}. Next: set cluster.num_nodes={total}"
             )
-        if self.node_features and self.launcher == "local":
+        if self.node_features and self.launcher != "slurm":
             raise ValueError(
-                "cluster.node_features needs cluster.launcher=slurm, which gives nodes features; got local"
+                f"cluster.node_features needs cluster.launcher=slurm, which gives nodes features; got {self.launcher}"
             )
         if self.node_features and self.slurm.constraint:
             raise ValueError(

@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any
 
 from slurm_rl.errors import BringUpError, SlurmRLError
-from slurm_rl.node.discovery import NodeRole, discover_role
+from slurm_rl.node.discovery import Flags, NodeRole, discover_role
 from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
 from slurm_rl.node.ports import PortPlan, choose_ports
@@ -144,7 +144,7 @@ class NodeAgent:
 
     def _run_worker(self, ports: PortPlan, env: dict[str, str], deadline: float) -> int:
         head = wait_for_head(self.attempt, deadline, self._bring_up_is_over)
-        wait_for_port(head.ip, head.port, deadline, self._bring_up_is_over, what="the head's Ray (GCS)")
+        wait_for_port(head.ip, head.port, deadline, self._is_too_late_to_join, what="the head's Ray (GCS)")
         self.ray = self._start_ray(own_address(head.ip), ports, env, head=head)
         self._write_record(state="running")
         while not self._head_has_ended():
@@ -233,6 +233,12 @@ class NodeAgent:
             self.is_forwarded = True
             driver.send_signal(signal.SIGUSR2)
 
+    def _is_too_late_to_join(self) -> bool:
+        # Its record is there before its address, so no NFS has seen it absent.
+        if self._head_has_ended():
+            raise Leaving("the head node must be there", seen="it has ended")
+        return self._bring_up_is_over()
+
     def _bring_up_is_over(self) -> bool:
         return self.stop_signal is not None or self._ray_has_ended()
 
@@ -277,11 +283,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="One node of one attempt of a run.")
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--attempt", required=True, type=int)
-    parser.add_argument("--local-job-key", help="set by the local launcher: this machine is the only node")
+    # Of launchers other than srun, whose tasks find these in the environment.
+    parser.add_argument("--rank", type=int)
+    parser.add_argument("--num-nodes", type=int)
+    parser.add_argument("--job-key")
     args = parser.parse_args()
     run = RunDir(args.run_dir)
     plan = JobPlan.from_json(read_json(run.plan))
-    role = discover_role(os.environ, local_job_key=args.local_job_key)
+    role = discover_role(os.environ, Flags(args.rank, args.num_nodes, job_key=args.job_key))
     attempt = run.attempt(args.attempt)
     attempt.logs.mkdir(parents=True, exist_ok=True)
     return NodeAgent(run, plan, attempt, role).main()

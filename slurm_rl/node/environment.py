@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.gpus import read_device_uuids
+from slurm_rl.node.network import network_environment
 from slurm_rl.node.ports import PortPlan
 from slurm_rl.node.processes import mark_env
 from slurm_rl.node.ray_cluster import ray_environment
@@ -28,6 +29,7 @@ def child_environment(
     change = normalise_gpu_visibility(os.environ, plan.accelerator, plan.gpus_per_node, uuids)
     for name in change.unset:
         env.pop(name, None)
+    env |= network_environment(plan, role, env)
     if role.hosts:
         env[HOSTS_VARIABLE] = ",".join(role.hosts)
     # Libraries drop files into TMPDIR (vLLM its rendezvous); there they go when the attempt ends.

@@ -96,11 +96,15 @@ def token_file(run: RunDir, attempt: int) -> Path:
     return run.secrets / f"ray-token-{attempt}"
 
 
-def create_token(run: RunDir, attempt: int) -> None:
-    """Make the attempt's Ray token, readable by this user alone."""
+def create_token(run: RunDir, attempt: int, token: str | None = None) -> None:
+    """Write the attempt's Ray token, readable by this user alone.
+
+    Args:
+        token: what it is where several machines derive it; None makes one.
+    """
     run.secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
     run.secrets.chmod(0o700)
-    write_text(token_file(run, attempt), secrets.token_hex(32), mode=0o600)
+    write_text(token_file(run, attempt), token or secrets.token_hex(32), mode=0o600)
 
 
 def ray_environment(plan: JobPlan, run: RunDir, attempt: int, ports: PortPlan) -> dict[str, str]:

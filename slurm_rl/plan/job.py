@@ -42,7 +42,7 @@ class SubmitFacts:
     python: str
     """The running interpreter."""
     num_cpus: int
-    """Cores this process may use; only the local launcher counts on them."""
+    """Cores this process may use; Slurm's nodes have others."""
     version: str
     """slurm_rl.__version__."""
     model_shape: ModelShape | None = None
@@ -75,7 +75,7 @@ class JobPlan:
     slurm_rl_version: str
     name: str
     run_dir: str
-    launcher: Literal["local", "slurm", "ray"]
+    launcher: Literal["local", "slurm", "ray", "machines"]
     accelerator: AcceleratorKind
     num_nodes: int
     gpus_per_node: int
@@ -154,8 +154,9 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         ConfigError: the layout is impossible; the message holds both numbers.
     """
     cluster = config.cluster
-    local = cluster.launcher == "local"
-    cpus = cluster.cpus_per_node or (facts.num_cpus if local else None)
+    on_slurm = cluster.launcher == "slurm"
+    # Machines of one run are alike.
+    cpus = cluster.cpus_per_node or (facts.num_cpus if cluster.launcher in ("local", "machines") else None)
     # What an external program places, and with which model, is its own affair.
     shape = None if config.external else facts.model_shape
     check_context(config, shape)
@@ -196,7 +197,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         ),
         container=config.container.model_dump(mode="json"),
         sbatch={},
-        num_spare_nodes=0 if local else config.job.num_spare_nodes,
+        num_spare_nodes=config.job.num_spare_nodes if on_slurm else 0,
         node_features=_node_features(config),
         torchrun=_torchrun(actors) if under_torchrun else None,
         external=_external(config, run_dir),

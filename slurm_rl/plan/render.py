@@ -9,7 +9,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import render_layout
 from slurm_rl.plan.ray_request import build_request
 from slurm_rl.plan.sbatch import render_submission
-from slurm_rl.plan.step import build_nodes_step, with_setup, wrap_agent
+from slurm_rl.plan.step import build_nodes_step, node_words, with_setup, wrap_agent
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
 
 
@@ -22,6 +22,7 @@ def render_plan(plan: JobPlan) -> str:
         f"nodes      {plan.num_nodes} x {gpus}, {plan.cpus_per_node or _default_cores(plan)} cores",
         f"limits     {_limits(plan)}",
         f"container  {plan.container.get('runtime', 'none')} {plan.container.get('image') or ''}".rstrip(),
+        *_network(plan),
         *_programs(plan),
         "",
         "placement",
@@ -46,10 +47,19 @@ def render_plan(plan: JobPlan) -> str:
 def _nodes_step(plan: JobPlan) -> list[str]:
     """What the controller runs, with a word in brackets for what only the job will know."""
     if not plan.sbatch:
-        wrapped = wrap_agent(plan, 1, "JOB", None, "--local-job-key", "JOB")
+        words = node_words("[rank]", plan.num_nodes, "JOB") if plan.launcher == "machines" else node_words(0, 1, "JOB")
+        wrapped = wrap_agent(plan, 1, "JOB", None, *words)
         return with_setup(plan.setup, wrapped.argv)
     nodes = [f"[node {rank}]" for rank in range(plan.num_nodes)]
     return build_nodes_step(plan, nodes, f"{plan.run_dir}/attempts/1/logs", wrap_agent(plan, 1, "JOB", None))
+
+
+def _network(plan: JobPlan) -> list[str]:
+    if plan.launcher != "machines":
+        return []
+    found = "GLOO_SOCKET_IFNAME" not in plan.env
+    lines = ["network    the device by which each machine reaches the head"] if found else []
+    return [*lines, "start      python -m slurm_rl node, with the same overrides on every machine"]
 
 
 def _programs(plan: JobPlan) -> list[str]:

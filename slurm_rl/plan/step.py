@@ -30,6 +30,11 @@ def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] 
     )
 
 
+def node_words(rank: int | str, num_nodes: int, job_key: str) -> tuple[str, ...]:
+    """What tells an agent which node it is, where no srun does."""
+    return ("--rank", str(rank), "--num-nodes", str(num_nodes), "--job-key", job_key)
+
+
 def wrap_report(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
     """What tells the versions in the plan's image, in the container that a node agent gets.
 

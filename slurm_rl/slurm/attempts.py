@@ -11,6 +11,8 @@
 | checkpointed                    | nobody knows who       | interrupted                                   |
 | lost (its node, its controller) |                        | retry on spare nodes, requeue without enough  |
 | failed                          |                        | retry                                         |
+
+Where nobody can requeue, on machines without Slurm, a stop interrupts the run and the want of nodes fails it.
 """
 
 from __future__ import annotations
@@ -39,11 +41,19 @@ class AttemptEnd:
     """The job it belongs to; a `resume` is another job and starts counting anew."""
 
 
-def decide(ends: Sequence[AttemptEnd], *, stopped_by: StoppedBy, max_failures: int, has_nodes: bool = True) -> Decision:
+def decide(
+    ends: Sequence[AttemptEnd],
+    *,
+    stopped_by: StoppedBy,
+    max_failures: int,
+    has_nodes: bool = True,
+    can_requeue: bool = True,
+) -> Decision:
     """What to do after the last of `ends`, which are all attempts of this job, oldest first.
 
     Args:
         has_nodes: the allocation still holds as many healthy nodes as the run needs.
+        can_requeue: somebody would start the job again; without, the want of nodes fails it.
     """
     last = ends[-1]
     if last.outcome == "finished":
@@ -58,7 +68,7 @@ def decide(ends: Sequence[AttemptEnd], *, stopped_by: StoppedBy, max_failures: i
         return "requeue"
     if last.outcome == "checkpointed":
         return "interrupt"
-    return "retry" if has_nodes else "requeue"
+    return "retry" if has_nodes else "requeue" if can_requeue else "fail"
 
 
 def stands_still(ends: Sequence[AttemptEnd]) -> bool:

@@ -19,10 +19,10 @@ def find_dirty(attempt: AttemptDir, num_nodes: int) -> list[int]:
     return [rank for rank in range(num_nodes) if read_record(attempt, rank).get("state") != "ended"]
 
 
-def clean_here(run: RunDir, plan: JobPlan, attempt: AttemptDir, job_key: str) -> None:
-    """The same for the local launcher, whose only node is this one."""
-    if find_dirty(attempt, 1):
-        clean_node(run, plan, attempt.number, job_key, rank=0, cleanup=container_cleanup(plan, attempt, job_key))
+def clean_here(run: RunDir, plan: JobPlan, attempt: AttemptDir, job_key: str, rank: int = 0) -> None:
+    """The same for this machine alone, without a Slurm."""
+    if rank in find_dirty(attempt, rank + 1):
+        clean_node(run, plan, attempt.number, job_key, rank=rank, cleanup=container_cleanup(plan, attempt, job_key))
 
 
 def clean_nodes(

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from dataclasses import asdict, replace
 from types import FrameType
 
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.machines.head import Machines
+from slurm_rl.machines.nodes import Nodes
 from slurm_rl.node.ray_cluster import create_token, token_file
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
@@ -74,6 +75,7 @@ class Controller:
         self.job_id = os.environ.get("SLURM_JOB_ID") if self.plan.launcher == "slurm" else None
         self.job_key = self.job_id or f"local-{os.getpid()}-{int(time.time())}"
         self.hosts = Hosts(self.plan) if self.job_id else None
+        self.machines = Machines.open(run, self.plan, self.job_key) if self.plan.launcher == "machines" else None
         self.kill_wait_s = _kill_wait_s() if self.job_id else None
         self.chosen: list[str] = []
         self.stopped_by: StoppedBy = ""
@@ -99,7 +101,8 @@ class Controller:
             ends,
             stopped_by=self.stopped_by,
             max_failures=self.plan.limits.max_failures,
-            has_nodes=self.hosts is None or self.hosts.are_enough,
+            has_nodes=self.hosts.are_enough if self.hosts else self.machines is None or not self.machines.gave_up,
+            can_requeue=self.job_id is not None,
         )
 
     # ---- one attempt ---------------------------------------------------------------------------
@@ -110,7 +113,8 @@ class Controller:
         write_json(attempt.start, {"job": self.job_key, "kill_wait_s": self.kill_wait_s})
         self.run_dir.point_latest_at(attempt.number)
         if self.plan.torchrun is None:
-            create_token(self.run_dir, attempt.number)
+            token = self.machines.ray_token(attempt.number) if self.machines else None
+            create_token(self.run_dir, attempt.number, token)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
         append_event(self.run_dir, "attempt/started", attempt=attempt.number, job=self.job_key, slurm_restarts=restarts)
         return attempt
@@ -138,12 +142,17 @@ class Controller:
             return AttemptEnd("lost", "asked to stop before the nodes were started")
         watch = AttemptWatch(self.run_dir, self.plan, attempt, nodes, self.job_id)
         while nodes.poll() is None:
+            self._heed_notice()
             watch.look(is_stopped=bool(self.stopped_by))
             time.sleep(POLL_S)
         watch.look(is_stopped=False)
         return read_end(attempt, nodes.returncode, asked=bool(self.stopped_by))
 
-    def _start_nodes(self, attempt: AttemptDir) -> subprocess.Popen[bytes] | None:
+    def _start_nodes(self, attempt: AttemptDir) -> Nodes | None:
+        if self.machines is not None:
+            self.machines.wait_for_all(lambda: self.stopped_by != "")
+            self._check_image(attempt)
+            return None if self.stopped_by else self.machines.start_agents(attempt, os.environ)
         if self.hosts is None:
             self._check_image(attempt)
             return start_local_agent(self.plan, attempt, self.job_key, os.environ)
@@ -154,6 +163,11 @@ class Controller:
         if self.stopped_by:
             return None
         return start_slurm_agents(self.plan, attempt, self.chosen, self.job_key, os.environ)
+
+    def _heed_notice(self) -> None:
+        if self.machines is not None and self.machines.notice:
+            # Whoever lends the machine takes it back, as Slurm does at the time limit.
+            self.stopped_by = self.stopped_by or "scheduler"
 
     def _check_image(self, attempt: AttemptDir) -> None:
         """A wrong image is bad input: there is no second attempt."""
@@ -172,7 +186,7 @@ class Controller:
         """Clean nodes whose agent could not; an attempt that failed because a node is gone is no failure."""
         if self.hosts is None:
             clean_here(self.run_dir, self.plan, attempt, self.job_key)
-            return end
+            return self.machines.judge(attempt, end) if self.machines else end
         silent = clean_nodes(self.run_dir, self.plan, attempt, self.chosen, self.job_key, os.environ)
         lost = self.hosts.note_losses([*find_lost_nodes(attempt), *silent]) if end.outcome == "failed" else []
         if not lost:
@@ -189,6 +203,8 @@ class Controller:
         cause = cause or (explain_failure(ends) if decision == "fail" else last.cause)
         write_json(self.run_dir.end, {"state": state, "exit_code": code, "cause": cause, "step": last.saved_step})
         append_event(self.run_dir, "job/ended", state=state, cause=cause)
+        if self.machines is not None:
+            self.machines.say_goodbye(state=state, exit_code=code, cause=cause)
         return code
 
     def _requeue(self, ends: list[AttemptEnd]) -> int:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from slurm_rl.ray_jobs.dashboard import Dashboard
 
 _CANCEL_DEADLINE_S = 10.0
+OF_THIS_MACHINE = ("local", "machines")
+"""Launchers whose controller is a process here."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def cancel_job(run: RunDir) -> bool:
     if job["launcher"] == "ray":
         _open_dashboard(job).stop(job["job_id"])
         return True
-    if job["launcher"] == "local":
+    if job["launcher"] in OF_THIS_MACHINE:
         os.kill(int(job["job_id"]), signal.SIGTERM)
         return True
     found = commands.query_jobs([job["job_id"]]).get(job["job_id"])
@@ -128,7 +130,7 @@ def _state(run: RunDir, known: Mapping[str, JobInfo], trouble: str) -> RunState:
         return _slurm_state(run, found) if found and waits else RunState(end["state"], end["cause"])
     if job is None:
         return RunState("not submitted")
-    if job["launcher"] == "local":
+    if job["launcher"] in OF_THIS_MACHINE:
         alive = _is_local_alive(run, int(job["job_id"]))
         return RunState("running", is_alive=True) if alive else RunState("dead", _SILENT_END)
     if job["launcher"] == "ray":

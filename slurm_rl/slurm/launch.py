@@ -8,10 +8,11 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from slurm_rl.machines.secret import TOKEN_VARIABLE
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.plan.step import build_nodes_step, build_srun, with_setup, wrap_agent
+from slurm_rl.plan.step import build_nodes_step, build_srun, node_words, with_setup, wrap_agent
 from slurm_rl.run_dir import AttemptDir
 
 
@@ -19,8 +20,29 @@ def start_local_agent(
     plan: JobPlan, attempt: AttemptDir, job_key: str, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """The local launcher's only node: a child that is told to save and leave when the controller dies."""
-    wrapped = wrap_agent(plan, attempt.number, job_key, _user(), "--local-job-key", job_key)
-    return _start(with_setup(plan.setup, wrapped.argv), agent_environment(plan, env, wrapped), attempt.log("node-0"))
+    return start_agent(plan, attempt, 0, (), job_key, env)
+
+
+def start_agent(
+    plan: JobPlan,
+    attempt: AttemptDir,
+    rank: int,
+    hosts: Sequence[str],
+    job_key: str,
+    env: Mapping[str, str],
+    *,
+    death_signal: int = signal.SIGUSR2,
+) -> subprocess.Popen[bytes]:
+    """The agent of this machine, as a child.
+
+    Args:
+        hosts: of all nodes by rank; empty where this machine is the only one.
+        death_signal: what it gets when this process dies.
+    """
+    wrapped = wrap_agent(plan, attempt.number, job_key, _user(), *node_words(rank, len(hosts) or 1, job_key))
+    full = agent_environment(plan, env, wrapped) | ({HOSTS_VARIABLE: ",".join(hosts)} if hosts else {})
+    full.pop(TOKEN_VARIABLE, None)
+    return start_child(with_setup(plan.setup, wrapped.argv), full, attempt.log(f"node-{rank}"), death_signal)
 
 
 def container_cleanup(plan: JobPlan, attempt: AttemptDir, job_key: str) -> tuple[str, ...]:

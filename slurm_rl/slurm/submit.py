@@ -150,7 +150,7 @@ def _submit_to_ray(run: RunDir, plan: JobPlan) -> Submitted:
     return Submitted(submit_to_ray(run, plan), None)
 
 
-_LAUNCHERS = {"local": _submit_locally, "slurm": _submit_to_slurm, "ray": _submit_to_ray}
+_LAUNCHERS = {"local": _submit_locally, "machines": _submit_locally, "slurm": _submit_to_slurm, "ray": _submit_to_ray}
 
 
 @contextlib.contextmanager

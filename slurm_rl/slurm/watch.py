@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 
+from slurm_rl.machines.nodes import Nodes
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_json
 from slurm_rl.slurm.ends import find_task_errors, read_record
@@ -18,9 +18,7 @@ _LISTEN_S = 15.0
 class AttemptWatch:
     """One attempt, from the outside."""
 
-    def __init__(
-        self, run: RunDir, plan: JobPlan, attempt: AttemptDir, nodes: subprocess.Popen[bytes], job_id: str | None
-    ) -> None:
+    def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir, nodes: Nodes, job_id: str | None) -> None:
         self.run_dir, self.plan, self.attempt, self.nodes = run, plan, attempt, nodes
         self.phases = PhaseWatch(run, attempt, job_id)
         self.srun_log_size = 0

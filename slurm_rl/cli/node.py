@@ -1,0 +1,198 @@
+"""`node`: one run over machines that nobody schedules, started by the same line on each of them.
+
+    python -m slurm_rl node +cluster=runpod +exp=... [--rank N] [--nodes N] [--head HOST] [--port PORT]
+    python -m slurm_rl node --run <run directory>     go on with a run, on as many machines as there are now
+
+Which node a machine is stands in its environment (slurm_rl/node/sources.py) or in the flags. Node 0 makes the run
+directory, plays the controller and an agent; the others come to it over the network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import yaml
+
+from slurm_rl.cli.checks import check_inputs
+from slurm_rl.cli.common import default_run_dir, parse_overrides, plan_run
+from slurm_rl.cli.image_line import check_image_is_there
+from slurm_rl.cli.resume import check_is_over
+from slurm_rl.cli.submit import announce_and_follow
+from slurm_rl.config.load import compose, parse_config
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError, RunDirError
+from slurm_rl.machines.hub import HeadPlace, check_port, write_place
+from slurm_rl.machines.secret import head_secret, worker_secret
+from slurm_rl.machines.worker import Invitation, Place, Worker
+from slurm_rl.node.discovery import Flags, NodeIdentity, discover
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.slurm.submit import check_is_free, create_run, snapshot_code, submit_run, write_run
+
+# A file that the head wrote a moment ago may be hidden from us for so long by a network file system.
+_SEE_S = 3.0
+_POLL_S = 0.2
+
+
+def run(words: list[str]) -> int:
+    args, rest = _parser().parse_known_args(words)
+    flags = Flags(args.rank, args.nodes, args.head, args.port)
+    identity = discover(os.environ, flags)
+    config = _load(args.run, rest, identity)
+    print(f"slurm_rl: this is {_describe(identity)}, by the word of {identity.source}", file=sys.stderr, flush=True)
+    if identity.is_head:
+        return _run_head(config, identity, resumed=args.run)
+    return _run_worker(config, identity, named=args.run or config.run_dir)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m slurm_rl node", allow_abbrev=False)
+    parser.add_argument("--run", help="go on with this run")
+    parser.add_argument("--rank", type=int, help="0 on the head; a worker may leave it to the head")
+    parser.add_argument("--nodes", type=int, help="of the whole run")
+    parser.add_argument("--head", help="name or address of node 0")
+    parser.add_argument("--port", type=int, help="of the head; cluster.head_port by default")
+    return parser
+
+
+def _describe(identity: NodeIdentity) -> str:
+    what = "a worker" if identity.rank is None else "node 0, the head" if identity.is_head else f"node {identity.rank}"
+    return f"{what} of {identity.num_nodes}" if identity.num_nodes else what
+
+
+def _load(named: str | None, words: list[str], identity: NodeIdentity) -> RunConfig:
+    """The config with what this machine was told in place of the preset's."""
+    overrides, config_dir = parse_overrides(words)
+    if named is None:
+        tree = compose([*overrides, "cluster.launcher=machines"], config_dir=config_dir)
+    elif overrides:
+        raise ConfigError("a run that goes on keeps its config", seen=" ".join(overrides), action="leave out either")
+    else:
+        tree = yaml.safe_load(RunDir(named).require().config.read_text(encoding="utf-8"))
+    if identity.num_nodes is not None:
+        tree["cluster"]["num_nodes"] = identity.num_nodes
+    if identity.port is not None:
+        tree["cluster"]["head_port"] = identity.port
+    if identity.wants_debugger:
+        tree["cluster"]["env"].setdefault("RAY_DEBUG", "legacy")
+    config = parse_config(tree)
+    if config.cluster.launcher != "machines":
+        raise RunDirError(
+            "`node` goes on with runs that `node` began", seen=named, action=f"python -m slurm_rl resume {named}"
+        )
+    return config
+
+
+# ---- the head ------------------------------------------------------------------------------------
+
+
+def _run_head(config: RunConfig, identity: NodeIdentity, *, resumed: str | None) -> int:
+    directory = RunDir(resumed or config.run_dir or default_run_dir(config))
+    if resumed is not None:
+        check_is_over(directory)
+    else:
+        check_is_free(directory)
+    plan = plan_run(config, directory)
+    check_inputs(config)
+    check_image_is_there(plan)
+    check_port(config.cluster.head_port)
+    if resumed is not None:
+        _check_goes_on(directory, plan)
+        write_run(directory, config, plan)
+    else:
+        create_run(directory, config, plan)
+    head_secret(directory, os.environ)
+    write_place(directory, HeadPlace(config.cluster.head_port, secrets.token_hex(16), identity.hosts))
+    print(
+        f"nodes   {plan.num_nodes}; the others come to port {config.cluster.head_port} of this machine within "
+        f"{plan.limits.start_timeout_s:g} s",
+        file=sys.stderr,
+    )
+    submitted = submit_run(directory, plan)
+    # After the run has begun: before, a stop has nothing to save.
+    signal.signal(signal.SIGTERM, _stop_like_ctrl_c)
+    signal.signal(signal.SIGHUP, _stop_like_ctrl_c)
+    return announce_and_follow(directory, plan, submitted)
+
+
+def _check_goes_on(directory: RunDir, plan: JobPlan) -> None:
+    """Say what is different from before."""
+    before = JobPlan.from_json(read_json(directory.plan))
+    if before.num_nodes != plan.num_nodes:
+        print(f"slurm_rl: {plan.num_nodes} nodes now, {before.num_nodes} before", file=sys.stderr)
+
+
+def _stop_like_ctrl_c(signum: int, frame: FrameType | None) -> None:
+    # Once: whoever takes the machine away may say it again while the run saves.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+# ---- the others ----------------------------------------------------------------------------------
+
+
+def _run_worker(config: RunConfig, identity: NodeIdentity, *, named: str | None) -> int:
+    if identity.head is None:
+        raise ConfigError(
+            f"a worker must know the head, which {identity.source} does not name",
+            seen="nothing",
+            action="--head <name or address of node 0>",
+        )
+    timeout_s = config.job.start_timeout_s
+    print(f"slurm_rl: the head is {identity.head}, port {config.cluster.head_port}", file=sys.stderr, flush=True)
+    secret = worker_secret(named, os.environ, timeout_s, lambda: False)
+    hello: dict[str, Any] = {
+        "rank": identity.rank,
+        "name": identity.name or socket.gethostname(),
+        "num_nodes": identity.num_nodes,
+        "config": config.model_dump(mode="json"),
+    }
+    invitation = Invitation(identity.head, config.cluster.head_port, secret, hello, timeout_s)
+    return Worker(invitation, lambda place: _prepare(config, place)).main()
+
+
+def _prepare(config: RunConfig, place: Place) -> tuple[JobPlan, bool]:
+    """The run directory as the agent needs it: the head's own, or one of the same path on this machine."""
+    directory = RunDir(place.run_dir)
+    if _sees_head(directory, place.word):
+        return JobPlan.from_json(read_json(directory.plan)), True
+    cluster = config.cluster.model_copy(update={"num_nodes": place.num_nodes})
+    config = config.model_copy(update={"run_dir": place.run_dir, "cluster": cluster})
+    plan = plan_run(config, directory)
+    try:
+        directory.path.mkdir(parents=True, exist_ok=True)
+        snapshot_code(directory.code)
+        write_run(directory, config, plan)
+    except OSError as error:
+        raise RunDirError(
+            f"the head's run directory must be writable here at the same path ({error.strerror})",
+            seen=place.run_dir,
+            action="choose run_dir= or cluster.run_root= that every machine can write to",
+        ) from error
+    return plan, False
+
+
+def _sees_head(directory: RunDir, word: str) -> bool:
+    """Whether the head's run directory is this machine's too."""
+    deadline = time.monotonic() + _SEE_S
+    while True:
+        if directory.machines.name in _names(directory.path) and read_json(directory.machines)["word"] == word:
+            return True
+        if time.monotonic() > deadline or not directory.path.is_dir():
+            return False
+        time.sleep(_POLL_S)
+
+
+def _names(folder: Path) -> set[str]:
+    # Listing, not opening: NFS may remember for a minute that a file it was asked for is absent.
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()

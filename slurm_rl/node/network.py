@@ -1,0 +1,64 @@
+"""Which network device the machines of a run talk over, where no Slurm and no user says so. Standard library alone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Mapping
+
+from slurm_rl.errors import BringUpError
+from slurm_rl.node.discovery import NodeRole
+from slurm_rl.node.rendezvous import own_address
+from slurm_rl.plan.job import JobPlan
+
+GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915
+
+
+def interface_of(address: str) -> str | None:
+    """The device that has this IPv4 address.
+
+    >>> interface_of("127.0.0.1")
+    'lo'
+    """
+    return next((name for _, name in socket.if_nameindex() if _address_of(name) == address), None)
+
+
+def _address_of(name: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+        except OSError:  # it has none
+            return None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def network_environment(plan: JobPlan, role: NodeRole, env: Mapping[str, str]) -> dict[str, str]:
+    """What tells Gloo and NCCL the device by which this machine reaches the others.
+
+    Gloo would take the address of the host's name, which on a rented machine is often loopback or another network.
+
+    Args:
+        env: what the user exported and the plan sets; a device named there stays.
+
+    Raises:
+        BringUpError: this machine has no device of the name.
+    """
+    if plan.launcher != "machines" or len(role.hosts) < 2:
+        return {}
+    named = env.get(GLOO)
+    devices = [name for _, name in socket.if_nameindex()]
+    if named and named not in devices:
+        raise BringUpError(
+            "cluster.network_interface must be a device of every machine",
+            seen=f"{named}; this one has {', '.join(devices)}",
+            where=os.uname().nodename,
+            action="network=auto finds it by the route to the head, or name another",
+        )
+    found = named or interface_of(own_address(role.hosts[-1] if role.is_head else role.hosts[0]))
+    if found is None:
+        return {}
+    wanted = {GLOO: found} if plan.accelerator == "cpu" else {GLOO: found, NCCL: found}
+    return {name: value for name, value in wanted.items() if not env.get(name)}

@@ -1,0 +1,200 @@
+"""Machines that share nothing but what a test gives them: own address, host name, node-local folder; no Slurm.
+
+Each `node` runs in namespaces of its own, as if it had been started by ssh on that machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.run_dir import RunDir, read_jsonl
+from tests.slurm.cluster import is_possible, wait_until
+from tests.slurm.cluster.network import build_network
+from tests.slurm.cluster.slots import claim, registry_lock
+from tests.slurm.cluster.teardown import remove_stale, tear_down
+from tests.slurm.light_python import make_light_python
+
+ROOT = Path(__file__).parents[2]
+NUM_MACHINES = 3
+PATIENCE_S = 60.0
+"""How long a test waits for what takes seconds."""
+TOKEN = "a-secret-of-these-tests-alone"
+# Those of this machine's own surroundings would speak for the one under test.
+FOREIGN = ("SLURM_", "DSTACK_", "GCP_", "RUNPOD_", "RAY_", "HEAD_POD_ID", "EXPECTED_WORKERS", "MASTER_", "WORLD_SIZE")
+
+
+class Node:
+    """One `python -m slurm_rl` on one machine."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process, self.log = process, log
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text()
+
+    def wait(self, timeout_s: float | None = None) -> int:
+        """Its exit code; what it wrote when it does not end."""
+        timeout_s = timeout_s or PATIENCE_S
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it runs on after {timeout_s:g} s: {self.output}") from None
+
+    def wait_for(self, words: str) -> None:
+        def is_there() -> bool:
+            assert self.process.poll() is None or words in self.output, self.output
+            return words in self.output
+
+        wait_until(is_there, words, timeout_s=PATIENCE_S)
+
+
+class Machines:
+    """Three machines, numbered from 1, on one network."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.shared = root / "w"
+        self.python = make_light_python(root)
+        self.nodes: list[Node] = []
+        self._port = 11000
+        for number in range(1, NUM_MACHINES + 1):
+            for folder in ("t", "w"):
+                (self.root / "own" / str(number) / folder).mkdir(parents=True)
+        for folder in (self.shared, root / "t", root / "model"):
+            folder.mkdir()
+
+    def up(self) -> None:
+        with registry_lock():
+            remove_stale()
+            self.slot = claim(self.root, keep=False)
+        build_network(self.slot, NUM_MACHINES)
+
+    def down(self) -> None:
+        self.end_all()
+        with registry_lock():
+            tear_down(self.slot)
+
+    def end_all(self) -> None:
+        for node in self.nodes:
+            if node.process.poll() is None:
+                node.process.kill()
+                node.process.wait()
+        self.nodes.clear()
+
+    def ip(self, number: int) -> str:
+        return self.slot.ip(number)
+
+    def next_port(self) -> int:
+        """Of a head; each run has its own."""
+        self._port += 1
+        return self._port
+
+    def start(
+        self,
+        number: int,
+        env: Mapping[str, str],
+        *words: str,
+        hosts: Mapping[str, int] | None = None,
+        apart: bool = False,
+    ) -> Node:
+        """Run `python -m slurm_rl <words>` on a machine.
+
+        Args:
+            hosts: further lines of its /etc/hosts: name -> number of the machine.
+            apart: it has a disk of its own where the others share one.
+        """
+        names = {f"m{n}": n for n in range(1, NUM_MACHINES + 1)} | dict(hosts or {})
+        table = self.root / f"hosts-{len(self.nodes)}"
+        table.write_text("127.0.0.1 localhost\n" + "".join(f"{self.ip(n)} {name}\n" for name, n in names.items()))
+        own = self.root / "own" / str(number)
+        mounts = [(own / "t", self.root / "t"), (table, Path("/etc/hosts"))]
+        mounts += [(own / "w", self.shared)] if apart else []
+        lines = [f"hostname m{number}", *(f"mount --bind {source} {target}" for source, target in mounts)]
+        command = shlex.join([sys.executable, "-m", "slurm_rl", *words])
+        script = " && ".join([*lines, f"cd {self.root}", f"exec {command}"])
+        enter = ["nsenter", f"--net=/run/netns/{self.slot.namespace(self.slot.node(number))}"]
+        argv = [*enter, "unshare", "--uts", "--mount", "sh", "-c", script]
+        full = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+        full |= {"PYTHONPATH": str(ROOT), "SLURM_RL_TOKEN": TOKEN} | dict(env)
+        log = self.root / f"node-{len(self.nodes)}-m{number}.log"
+        with log.open("w") as out:
+            process = subprocess.Popen(argv, env=full, stdout=out, stderr=subprocess.STDOUT, text=True)
+        self.nodes.append(Node(process, log))
+        return self.nodes[-1]
+
+    def words(self, run: Path, *extra: str, port: int, tiny: bool = False) -> list[str]:
+        """`node` with the light trainer, whose Ray only listens.
+
+        Args:
+            tiny: the model is made by the head in the run directory, and not in a folder that every machine has.
+        """
+        settings = [f"run_dir={run}", f"cluster.python={self.python}", f"cluster.tmp_root={self.root}/t"]
+        settings += [] if tiny else ["model=hf", f"model.path={self.root}/model"]
+        settings += [f"job.start_timeout_s={PATIENCE_S:g}", f"cluster.head_port={port}"]
+        return ["node", *settings, *extra]
+
+
+class Run:
+    """What a run says of itself, as the head's disk has it."""
+
+    def __init__(self, path: Path) -> None:
+        self.run_dir = RunDir(path)
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [row for row in read_jsonl(self.run_dir.events) if row["kind"] == kind]
+
+    def wait_for_training(self, attempt: int = 1) -> None:
+        log = self.run_dir.attempts / str(attempt) / "logs" / "driver.log"
+
+        def is_there() -> bool:
+            assert not self.run_dir.end.is_file() or attempt > 1, self.run_dir.end.read_text()
+            return log.is_file() and "goes on" in log.read_text()
+
+        wait_until(is_there, f"attempt {attempt} to train", timeout_s=PATIENCE_S)
+
+    def trainer_says(self, attempt: int) -> str:
+        return (self.run_dir.attempts / str(attempt) / "logs" / "driver.log").read_text()
+
+    def finish(self) -> None:
+        (self.run_dir.path / "finish").touch()
+
+    @property
+    def end(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.run_dir.end.read_text())
+        return found
+
+
+@contextmanager
+def machines_up() -> Iterator[Machines]:
+    """Up for as long as the block; skipped, or with SLURM_RL_REQUIRE_SLURM=1 failed, where they cannot be made."""
+    reason = is_possible() or ("" if shutil.which("ip") else "iproute2 is needed")
+    if reason:
+        (pytest.fail if os.environ.get("SLURM_RL_REQUIRE_SLURM") == "1" else pytest.skip)(f"no machines here: {reason}")
+    # Short: Ray's sockets lie below.
+    root = Path(tempfile.mkdtemp(prefix="slrm-", dir="/tmp"))
+    machines = Machines(root)
+    machines.up()
+    try:
+        yield machines
+    finally:
+        machines.down()
+        shutil.rmtree(root)
+
+
+def stop(node: Node) -> None:
+    """The notice of a spot machine."""
+    node.process.send_signal(signal.SIGTERM)

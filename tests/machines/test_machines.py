@@ -1,0 +1,140 @@
+"""Runs over machines without Slurm: real `node` commands, controller and agents; the trainer and Ray are stand-ins.
+
+Each machine has its own address, name and node-local disk; whether the run directory is one for all is said in
+each test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.machines.kit import TOKEN, Machines, Run, machines_up, stop
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
+
+RUNPOD_NAMES = {"abc123.runpod.internal": 1}
+RUNPOD = {"HEAD_POD_ID": "abc123", "EXPECTED_WORKERS": "1"}
+
+
+@pytest.fixture(scope="module")
+def all_machines() -> Iterator[Machines]:
+    with machines_up() as machines:
+        yield machines
+
+
+@pytest.fixture
+def machines(all_machines: Machines) -> Iterator[Machines]:
+    yield all_machines
+    all_machines.end_all()
+
+
+def dstack(machines: Machines, rank: int) -> dict[str, str]:
+    addresses = [machines.ip(1), machines.ip(2)]
+    return {
+        "DSTACK_NODE_RANK": str(rank),
+        "DSTACK_NODES_NUM": "2",
+        "DSTACK_MASTER_NODE_IP": addresses[0],
+        "DSTACK_NODES_IPS": "\n".join(addresses),
+    }
+
+
+def test_pods_without_a_common_disk_meet_by_the_heads_name(machines: Machines) -> None:
+    """RunPod's variables. The worker comes first and waits; a stranger with another token is turned away."""
+    run = Run(machines.root / "own" / "1" / "w" / "pods")
+    words = machines.words(machines.shared / "pods", port=machines.next_port())
+    worker_env = {"RAY_WORKER": "1", "HEAD_POD_ID": "abc123", "RUNPOD_POD_ID": "def456"}
+    worker = machines.start(2, worker_env, *words, hosts=RUNPOD_NAMES, apart=True)
+    worker.wait_for("waiting for the head at abc123.runpod.internal")
+    stranger_env = {"RAY_WORKER": "1", "HEAD_POD_ID": "abc123", "SLURM_RL_TOKEN": "quite-another-secret"}
+    stranger = machines.start(3, stranger_env, *words, hosts=RUNPOD_NAMES, apart=True)
+    head = machines.start(1, RUNPOD, *words, hosts=RUNPOD_NAMES, apart=True)
+    assert stranger.wait() == 2
+    assert "every machine of a run must have the same SLURM_RL_TOKEN" in stranger.output
+    run.wait_for_training()
+    run.finish()
+    assert (head.wait(), worker.wait()) == (0, 0), head.output + worker.output
+    assert "this is a worker, by the word of RunPod" in worker.output
+    joined = run.events("node/joined")
+    assert [(row["rank"], row["host"], row["shares_run_dir"]) for row in joined] == [
+        (1, f"def456 ({machines.ip(2)})", False)
+    ]
+    # The record and the events of the other machine reached the head's disk.
+    hosts = {row["rank"]: row["host"] for row in run.events("node/started")}
+    assert hosts == {0: "m1", 1: "m2"}
+    assert (run.run_dir.attempt(1).node(1)).is_file()
+    left = [path for number in ("1", "2") for path in (machines.root / "own" / number).rglob("*") if path.is_file()]
+    assert [path for path in left if TOKEN.encode() in path.read_bytes()] == []
+    assert [path for path in left if path.parent.name == "secrets"] == []
+
+
+def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machines: Machines) -> None:
+    """GCP's variables, one run directory for all: a spot machine is taken away, and the run goes on with three."""
+    run = Run(machines.shared / "spot")
+    words = machines.words(run.run_dir.path, port=machines.next_port())
+    worker_env = {"GCP_WORKER": "1", "GCP_HEAD_IP": machines.ip(1)}
+    head = machines.start(1, {"EXPECTED_WORKERS": "1"}, *words)
+    worker = machines.start(2, worker_env, *words)
+    run.wait_for_training()
+    stop(worker)
+    assert (worker.wait(), head.wait()) == (130, 130), head.output
+    assert run.end["state"] == "interrupted"
+    assert "node 1 (m2" in run.end["cause"] and "was told to stop (SIGTERM)" in run.end["cause"]
+    saved = run.end["step"]
+    assert saved > 0
+
+    resume = ["resume", str(run.run_dir.path)]
+    head = machines.start(1, {"EXPECTED_WORKERS": "2"}, *resume)
+    others = [machines.start(2, worker_env, *resume), machines.start(3, worker_env, *words)]
+    run.wait_for_training(attempt=2)
+    assert f"goes on after step {saved}" in run.trainer_says(2)
+    run.finish()
+    assert [node.wait() for node in (head, *others)] == [0, 0, 0], head.output
+    assert "3 nodes now, 2 before" in head.output
+    assert len(run.events("machines/complete")[-1]["hosts"]) == 3
+
+
+@pytest.mark.slow
+def test_a_lost_machine_is_replaced_and_its_successor_goes_on(machines: Machines) -> None:
+    """dstack's variables: the worker dies unwarned, another comes in its place, the run finishes."""
+    run = Run(machines.shared / "lost")
+    words = machines.words(run.run_dir.path, port=machines.next_port())
+    head = machines.start(1, dstack(machines, 0), *words)
+    worker = machines.start(2, dstack(machines, 1), *words)
+    run.wait_for_training()
+    worker.process.kill()
+    successor = machines.start(2, dstack(machines, 1), *words)
+    run.wait_for_training(attempt=2)
+    assert "goes on after step 0" not in run.trainer_says(2)
+    run.finish()
+    assert (head.wait(), successor.wait()) == (0, 0), head.output
+    first = run.events("attempt/ended")[0]
+    assert first["outcome"] == "lost" and f"node 1 ({machines.ip(2)})" in first["cause"]
+
+
+def test_a_worker_that_never_comes_ends_the_run_with_its_name(machines: Machines) -> None:
+    run = Run(machines.shared / "alone")
+    words = machines.words(run.run_dir.path, "job.start_timeout_s=1", port=machines.next_port())
+    head = machines.start(1, dstack(machines, 0), *words)
+    assert head.wait() == 1
+    assert f"missing: node 1 ({machines.ip(2)}); came: nobody" in head.output
+    assert run.end["state"] == "failed"
+    assert len(run.events("attempt/started")) == 1
+
+
+@pytest.mark.slow
+def test_what_cannot_work_is_said_with_exit_code_2(machines: Machines) -> None:
+    """A tiny model lies on the head's disk alone; another command line; a worker whose head nobody names."""
+    port = machines.next_port()
+    words = machines.words(machines.shared / "tiny", port=port, tiny=True)
+    head = machines.start(1, dstack(machines, 0), *words, apart=True)
+    other = machines.start(2, dstack(machines, 1), *words, "optim.lr=1e-3", apart=True)
+    nameless = machines.start(3, {"RAY_WORKER": "1"}, *words)
+    assert (other.wait(), nameless.wait()) == (2, 2)
+    assert "the command line must be the same on every machine; got optim.lr=0.001, on the head 0.0006" in other.output
+    assert "HEAD_POD_ID must be set beside RAY_WORKER=1" in nameless.output
+    worker = machines.start(2, dstack(machines, 1), *words, apart=True)
+    assert (head.wait(), worker.wait()) == (2, 2), head.output
+    assert "run_dir must be one folder on all machines" in head.output
+    assert "rollout-0 on node 1 loads the tiny model from there" in worker.output

@@ -1,0 +1,49 @@
+"""The demo itself over two machines without Slurm, interrupted by a notice, and gone on with on one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.machines.kit import Run, machines_up, stop
+from tests.slurm.cluster import wait_until
+from tests.whole_run import OVERRIDES
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+def steps(run: Path) -> list[int]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["step"] for row in rows if row["stage"] == "grpo"]
+
+
+def test_the_demo_over_two_machines_is_interrupted_and_goes_on_with_one() -> None:
+    with machines_up() as machines:
+        run = Run(machines.shared / "demo")
+        path = run.run_dir.path
+        words = ["node", f"run_dir={path}", f"cluster.tmp_root={machines.root}/t", *OVERRIDES]
+        worker = machines.start(2, {"GCP_WORKER": "1", "GCP_HEAD_IP": machines.ip(1)}, *words)
+        head = machines.start(1, {"EXPECTED_WORKERS": "1"}, *words)
+
+        def has_trained() -> bool:
+            assert head.process.poll() is None, head.output
+            return (path / "metrics.jsonl").is_file() and len(steps(path)) >= 3
+
+        wait_until(has_trained, "three steps", timeout_s=600)
+        stop(worker)
+        assert (worker.wait(300), head.wait(300)) == (130, 130), head.output
+        saved = run.end["step"]
+        assert saved > 0
+        # The engines stood on the other machine, and took the weights from there.
+        plan = json.loads((path / "plan.json").read_text())
+        assert [(actor["role"], actor["node"]) for actor in plan["actors"]] == [("policy", 0), ("rollout", 1)]
+
+        head = machines.start(1, {"EXPECTED_WORKERS": "0"}, "resume", str(path))
+        assert head.wait(900) == 0, head.output
+        assert run.end["state"] == "finished"
+        assert [row["step"] for row in run.events("trainer/resumed")] == [saved]
+        numbers = steps(path)
+        assert numbers == sorted(set(numbers)) and len(numbers) == 6
+        assert list((path / "export").glob("*.safetensors"))
