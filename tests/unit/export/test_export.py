@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from slurm_rl.__main__ import main
@@ -78,6 +78,7 @@ DEMO = load_config(["name=demo"])
 @given(HOSTILE)
 @settings(max_examples=60, deadline=None)
 def test_a_word_reaches_the_node_as_it_was(text: str) -> None:
+    assume("${{" not in text)  # refused: dstack replaces it
     overrides = [f"data.train={text}"]
     task = build_task(DEMO, overrides, ["HF_TOKEN"], "image:1")
     again = yaml.safe_load(yaml.safe_dump(task, sort_keys=False, width=10_000, allow_unicode=True))

@@ -171,12 +171,12 @@ def closed_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("address", [f"http://127.0.0.1:{closed_port()}", "http://no-such-host.invalid:8265"])
+@pytest.mark.parametrize("address", ["http://127.0.0.1:{port}", "http://no-such-host.invalid:8265"])
 def test_an_address_where_nobody_is_is_a_clear_error(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["+cluster=ray", f"cluster.address={address}", "run_dir=run"]) == 2
+    assert main(["+cluster=ray", f"cluster.address={address.format(port=closed_port())}", "run_dir=run"]) == 2
     assert "must be that of a Ray dashboard" in capsys.readouterr().err
     assert not Path("run").exists()
 
