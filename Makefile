@@ -6,22 +6,16 @@ CONSTRAINTS := constraints.txt
 # Without --no-compile a minute goes into modules that nobody imports.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 
-# Two processes: one waits on Slurm while the other computes. No reordering: the longest groups stand first.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadscope --no-loadscope-reorder --durations=25
-
-.PHONY: demo test check unit suite test-all lock clean
+.PHONY: demo test check unit test-all lock clean
 
 demo: $(VENV)/.cpu
 	$(BIN)/python -m slurm_rl
 
-test: $(VENV)/.dev
-	$(MAKE) --no-print-directory --jobs 2 check suite
-
-suite: $(VENV)/.dev
-	$(PYTEST) -m "not slow" tests
+test: $(VENV)/.dev check
+	$(BIN)/python -m pytest -m "not slow" --durations=15 tests
 
 test-all: $(VENV)/.dev check
-	$(PYTEST) tests
+	$(BIN)/python -m pytest tests
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/unit
