@@ -33,7 +33,7 @@ Curve = list[dict[str, float]]
 
 def main() -> int:
     args = parse_args()
-    for name in args.tasks:
+    for name in args.tasks or ["short"]:
         task, out = TASKS[name], args.out / name
         out.mkdir(parents=True, exist_ok=True)
         steps = args.steps or task.steps
@@ -52,7 +52,7 @@ def main() -> int:
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tasks", nargs="*", choices=TASKS, default=["short"])
+    parser.add_argument("tasks", nargs="*", choices=TASKS, help="short where none is named")
     parser.add_argument("--out", type=Path, default=Path("runs/grpo_vs_trl"))
     parser.add_argument("--steps", type=int, help="each task has its own number")
     parser.add_argument("--group-size", type=int, default=8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +79,19 @@ class Cluster:
         """
         import ray
 
+        for _ in self.arrivals(calls, timeout_s=timeout_s, what=what, stoppable=stoppable):
+            pass
+        return [ray.get(reference) for _, reference in calls]
+
+    def arrivals(
+        self, calls: Sequence[tuple[Actor, Any]], *, timeout_s: float, what: str, stoppable: bool = True
+    ) -> Iterator[list[int]]:
+        """Places of the calls that ended since the last time, until all have. Arguments and errors of `gather`."""
+        import ray
+
         deadline = time.monotonic() + timeout_s
         names = {reference: actor.name for actor, reference in calls}
+        places = {reference: place for place, (_, reference) in enumerate(calls)}
         pending = list(names)
         while pending:
             if stoppable:
@@ -88,13 +99,14 @@ class Cluster:
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
             for reference in ready:
                 _raise_if_failed(reference, names[reference], what)
+            if ready:
+                yield [places[reference] for reference in ready]
             if pending and time.monotonic() > deadline:
                 raise TrainingError(
                     f"{what} must end within {timeout_s:g} s",
                     seen="no answer from " + ", ".join(names[reference] for reference in pending),
                     action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
                 )
-        return [ray.get(reference) for _, reference in calls]
 
 
 def _raise_if_failed(reference: Any, name: str, what: str) -> None:

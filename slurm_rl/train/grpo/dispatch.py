@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -108,20 +108,25 @@ class Dispatcher:
             chunk.done.set_exception(name_failure(error, engine.name, "sampling"))
 
 
-def gather_chunks(cluster: Cluster, chunks: Sequence[Chunk], *, timeout_s: float, stoppable: bool) -> list[Any]:
-    """Groups of completions in the order of the prompts.
+def chunk_arrivals(
+    cluster: Cluster, chunks: Sequence[Chunk], *, timeout_s: float, stoppable: bool
+) -> Iterator[list[int]]:
+    """Places of the chunks that ended since the last time, until all have.
 
     Raises:
         TrainingError: an engine died, raised, or was silent at the deadline; it is named.
     """
     deadline = time.monotonic() + timeout_s
-    pending = {chunk.done for chunk in chunks}
+    places = {chunk.done: place for place, chunk in enumerate(chunks)}
+    pending = set(places)
     while pending:
         if stoppable:
             cluster.stop.check()
         ended, pending = wait(pending, timeout=POLL_S, return_when=FIRST_EXCEPTION)
         for future in ended:
             future.result()
+        if ended:
+            yield sorted(places[future] for future in ended)
         if pending and time.monotonic() > deadline:
             late = {chunk.engine.name if chunk.engine else "no engine" for chunk in chunks if not chunk.done.done()}
             raise TrainingError(
@@ -129,4 +134,3 @@ def gather_chunks(cluster: Cluster, chunks: Sequence[Chunk], *, timeout_s: float
                 seen="no answer from " + ", ".join(sorted(late)),
                 action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
             )
-    return [group for chunk in chunks for group in chunk.done.result()]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.cluster import Actor, Cluster
-from slurm_rl.train.grpo.dispatch import Chunk, Dispatcher, chunk_size, gather_chunks, max_calls
-from slurm_rl.train.grpo.types import Group, SamplingSpec
+from slurm_rl.train.grpo.dispatch import Chunk, Dispatcher, chunk_arrivals, chunk_size, max_calls
+from slurm_rl.train.grpo.types import Completion, Group, SamplingSpec
 from slurm_rl.train.rewards.scorer import Scorer
 from slurm_rl.train.rewards.types import RewardItem
 from slurm_rl.train.seeds import derive_seed
+from slurm_rl.train.timer import Timer
 
 T = TypeVar("T")
 
@@ -23,9 +24,10 @@ T = TypeVar("T")
 class PendingGroups:
     """What the engines were asked for."""
 
-    prompts: Sequence[EncodedPrompt]
+    shares: Sequence[Sequence[EncodedPrompt]]
+    """The prompts of each request, in order."""
     calls: Sequence[tuple[Actor, Any]]
-    """One share an engine."""
+    """One request an engine."""
     chunks: Sequence[Chunk] = ()
     """In place of calls, where engines take requests at any time."""
 
@@ -53,14 +55,33 @@ class Sampler:
             for index, (engine, share) in enumerate(zip(self.engines, shares, strict=True))
             if share
         ]
-        return PendingGroups(prompts, calls)
+        return PendingGroups([share for share in shares if share], calls)
 
     def finish(self, pending: PendingGroups, within_s: float | None = None) -> list[Group]:
         """Wait for the engines; with `within_s` that long, whatever signals come."""
+        [found] = together(self.arrivals(pending, within_s))
+        return list(found.values())
+
+    def arrivals(self, pending: PendingGroups, within_s: float | None = None) -> Iterator[dict[int, Group]]:
+        """The groups that came since the last time, by their place among the prompts, until all have."""
         timeout_s = self.timeout_s if within_s is None else within_s
-        results = self.cluster.gather(pending.calls, timeout_s=timeout_s, what="sampling", stoppable=within_s is None)
-        completions = [group for result in results for group in result]
-        return [Group(prompt, group) for prompt, group in zip(pending.prompts, completions, strict=True)]
+        firsts = [0, *itertools.accumulate(map(len, pending.shares))]
+        for requests in self._answered(pending, timeout_s, stoppable=within_s is None):
+            found: dict[int, Group] = {}
+            for request in requests:
+                pairs = zip(pending.shares[request], self._answer(pending, request), strict=True)
+                found |= {firsts[request] + i: Group(prompt, group) for i, (prompt, group) in enumerate(pairs)}
+            yield found
+
+    def _answered(self, pending: PendingGroups, timeout_s: float, *, stoppable: bool) -> Iterator[list[int]]:
+        """Requests that were answered since the last time."""
+        return self.cluster.arrivals(pending.calls, timeout_s=timeout_s, what="sampling", stoppable=stoppable)
+
+    def _answer(self, pending: PendingGroups, request: int) -> list[list[Completion]]:
+        import ray
+
+        found: list[list[Completion]] = ray.get(pending.calls[request][1])
+        return found
 
     def sleep(self) -> None:
         """Let engines that share GPUs with the policy leave them; new weights wake them."""
@@ -80,17 +101,19 @@ class ContinuousSampler(Sampler):
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
         """Put the prompts behind those that are under way, and return at once."""
         size = chunk_size(len(prompts), spec.num_completions, len(self.engines), self.max_num_seqs)
+        parts = cut(prompts, size)
         chunks = [
             Chunk([prompt.tokens for prompt in part], replace(spec, seed=derive_seed(spec.seed, index)))
-            for index, part in enumerate(cut(prompts, size))
+            for index, part in enumerate(parts)
         ]
         self.dispatcher.submit(chunks)
-        return PendingGroups(prompts, [], chunks)
+        return PendingGroups(parts, [], chunks)
 
-    def finish(self, pending: PendingGroups, within_s: float | None = None) -> list[Group]:
-        timeout_s = self.timeout_s if within_s is None else within_s
-        found = gather_chunks(self.cluster, pending.chunks, timeout_s=timeout_s, stoppable=within_s is None)
-        return [Group(prompt, group) for prompt, group in zip(pending.prompts, found, strict=True)]
+    def _answered(self, pending: PendingGroups, timeout_s: float, *, stoppable: bool) -> Iterator[list[int]]:
+        return chunk_arrivals(self.cluster, pending.chunks, timeout_s=timeout_s, stoppable=stoppable)
+
+    def _answer(self, pending: PendingGroups, request: int) -> list[list[Completion]]:
+        return pending.chunks[request].done.result()
 
 
 def cut(items: Sequence[T], size: int) -> list[Sequence[T]]:
@@ -113,6 +136,27 @@ def score_groups(groups: Sequence[Group], scorer: Scorer) -> list[Group]:
     ]
     results = iter(scorer.score(items))
     return [replace(group, results=[next(results) for _ in group.completions]) for group in groups]
+
+
+def together(arrivals: Iterator[dict[int, Group]]) -> Iterator[dict[int, Group]]:
+    """All that comes, at once and in order."""
+    yield dict(sorted(item for part in arrivals for item in part.items()))
+
+
+def score_arrivals(arrivals: Iterator[dict[int, Group]], scorer: Scorer, timer: Timer) -> list[Group]:
+    """Groups scored as they come, so that a slow reward hides behind what is still sampled; in the prompts' order.
+
+    Args:
+        timer: gets the time of waiting for groups as `rollout`, and of scoring as `reward`.
+    """
+    scored: dict[int, Group] = {}
+    while True:
+        with timer.phase("rollout"):
+            part = next(arrivals, None)
+        if part is None:
+            return [scored[place] for place in sorted(scored)]
+        with timer.phase("reward"):
+            scored |= dict(zip(part, score_groups(list(part.values()), scorer), strict=True))
 
 
 def build_spec(

@@ -34,7 +34,7 @@ from slurm_rl.train.grpo.dump import dump_groups, log_samples, replay_groups
 from slurm_rl.train.grpo.evaluation import Evaluator
 from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, staleness_metrics
 from slurm_rl.train.grpo.policy_group import PolicyGroup
-from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, build_spec, score_groups
+from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, build_spec, score_arrivals, together
 from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.step_metrics import sampling_metrics, training_metrics
 from slurm_rl.train.grpo.types import Group, Prompts, SamplingSpec
@@ -194,10 +194,11 @@ class GRPOTrainer:
     def finish_batch(self, pending: PendingGroups, within_s: float | None) -> Batch:
         """Wait for the completions and score them; beside the loop, when it runs ahead."""
         timer = Timer()
-        with timer.phase("rollout"):
-            groups = self.sampler.finish(pending, within_s)
-        with timer.phase("reward"):
-            scored = score_groups(groups, self.rewards)
+        arrivals = self.sampler.arrivals(pending, within_s)
+        if self.config.reward.model.path is not None and not self.config.rollout.continuous:
+            # A model's last digits depend on what it reads together, which time must not decide.
+            arrivals = together(arrivals)
+        scored = score_arrivals(arrivals, self.rewards, timer)
         scored = shape_overlong(scored, self.config.algorithm.overlong, self.config.rollout.max_tokens)
         return Batch(scored, {name: timer.seconds[f"time/{name}_s"] for name in ("rollout", "reward")})
 

@@ -12,9 +12,11 @@ from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.dispatch import max_calls
-from slurm_rl.train.grpo.sampling import ContinuousSampler
+from slurm_rl.train.grpo.sampling import ContinuousSampler, score_arrivals, together
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
+from slurm_rl.train.rewards.types import RewardItem, RewardResult
 from slurm_rl.train.stop import StopFlag
+from slurm_rl.train.timer import Timer
 
 SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=3)
 
@@ -57,7 +59,7 @@ class Engines:
 
 
 def prompts(count: int, first: int = 0) -> list[EncodedPrompt]:
-    return [EncodedPrompt(index=i, token_ids=[i], text="x", answer="x") for i in range(first, first + count)]
+    return [EncodedPrompt(index=i, token_ids=[i], text=str(i), answer="x") for i in range(first, first + count)]
 
 
 def test_groups_come_back_in_the_order_of_the_prompts_whoever_ends_first() -> None:
@@ -100,6 +102,41 @@ def test_an_engine_that_fails_is_named_by_whoever_waits(capsys: pytest.CaptureFi
     it.engines[1].calls[0][2].set_exception(RayActorError())
     with pytest.raises(TrainingError, match="rollout-1 must live through sampling"):
         it.sampler.finish(pending)
+
+
+def test_what_has_come_is_scored_while_the_rest_is_sampled() -> None:
+    it = Engines(2)
+    pending = it.sampler.start(prompts(4), SPEC)
+    it.settle()
+    arrivals = it.sampler.arrivals(pending)
+    scored: list[list[str]] = []
+
+    class Rewards:
+        def score(self, items: list[RewardItem]) -> list[RewardResult]:
+            scored.append([item.prompt for item in items])
+            if len(scored) == 1:  # the others end while these are scored
+                for engine, index in ((it.engines[0], 0), (it.engines[1], 1), (it.engines[0], 1)):
+                    engine.answer(index)
+            return [RewardResult(item=item, value=float(item.prompt)) for item in items]
+
+    it.engines[1].answer(0)
+    timer = Timer()
+    groups = score_arrivals(arrivals, Rewards(), timer)
+    later = [prompt for part in scored[1:] for prompt in part]
+    assert scored[0] == ["1", "1"] and sorted(later) == ["0", "0", "2", "2", "3", "3"]
+    assert [[result.value for result in group.results] for group in groups] == [[float(i)] * 2 for i in range(4)]
+    assert set(timer.seconds) == {"time/rollout_s", "time/reward_s"}
+
+
+def test_together_gives_all_groups_at_once_in_the_order_of_the_prompts() -> None:
+    it = Engines(2)
+    pending = it.sampler.start(prompts(4), SPEC)
+    it.settle()
+    for engine in reversed(it.engines):
+        for index in (1, 0):
+            engine.answer(index)
+    [found] = together(it.sampler.arrivals(pending))
+    assert list(found) == [0, 1, 2, 3] and [group.prompt.index for group in found.values()] == [0, 1, 2, 3]
 
 
 def test_a_silent_engine_is_named_at_the_deadline_and_a_stop_ends_the_waiting() -> None:
