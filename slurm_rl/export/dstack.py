@@ -16,10 +16,10 @@ import yaml
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.export.names import workload_name
 
 RUN_TOKEN = "SLURM_RL_TOKEN"
 """What the run's machines know each other by."""
-_NAME = re.compile(r"[a-z][a-z0-9-]{1,40}")
 _EXTRAS = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}
 # Slurm's name of it -> dstack's, where these differ.
 _GPU_NAMES = {"MI300": "MI300X"}
@@ -66,7 +66,11 @@ def build_task(
     node = ["python", "-m", "slurm_rl", "node", *node_overrides(config, overrides)]
     install = ["pip", "install", "-c", "constraints.txt", f".[{_EXTRAS[config.cluster.accelerator]}]"]
     commands = [shlex.join(node)] if image else [shlex.join(install), shlex.join(node)]
-    task: dict[str, Any] = {"type": "task", "name": dstack_name(config.name), "nodes": config.cluster.num_nodes}
+    task: dict[str, Any] = {
+        "type": "task",
+        "name": workload_name(config.name, "dstack"),
+        "nodes": config.cluster.num_nodes,
+    }
     task |= {"image": image} if image else {"python": "3.11"}
     # The checkout, from which the nodes run.
     task |= {"repos": ["."], "env": [*secret_names, RUN_TOKEN], "commands": [*config.cluster.setup, *commands]}
@@ -103,22 +107,6 @@ def quote_for_hydra(text: str) -> str:
     if re.fullmatch(r"[A-Za-z0-9_./-]+", text):
         return text
     return "'" + text.replace("\\'", "\\\\'").replace("'", "\\'") + "'"
-
-
-def dstack_name(name: str) -> str:
-    """A name that dstack takes: lower case, dashes.
-
-    Raises:
-        ConfigError: it has none of the name's length or beginning.
-    """
-    found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    if not _NAME.fullmatch(found):
-        raise ConfigError(
-            "dstack wants a name of 2 to 41 letters, digits and dashes that begins with a letter",
-            seen=name,
-            action="set name=...",
-        )
-    return found
 
 
 def _docker_image(config: RunConfig) -> str | None:

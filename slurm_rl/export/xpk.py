@@ -6,13 +6,13 @@ by a file of names. Pure.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.export.names import workload_name
 from slurm_rl.external.arguments import ExternalRun
 from slurm_rl.external.build import build_external_argv
 
@@ -23,7 +23,6 @@ _PATHWAYS_ENV = {
     "JAX_BACKEND_TARGET": "grpc://127.0.0.1:29000",
     "ENABLE_PATHWAYS_PERSISTENCE": "1",
 }
-_NAME = re.compile(r"[a-z]([a-z0-9-]{0,37}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,8 @@ def build_xpk_argv(config: RunConfig, target: XpkTarget) -> list[str]:
     command = shlex.join(build_external_argv(config.external, run))
     if not command.isprintable():
         raise ConfigError("the command must be one line, which xpk writes into YAML", seen=ascii(command))
-    argv = ["xpk", "workload", "create-pathways", f"--workload={xpk_name(config.name)}"]
+    name = workload_name(config.name, "xpk")
+    argv = ["xpk", "workload", "create-pathways", f"--workload={name}"]
     argv += [f"--docker-image={target.image}", f"--cluster={target.cluster}", f"--tpu-type={target.tpu_type}"]
     argv += [f"--num-slices={target.num_slices}", f"--priority={target.priority}"]
     argv += [f"--project={target.project}"] if target.project else []
@@ -102,19 +102,3 @@ def build_env_lines(config: RunConfig, secret_names: Sequence[str]) -> list[str]
         if not value.isprintable():
             raise ConfigError("a variable for xpk must be one line", seen=f"cluster.env.{name}")
     return [*(f"{name}={value}" for name, value in values.items()), *secret_names]
-
-
-def xpk_name(name: str) -> str:
-    """A name that xpk takes: lower case, dashes, at most 39 characters.
-
-    Raises:
-        ConfigError: it has none of that length or beginning.
-    """
-    found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    if not _NAME.fullmatch(found):
-        raise ConfigError(
-            "xpk wants a name of at most 39 letters, digits and dashes that begins with a letter",
-            seen=name,
-            action="set name=...",
-        )
-    return found

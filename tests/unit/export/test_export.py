@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
-from slurm_rl.export.dstack import build_task, dstack_name, quote_for_hydra, render_dstack
+from slurm_rl.export.dstack import build_task, quote_for_hydra, render_dstack
+from slurm_rl.export.names import workload_name
 from slurm_rl.export.xpk import XpkTarget, build_xpk_argv
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -110,13 +111,13 @@ def test_a_node_composes_the_run_of_the_config() -> None:
 
 @pytest.mark.parametrize(("name", "expected"), [("Grpo_MathV60K", "grpo-mathv60k"), ("a.b--c", "a-b-c")])
 def test_names_become_those_that_dstack_takes(name: str, expected: str) -> None:
-    assert dstack_name(name) == expected
+    assert workload_name(name, "dstack") == expected
 
 
 @pytest.mark.parametrize("name", ["7b", "a", "a" * 60])
 def test_names_that_cannot_become_such_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="set name="):
-        dstack_name(name)
+        workload_name(name, "dstack")
 
 
 def test_the_xpk_script_runs_xpk_with_our_words_and_the_shells_secrets(tmp_path: Path) -> None:
