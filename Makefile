@@ -5,14 +5,24 @@ BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
 # Without --no-compile a minute goes into modules that nobody imports.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
+CLUSTERS := tests/slurm tests/machines
+REST := $(filter-out $(CLUSTERS) %.py %__pycache__,$(wildcard tests/*))
 
-.PHONY: demo test check unit test-all lock clean
+.PHONY: demo test test-clusters test-rest check unit test-all lock clean
 
 demo: $(VENV)/.cpu
 	$(BIN)/python -m slurm_rl
 
+# On Slurm one after the other: those tests keep both cores busy, and their deadlines must not meet other work. The
+# others compute, most in one process, and go two at a time.
 test: $(VENV)/.dev check
-	$(BIN)/python -m pytest -m "not slow" --durations=15 tests
+	$(MAKE) --no-print-directory --keep-going test-clusters test-rest
+
+test-clusters: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow" --durations=15 $(CLUSTERS)
+
+test-rest: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow" --durations=15 --numprocesses 2 --dist loadfile $(REST)
 
 test-all: $(VENV)/.dev check
 	$(BIN)/python -m pytest tests

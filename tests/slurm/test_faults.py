@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,11 +27,23 @@ AT_ONCE = 2
 
 Scenario = Callable[[Cluster, Path], None]
 SCENARIOS: list[Scenario] = []
+SLOW: set[str] = set()
 
 
 def scenario(function: Scenario) -> Scenario:
     SCENARIOS.append(function)
     return function
+
+
+def slow_scenario(function: Scenario) -> Scenario:
+    """One that is like another of CI's, or whose decision a unit test holds."""
+    SLOW.add(function.__name__)
+    return scenario(function)
+
+
+def names() -> list[Any]:
+    slow = pytest.mark.slow
+    return [pytest.param(one.__name__, marks=[slow] if one.__name__ in SLOW else []) for one in SCENARIOS]
 
 
 def check_end(run: LightRun, outcomes: list[str], num_steps: int = 60) -> None:
@@ -68,7 +81,7 @@ def signals_before_the_trainer_and_twice_at_once(cluster: Cluster, folder: Path)
     check_end(run, ["checkpointed", "checkpointed", "finished"])
 
 
-@scenario
+@slow_scenario
 def requeued_by_hand(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder, ONE_NODE)
     run.wait_for_training(1)
@@ -87,7 +100,7 @@ def the_driver_is_killed(cluster: Cluster, folder: Path) -> None:
     assert "killed by SIGKILL, exit status 137" in run.causes[0]
 
 
-@scenario
+@slow_scenario
 def the_gcs_is_killed(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder, ONE_NODE)
     run.wait_for_training(1)
@@ -122,7 +135,7 @@ def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     assert seconds_from(run, moment) < 8
 
 
-@scenario
+@slow_scenario
 def scancel_is_final(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder, num_steps=1000)
     run.wait_for_training(1)
@@ -153,7 +166,7 @@ def the_controller_is_killed(cluster: Cluster, folder: Path) -> None:
     assert [event["by"] for event in run.events("controller/killed")] == ["SIGKILL"]
 
 
-@scenario
+@slow_scenario
 def a_killed_batch_step_leaves_a_run_that_goes_on(cluster: Cluster, folder: Path) -> None:
     # The same nodes again: Slurm may have killed the agents before they could clean, and the next ones do it.
     nodes = ",".join(list(cluster.nodes)[:2])
@@ -167,7 +180,7 @@ def a_killed_batch_step_leaves_a_run_that_goes_on(cluster: Cluster, folder: Path
     assert run.events("trainer/resumed")
 
 
-@scenario
+@slow_scenario
 def no_progress_ends_the_run_and_says_why(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder, ONE_NODE, "job.max_failures=9", save_every=1000, num_steps=1000)
     for attempt in (1, 2):
@@ -189,7 +202,7 @@ def results(session_cluster: Cluster, request: pytest.FixtureRequest) -> Iterato
         yield {one.__name__: pool.submit(one, session_cluster, shared / one.__name__) for one in chosen}
 
 
-@pytest.mark.parametrize("name", [one.__name__ for one in SCENARIOS])
+@pytest.mark.parametrize("name", names())
 def test_fault(name: str, results: dict[str, Future[None]]) -> None:
     results[name].result()
 

