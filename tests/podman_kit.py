@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,8 +40,12 @@ def podman_environment(folder: Path, *, driver: str = "vfs", graph: str | None =
     # A sandbox may not raise limits to podman's defaults.
     limits = 'default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]'
     (folder / "containers.conf").write_text(f'[containers]\n{limits}\n[engine]\nruntime = "runc"\n')
+    # Short: of a socket's path with more than 107 characters podman hears nothing, and waits 20 s for every container.
+    running = tempfile.mkdtemp(prefix="podman-") if graph is None else f"{graph}-run"
+    if graph is None:
+        atexit.register(shutil.rmtree, running, ignore_errors=True)
     graph = graph or f"{folder}/graph"
-    storage = f'[storage]\ndriver = "{driver}"\ngraphroot = "{graph}"\nrunroot = "{graph}-run"\n'
+    storage = f'[storage]\ndriver = "{driver}"\ngraphroot = "{graph}"\nrunroot = "{running}"\n'
     (folder / "storage.conf").write_text(storage)
     return {
         **os.environ,
