@@ -32,6 +32,10 @@ NUM_MACHINES = 3
 PATIENCE_S = 60.0
 """How long a test waits for what takes seconds."""
 TOKEN = "a-secret-of-these-tests-alone"
+RUNPOD_HEAD = {"HEAD_POD_ID": "abc123", "EXPECTED_WORKERS": "1"}
+RUNPOD_WORKER = {"RAY_WORKER": "1", "HEAD_POD_ID": "abc123", "RUNPOD_POD_ID": "def456"}
+RUNPOD_NAMES = {"abc123.runpod.internal": 1}
+"""Of /etc/hosts, as RunPod's network has them."""
 # Those of this machine's own surroundings would speak for the one under test.
 FOREIGN = ("SLURM_", "DSTACK_", "GCP_", "RUNPOD_", "RAY_", "HEAD_POD_ID", "EXPECTED_WORKERS", "MASTER_", "WORLD_SIZE")
 
@@ -176,6 +180,17 @@ class Run:
     def end(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.run_dir.end.read_text())
         return found
+
+
+def dstack(machines: Machines, rank: int) -> dict[str, str]:
+    """dstack's variables on one of two machines."""
+    addresses = [machines.ip(1), machines.ip(2)]
+    return {
+        "DSTACK_NODE_RANK": str(rank),
+        "DSTACK_NODES_NUM": "2",
+        "DSTACK_MASTER_NODE_IP": addresses[0],
+        "DSTACK_NODES_IPS": "\n".join(addresses),
+    }
 
 
 @contextmanager

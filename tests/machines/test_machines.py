@@ -10,12 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.machines.kit import TOKEN, Machines, Run, machines_up, stop
+from tests.machines.kit import RUNPOD_HEAD, RUNPOD_NAMES, RUNPOD_WORKER, TOKEN, Machines, Run, dstack, machines_up, stop
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
-
-RUNPOD_NAMES = {"abc123.runpod.internal": 1}
-RUNPOD = {"HEAD_POD_ID": "abc123", "EXPECTED_WORKERS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -30,26 +27,15 @@ def machines(all_machines: Machines) -> Iterator[Machines]:
     all_machines.end_all()
 
 
-def dstack(machines: Machines, rank: int) -> dict[str, str]:
-    addresses = [machines.ip(1), machines.ip(2)]
-    return {
-        "DSTACK_NODE_RANK": str(rank),
-        "DSTACK_NODES_NUM": "2",
-        "DSTACK_MASTER_NODE_IP": addresses[0],
-        "DSTACK_NODES_IPS": "\n".join(addresses),
-    }
-
-
 def test_pods_without_a_common_disk_meet_by_the_heads_name(machines: Machines) -> None:
     """RunPod's variables. The worker comes first and waits; a stranger with another token is turned away."""
     run = Run(machines.root / "own" / "1" / "w" / "pods")
     words = machines.words(machines.shared / "pods", port=machines.next_port())
-    worker_env = {"RAY_WORKER": "1", "HEAD_POD_ID": "abc123", "RUNPOD_POD_ID": "def456"}
-    worker = machines.start(2, worker_env, *words, hosts=RUNPOD_NAMES, apart=True)
+    worker = machines.start(2, RUNPOD_WORKER, *words, hosts=RUNPOD_NAMES, apart=True)
     worker.wait_for("waiting for the head at abc123.runpod.internal")
     stranger_env = {"RAY_WORKER": "1", "HEAD_POD_ID": "abc123", "SLURM_RL_TOKEN": "quite-another-secret"}
     stranger = machines.start(3, stranger_env, *words, hosts=RUNPOD_NAMES, apart=True)
-    head = machines.start(1, RUNPOD, *words, hosts=RUNPOD_NAMES, apart=True)
+    head = machines.start(1, RUNPOD_HEAD, *words, hosts=RUNPOD_NAMES, apart=True)
     assert stranger.wait() == 2
     assert "every machine of a run must have the same SLURM_RL_TOKEN" in stranger.output
     run.wait_for_training()

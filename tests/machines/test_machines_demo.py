@@ -1,4 +1,4 @@
-"""The demo itself over two machines without Slurm, interrupted by a notice, and gone on with on one."""
+"""The demo itself over two machines without Slurm, by the variables of three clouds; one run is interrupted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.machines.kit import Run, machines_up, stop
+from tests.machines.kit import RUNPOD_HEAD, RUNPOD_NAMES, RUNPOD_WORKER, Machines, Run, dstack, machines_up, stop
 from tests.slurm.cluster import wait_until
 from tests.whole_run import OVERRIDES
 
@@ -19,11 +19,26 @@ def steps(run: Path) -> list[int]:
     return [row["step"] for row in rows if row["stage"] == "grpo"]
 
 
-def test_the_demo_over_two_machines_is_interrupted_and_goes_on_with_one() -> None:
+def words_of(machines: Machines, run: Run) -> list[str]:
+    return ["node", f"run_dir={run.run_dir.path}", f"cluster.tmp_root={machines.root}/t", *OVERRIDES]
+
+
+@pytest.mark.parametrize("cloud", ["runpod", "dstack"])
+def test_the_demo_finishes_over_two_machines(cloud: str) -> None:
     with machines_up() as machines:
         run = Run(machines.shared / "demo")
-        path = run.run_dir.path
-        words = ["node", f"run_dir={path}", f"cluster.tmp_root={machines.root}/t", *OVERRIDES]
+        pair = (RUNPOD_HEAD, RUNPOD_WORKER) if cloud == "runpod" else (dstack(machines, 0), dstack(machines, 1))
+        nodes = [machines.start(n, env, *words_of(machines, run), hosts=RUNPOD_NAMES) for n, env in enumerate(pair, 1)]
+        assert [node.wait(900) for node in nodes] == [0, 0], nodes[0].output
+        assert run.end["state"] == "finished"
+        assert steps(run.run_dir.path) == list(range(41, 47))
+
+
+def test_the_demo_over_two_machines_is_interrupted_and_goes_on_with_one() -> None:
+    """GCP's variables."""
+    with machines_up() as machines:
+        run = Run(machines.shared / "demo")
+        path, words = run.run_dir.path, words_of(machines, run)
         worker = machines.start(2, {"GCP_WORKER": "1", "GCP_HEAD_IP": machines.ip(1)}, *words)
         head = machines.start(1, {"EXPECTED_WORKERS": "1"}, *words)
 
