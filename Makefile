@@ -6,7 +6,8 @@ CONSTRAINTS := constraints.txt
 # Without --no-compile a minute goes into modules that nobody imports.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 CLUSTERS := tests/slurm tests/machines
-REST := $(filter-out $(CLUSTERS) %.py %__pycache__,$(wildcard tests/*))
+# The longest files first, so that at the end no core is idle.
+REST := tests/train $(filter-out $(CLUSTERS) tests/train %.py %__pycache__,$(wildcard tests/*))
 
 .PHONY: demo test test-clusters test-rest check unit test-all lock clean
 
@@ -22,7 +23,7 @@ test-clusters: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" --durations=15 $(CLUSTERS)
 
 test-rest: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow" --durations=15 --numprocesses 2 --dist loadfile $(REST)
+	$(BIN)/python -m pytest -m "not slow" --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder $(REST)
 
 test-all: $(VENV)/.dev check
 	$(BIN)/python -m pytest tests
