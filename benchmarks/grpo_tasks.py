@@ -61,8 +61,12 @@ def _characters() -> str:
 
 
 SHARED = ("policy.share_prompts=true", "policy.micro_batch_tokens=8192")
+# With a model this small an engine is mostly Python, which takes one core.
+TWO_ENGINES = ("rollout.num_engines=2",)
 TASKS = {
-    "short": Task(TinyModelConfig(characters=DIGITS + "*=", context_length=64), 7, 40, 64, 20, 300, "score_whole"),
+    "short": Task(
+        TinyModelConfig(characters=DIGITS + "*=", context_length=64), 7, 40, 64, 20, 300, "score_whole", TWO_ENGINES
+    ),
     "prompts": Task(TinyModelConfig(characters=DIGITS, context_length=640), 512, 64, 8, 20, 40, "score_share", SHARED),
     "memory": Task(
         TinyModelConfig(characters=_characters(), hidden_size=64, num_layers=2, context_length=640),

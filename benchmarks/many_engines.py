@@ -7,6 +7,9 @@ completion holds one for a log-normal time, and one that finds no place waits it
 policy is an actor that sleeps as long as training would take. All else is what a run has: GRPOTrainer, sampler,
 pipeline, rewards, weight sync, metrics, checkpoint.
 
+The longest of a batch's completions takes five times the mean with 64 engines. Whatever the controller does, engines
+idle for it where the batches that may be under way hold less work than that, as with `--prompts 8`.
+
 Busy is the share of time in which an engine samples at least one completion, and `places` the share of its places
 that are taken, both as means over engines. The time begins with the first step and ends where the last batch has been
 asked for, since what comes after has nothing to fill it with; while an engine takes weights it is not busy.
@@ -129,7 +132,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=[*CASES], help="staleness; c: continuous")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--slots", type=int, default=16, help="completions that an engine samples at once")
-    parser.add_argument("--prompts", type=int, default=8, help="prompts a step for each engine, 4 completions each")
+    parser.add_argument("--prompts", type=int, default=16, help="prompts a step for each engine, 4 completions each")
     parser.add_argument("--sample-s", type=float, default=4.0, help="mean time of a completion")
     parser.add_argument("--spread", type=float, default=0.5, help="standard deviation of the logarithm of that time")
     parser.add_argument("--train-s", type=float, default=4.0)
