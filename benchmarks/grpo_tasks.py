@@ -69,7 +69,7 @@ TASKS = {
     ),
     "prompts": Task(TinyModelConfig(characters=DIGITS, context_length=640), 512, 64, 8, 20, 40, "score_share", SHARED),
     "memory": Task(
-        TinyModelConfig(characters=_characters(), hidden_size=64, num_layers=2, context_length=640),
+        TinyModelConfig(characters=_characters(), num_layers=2, context_length=640),
         *(512, 64, 8, 4, 20, "score_share", (*SHARED, "policy.logprob_chunk_tokens=512")),
     ),
 }

@@ -23,9 +23,8 @@ WORKERS = 8
 
 
 def fast(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> list[float]:
-    """1 for the answer."""
-    pairs = zip(queries, prompts, labels, strict=True)
-    return [float(query[len(prompt) :].strip() == right) for query, prompt, right in pairs]
+    """0 or 1 by the characters: of every group some have each, so that every step trains on all of them."""
+    return [float(sum(map(ord, query)) % 2) for query in queries]
 
 
 def slow(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str]) -> list[float]:
@@ -56,11 +55,12 @@ def measure(args: argparse.Namespace, staleness: int, reward: str) -> float:
     run = args.out / f"k{staleness}-{reward}-{int(time.time())}"
     overrides = [
         f"run_dir={run}", f"trainer.num_steps={args.steps}", f"trainer.prompts_per_step={args.prompts}",
-        f"algorithm.group_size={args.group_size}", f"rollout.max_staleness={staleness}", "warmup.num_steps=20",
+        f"algorithm.group_size={args.group_size}", f"rollout.max_staleness={staleness}", "warmup.num_steps=2",
         f"reward.function={Path(__file__).resolve()}:{reward}", f"reward.num_workers={WORKERS}",
         "checkpoint.every=1000000", "eval.greedy=false", "data.num_eval=8",
-        # So long that training and sampling take as long as the reward, as they do in a real run.
-        "model.tiny.hidden_size=256", "model.tiny.num_layers=6",
+        # So large that training takes as long as the reward: a step needs the batch that was asked for one step ago, so
+        # k=1 can hide what fits beside one step's training, and half of what goes beyond.
+        "model.tiny.hidden_size=512", "model.tiny.num_layers=8",
     ]  # fmt: skip
     subprocess.run([sys.executable, "-m", "slurm_rl", *overrides], check=True, stdout=sys.stderr)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
