@@ -111,7 +111,7 @@ def the_gcs_is_killed(cluster: Cluster, folder: Path) -> None:
     assert seconds_from(run, moment) < 8
 
 
-@scenario
+@slow_scenario
 def a_raylet_is_killed(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder)
     run.wait_for_training(1)

@@ -38,6 +38,7 @@ def grace_time(cluster: Cluster, seconds: int) -> Iterator[None]:
     cluster.run(["scontrol", "update", "partition=main", "GraceTime=10"])
 
 
+@pytest.mark.slow
 def test_preemption_with_a_warning_saves_and_requeues(cluster: Cluster, shared_dir: Path) -> None:
     run = LightRun(cluster, shared_dir / "run", num_steps=60)
     run.wait_for_training(1)
