@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from concurrent.futures import Future
 from typing import Any
@@ -132,10 +133,12 @@ def test_together_gives_all_groups_at_once_in_the_order_of_the_prompts() -> None
     it = Engines(2)
     pending = it.sampler.start(prompts(4), SPEC)
     it.settle()
-    for engine in reversed(it.engines):
-        for index in (1, 0):
-            engine.answer(index)
-    [found] = together(it.sampler.arrivals(pending))
+    it.engines[1].answer(1)
+    arrivals = it.sampler.arrivals(pending)
+    first = next(arrivals)
+    for engine, index in ((it.engines[0], 1), (it.engines[1], 0), (it.engines[0], 0)):
+        engine.answer(index)
+    [found] = together(itertools.chain([first], arrivals))
     assert list(found) == [0, 1, 2, 3] and [group.prompt.index for group in found.values()] == [0, 1, 2, 3]
 
 
