@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 
 from slurm_rl.errors import ConfigError
 
@@ -190,8 +192,9 @@ def _last_slots(demand: Demand, role: str, count: int, taken: Sequence[tuple[int
 
 def _slots(demand: Demand, role: str, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """(node, GPU) pairs that the role may have."""
-    slots = [(node, gpu) for node in demand.nodes_for(role) for gpu in range(demand.gpus_per_node)]
-    return [slot for slot in slots if slot not in taken]
+    used = set(taken)
+    slots = ((node, gpu) for node in demand.nodes_for(role) for gpu in range(demand.gpus_per_node))
+    return [slot for slot in slots if slot not in used]
 
 
 def _too_many(key: str, wanted: int, role: str, demand: Demand) -> ConfigError:
@@ -206,7 +209,7 @@ def _too_many(key: str, wanted: int, role: str, demand: Demand) -> ConfigError:
 
 
 def _groups_on_one_node(slots: list[tuple[int, int]], size: int) -> Iterator[tuple[int, tuple[int, ...]]]:
-    for node in sorted({node for node, _ in slots}):
-        gpus = [gpu for at, gpu in slots if at == node]
+    for node, on_node in groupby(sorted(slots), key=itemgetter(0)):
+        gpus = [gpu for _, gpu in on_node]
         for start in range(0, len(gpus) - size + 1, size):
             yield node, tuple(gpus[start : start + size])
