@@ -14,7 +14,7 @@ from slurm_rl.errors import RunDirError
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
 from slurm_rl.plan.debug import debug_env
 from slurm_rl.plan.expected import expected_versions
-from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, choose_tensor_parallel_size
+from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_heads, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.secrets import secret_names
 from slurm_rl.plan.task import (
@@ -160,6 +160,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     # What an external program places, and with which model, is its own affair.
     shape = None if config.external else facts.model_shape
     check_context(config, shape)
+    check_heads(config, shape)
     under_torchrun = config.task in TORCHRUN_TASKS
     tensor_parallel_size = 1 if under_torchrun else choose_tensor_parallel_size(config, shape)
     demand = _demand(config, cpus, tensor_parallel_size)

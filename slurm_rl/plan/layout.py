@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # the node agent imports this without pydantic
     from slurm_rl.config.run import RunConfig
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Of vLLM's attention on CPU; tests/train/test_gloo_transfer.py holds them against the installed one."""
 _FROZEN = {"policy": "reference", "critic": "reward model"}
 """Whose frozen model stands beside whom."""
 
@@ -105,6 +107,20 @@ def check_context(config: RunConfig, shape: ModelShape | None) -> None:
             "data.max_prompt_tokens + rollout.max_tokens must be <= the model's max_position_embeddings",
             seen=f"{config.data.max_prompt_tokens} + {config.rollout.max_tokens} > {limit}",
             action="shorten either, or take a model with a longer context",
+        )
+
+
+def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
+    """Raise ConfigError when the rollout engine's attention on CPU has no kernel for the model's heads."""
+    tiny = config.model.tiny
+    size = shape.head_dim if shape else tiny.hidden_size // tiny.num_heads if tiny else None
+    has_engine = not config.external and config.task not in TORCHRUN_TASKS
+    if has_engine and config.cluster.accelerator == "cpu" and size is not None and size not in CPU_HEAD_SIZES:
+        raise ConfigError(
+            "without a GPU a rollout engine's attention heads must be of a size that vLLM has a kernel for: "
+            + ", ".join(map(str, CPU_HEAD_SIZES)),
+            seen=f"heads of {size}",
+            action="change model.tiny.hidden_size or num_heads" if tiny else "take another model, or a GPU",
         )
 
 

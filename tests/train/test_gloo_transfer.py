@@ -13,6 +13,7 @@ import torch
 
 vllm = pytest.importorskip("vllm")
 
+from slurm_rl.plan.layout import CPU_HEAD_SIZES  # noqa: E402 - as the next
 from slurm_rl.train.grpo.gloo_transfer import (  # noqa: E402 - needs vLLM
     GlooEngine,
     GlooTrainerEngine,
@@ -109,3 +110,10 @@ def test_other_policy_ranks_take_part_without_sending() -> None:
 def test_telling_vllm_twice_is_no_error() -> None:
     register()
     register()
+
+
+def test_the_plan_knows_the_heads_that_the_engine_takes_without_a_gpu() -> None:
+    """Here, since this file has imported vLLM already, which takes long."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert tuple(CPUAttentionBackend.get_supported_head_sizes()) == CPU_HEAD_SIZES

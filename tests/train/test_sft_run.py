@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from slurm_rl.node.processes import attempt_mark, find_marked
 from slurm_rl.run_dir import RunDir, read_json, read_jsonl
 from tests.whole_run import exact_rows
@@ -54,31 +56,50 @@ def has_saved(run: RunDir, attempt: int) -> bool:
     return len(starts) >= attempt and any(row["kind"] == "checkpoint/saved" for row in events[starts[attempt - 1] :])
 
 
-def test_killed_and_interrupted_it_logs_the_numbers_of_a_run_that_nobody_disturbed(tmp_path: Path) -> None:
-    whole, harmed = tmp_path / "whole", tmp_path / "harmed"
-    process = start(whole)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    process = start(folder)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
+    return folder
 
-    run = RunDir(harmed)
-    process = start(harmed)
+
+def test_interrupted_and_resumed_it_logs_the_numbers_of_a_run_that_nobody_disturbed(
+    whole: Path, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "interrupted")
+    process = start(run.path)
+    wait_for(lambda: has_saved(run, 1), "the first attempt to save")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert read_json(run.attempt(1).outcome)["outcome"] == "checkpointed"
+    require_equal(finish(start(run.path, "resume"), run), whole)
+
+
+@pytest.mark.slow
+def test_its_agent_killed_it_tries_again_and_logs_the_same_numbers(whole: Path, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "killed")
+    process = start(run.path)
     wait_for(lambda: has_saved(run, 1), "the first attempt to save")
     key = read_json(run.attempt(1).start)["job"]
     mark = attempt_mark(run, key, 1, 0)
     assert len(find_marked(mark)) >= 3, "torchrun and its two ranks"
     os.kill(read_json(run.attempt(1).node(0))["pid"], signal.SIGKILL)
     wait_for(lambda: find_marked(mark) == [], "the ranks to die with torchrun, and torchrun with its agent", 10)
-    wait_for(lambda: has_saved(run, 2), "the second attempt to save")
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 130, output
-    assert read_json(run.attempt(2).outcome)["outcome"] == "checkpointed"
+    require_equal(finish(process, run), whole)
 
-    process = start(harmed, "resume")
+
+def finish(process: subprocess.Popen[str], run: RunDir) -> Path:
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
+    assert not (run.path / "secrets").exists(), "there is no Ray, so there is no token"
+    return run.path
+
+
+def require_equal(harmed: Path, whole: Path) -> None:
     assert exact_rows(harmed) == exact_rows(whole)
-    assert (harmed / "export" / "model.safetensors").read_bytes() == (
-        whole / "export" / "model.safetensors"
-    ).read_bytes()
-    assert not (harmed / "secrets").exists(), "there is no Ray, so there is no token"
+    exported = [(folder / "export" / "model.safetensors").read_bytes() for folder in (harmed, whole)]
+    assert exported[0] == exported[1]

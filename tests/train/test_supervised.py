@@ -55,6 +55,12 @@ LAYOUTS = {
     "zero-2": ["policy.backend=deepspeed", "policy.zero_stage=2"],
     "zero-3": ["policy.backend=deepspeed", "policy.zero_stage=3"],
 }
+Pairs = list[tuple[str, str]]
+"""Layouts with tasks."""
+# Layouts differ below the objective, and tests/train/test_engine_distributed.py holds them against each other.
+OFTEN: Pairs = [*(("fsdp2", task) for task in TASKS), ("zero-2", "dpo-cached"), ("zero-3", "rm")]
+SELDOM: Pairs = [(layout, task) for layout in LAYOUTS for task in TASKS if (layout, task) not in OFTEN]
+FOUR: Pairs = [(layout, task) for layout in LAYOUTS for task in (TASKS | ADAPTED)]
 
 
 class StopAfter(StopFlag):
@@ -77,23 +83,21 @@ def make_run(folder: Path, *words: str) -> tuple[RunDir, RunConfig]:
     return run, config
 
 
-def work(
-    rank: int, num_ranks: int, port: int, root: Path, layouts: dict[str, list[str]], tasks: dict[str, list[str]]
-) -> None:
+def work(rank: int, num_ranks: int, port: int, root: Path, pairs: Pairs) -> None:
     place = Place(rank=rank, local_rank=rank, world_size=num_ranks, local_world_size=num_ranks, master_port=port)
     place.join(timeout_s=300)
-    for layout, more in layouts.items():
-        for task, words in tasks.items():
-            run, config = make_run(root / f"{layout}-{num_ranks}-{task}" / f"whole-{rank}", *words, *more)
-            run = RunDir(run.path.with_name("whole-0"))
-            train(run, config, place, StopFlag())
-            if num_ranks > 2:
-                continue
-            again = RunDir(run.path.with_name("stopped"))
-            try:
-                train(again, config, place, StopAfter(3))
-            except StopRequested:
-                train(again, config, place, StopFlag())
+    for layout, task in pairs:
+        words = [*(TASKS | ADAPTED)[task], *LAYOUTS[layout]]
+        run, config = make_run(root / f"{layout}-{num_ranks}-{task}" / f"whole-{rank}", *words)
+        run = RunDir(run.path.with_name("whole-0"))
+        train(run, config, place, StopFlag())
+        if num_ranks > 2:
+            continue
+        again = RunDir(run.path.with_name("stopped"))
+        try:
+            train(again, config, place, StopAfter(3))
+        except StopRequested:
+            train(again, config, place, StopFlag())
     torch.distributed.destroy_process_group()
 
 
@@ -106,16 +110,22 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("supervised")
-    multiprocessing.spawn(work, args=(2, free_port(), root, LAYOUTS, TASKS), nprocs=2)
-    multiprocessing.spawn(work, args=(1, free_port(), root, {"fsdp2": []}, TASKS), nprocs=1)
+    multiprocessing.spawn(work, args=(2, free_port(), root, OFTEN), nprocs=2)
+    multiprocessing.spawn(work, args=(1, free_port(), root, [("fsdp2", task) for task in TASKS]), nprocs=1)
     return root
+
+
+@pytest.fixture(scope="module")
+def seldom(root: Path) -> None:
+    """The other layouts, too."""
+    multiprocessing.spawn(work, args=(2, free_port(), root, SELDOM), nprocs=2)
 
 
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("four")
-    multiprocessing.spawn(work, args=(4, free_port(), root, LAYOUTS, TASKS | ADAPTED), nprocs=4)
-    multiprocessing.spawn(work, args=(1, free_port(), root, {"fsdp2": []}, ADAPTED), nprocs=1)
+    multiprocessing.spawn(work, args=(4, free_port(), root, FOUR), nprocs=4)
+    multiprocessing.spawn(work, args=(1, free_port(), root, [("fsdp2", task) for task in ADAPTED]), nprocs=1)
     return root
 
 
@@ -125,15 +135,20 @@ def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_two_ranks_in_every_layout_equal_one(layout: str, task: str, root: Path) -> None:
+@pytest.mark.parametrize(("layout", "task"), OFTEN)
+def test_two_ranks_equal_one(layout: str, task: str, root: Path) -> None:
     require_equal(exact_rows(root / f"{layout}-2-{task}" / "whole-0"), exact_rows(root / f"fsdp2-1-{task}" / "whole-0"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [*TASKS, *ADAPTED])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("layout", "task"), SELDOM)
+def test_two_ranks_in_every_layout_equal_one(layout: str, task: str, root: Path, seldom: None) -> None:
+    test_two_ranks_equal_one(layout, task, root)
+    test_a_stopped_run_goes_on_to_the_same_numbers(layout, 2, task, root)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "task"), FOUR)
 def test_four_ranks_in_every_layout_equal_one(layout: str, task: str, root: Path, four: Path) -> None:
     one = (four if task in ADAPTED else root) / f"fsdp2-1-{task}" / "whole-0"
     require_equal(exact_rows(four / f"{layout}-4-{task}" / "whole-0"), exact_rows(one))
@@ -147,10 +162,11 @@ def require_equal(ours: list[dict[str, Any]], one: list[dict[str, Any]]) -> None
         assert row == pytest.approx(numbers, abs=1e-5, rel=1e-5)
 
 
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("layout", [*(f"{name}-2" for name in LAYOUTS), "fsdp2-1"])
-def test_a_stopped_run_goes_on_to_the_same_numbers(layout: str, task: str, root: Path) -> None:
-    folder = root / f"{layout}-{task}"
+@pytest.mark.parametrize(
+    ("layout", "ranks", "task"), [*((one, 2, task) for one, task in OFTEN), *(("fsdp2", 1, task) for task in TASKS)]
+)
+def test_a_stopped_run_goes_on_to_the_same_numbers(layout: str, ranks: int, task: str, root: Path) -> None:
+    folder = root / f"{layout}-{ranks}-{task}"
     assert "trainer/resumed" in (folder / "stopped" / "events.jsonl").read_text()
     assert exact_rows(folder / "stopped") == exact_rows(folder / "whole-0")
 

@@ -128,6 +128,22 @@ def test_what_cannot_fit_is_refused_with_both_numbers(
     assert all(number in str(caught.value) for number in numbers), str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("words", "tree", "seen"),
+    [
+        (["model.tiny.num_heads=8"], None, "heads of 16"),
+        (["model=hf", "model.path=/m"], {**QWEN25_7B, "head_dim": 72}, "heads of 72"),
+    ],
+)
+def test_heads_that_the_engine_has_no_kernel_for_are_refused_before_anything_waits(
+    words: list[str], tree: dict[str, object] | None, seen: str
+) -> None:
+    facts = SubmitFacts("/usr/bin/python3", 8, "test", shape_of(tree) if tree else None)
+    with pytest.raises(ConfigError, match=seen):
+        build_plan(load_config(words), "/runs/a", facts)
+    build_plan(load_config(["+exp=sft_tiny", "model.tiny.num_heads=8"]), "/runs/a", facts)
+
+
 def test_nothing_is_estimated_of_an_unknown_model() -> None:
     facts = SubmitFacts("/usr/bin/python3", 8, "test", None)
     plan = build_plan(load_config(H100), "/runs/a", facts)

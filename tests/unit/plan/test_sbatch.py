@@ -36,7 +36,7 @@ def quote(value: str) -> str:
     return f"'{out}{chr(92) * slashes}'"
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(printable.filter(lambda text: "${" not in text))
 def test_an_override_arrives_as_one_argument(comment: str) -> None:
     config = load_config(["+cluster=slurm_cpu", f"cluster.slurm.comment={quote(comment)}"])
