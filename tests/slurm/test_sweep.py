@@ -122,7 +122,9 @@ def test_a_sweep_is_cancelled_as_a_whole(cluster: Cluster, shared_dir: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("number", "num_arrays"), [(1000, 1), pytest.param(2500, 3, marks=pytest.mark.slow)], ids=["1000", "2500"]
+    ("number", "num_arrays"),
+    [(200, 1), pytest.param(1000, 1, marks=pytest.mark.slow), pytest.param(2500, 3, marks=pytest.mark.slow)],
+    ids=str,
 )
 def test_a_large_sweep_is_checked_and_taken_fast(
     cluster: Cluster, shared_dir: Path, number: int, num_arrays: int

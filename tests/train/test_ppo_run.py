@@ -8,7 +8,7 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.run_dir import RunDir
-from tests.whole_run import exact_rows, kill_trainer, start_run
+from tests.whole_run import OVERRIDES, exact_rows, kill_trainer, start_run
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +51,7 @@ def test_critic_and_reward_model_stand_in_processes_of_their_own(tmp_path: Path)
     from slurm_rl.train.engine.policy import PolicyEngine
     from slurm_rl.train.engine.tiny import build_tiny_model
 
-    tiny = load_config([]).model.require_tiny()
+    tiny = load_config(OVERRIDES).model.require_tiny()
     build_tiny_model(tiny, 0, tmp_path / "model")
     config = ModelConfig(path=str(tmp_path / "model"))
     PolicyEngine(

@@ -61,7 +61,7 @@ def test_a_converted_checkpoint_is_the_exported_model(whole_run: Path, tmp_path:
     from transformers import AutoModelForCausalLM
 
     out = tmp_path / "model"
-    words = ["convert", str(whole_run), "--out", str(out), "--max-shard-gb", "0.001"]
+    words = ["convert", str(whole_run), "--out", str(out), "--max-shard-gb", "0.0001"]
     assert main(words) == 0
     exported = load_file(whole_run / "export" / "model.safetensors")
     shards = sorted(out.glob("model-*.safetensors"))

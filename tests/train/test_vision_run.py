@@ -41,6 +41,8 @@ OVERRIDES = (
     "trainer.num_minibatches=1",
     # The first step of GRPO, the 46th of all, is saved.
     "checkpoint.every=23",
+    "policy.num_threads=1",
+    "ray.dashboard=false",
     "logging.wandb.mode=disabled",
 )
 
