@@ -271,6 +271,7 @@ def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> D
         has_critic=config.algorithm.needs_values,
         num_critics=(config.critic.num_workers or 0) if config.algorithm.needs_values else 0,
         num_references=config.reference.num_workers or 0,
+        overlaps=config.rollout.max_staleness > 0,
         features=_node_features(config),
         feature_of={
             "policy": config.policy.node_feature,

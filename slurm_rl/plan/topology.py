@@ -47,6 +47,8 @@ class Demand:
     """Processes that hold the critic apart from the policy; 0 with `has_critic`: beside it."""
     num_references: int = 0
     """Processes that hold the reference apart from the policy."""
+    overlaps: bool = False
+    """Engines sample while the policy trains."""
     features: tuple[str, ...] = ()
     """Slurm feature of each node, by rank; empty where all are alike."""
     feature_of: Mapping[str, str | None] = field(default_factory=dict)
@@ -123,13 +125,14 @@ def _place_on_cpus(demand: Demand, num_workers: int, num_engines: int) -> tuple[
         at_policy, at_engines = at_policy[:num_apart], at_policy[num_apart:] or at_policy
     policy_nodes = [at_policy[i * len(at_policy) // num_workers] for i in range(num_workers)]
     engine_nodes = [at_engines[i % len(at_engines)] for i in range(num_engines)]
+    both = policy_nodes + engine_nodes
+    at_once = (both, both) if demand.overlaps else (policy_nodes, engine_nodes)
     policy = [
-        ActorPlan("policy", i, node, (), demand.worker_threads or _share(demand, policy_nodes.count(node)))
+        ActorPlan("policy", i, node, (), demand.worker_threads or _share(demand, at_once[0].count(node)))
         for i, node in enumerate(policy_nodes)
     ]
     rollout = [
-        ActorPlan("rollout", i, node, (), _share(demand, engine_nodes.count(node)))
-        for i, node in enumerate(engine_nodes)
+        ActorPlan("rollout", i, node, (), _share(demand, at_once[1].count(node))) for i, node in enumerate(engine_nodes)
     ]
     return (
         *policy,
@@ -147,7 +150,8 @@ def _spread(demand: Demand, role: str, count: int) -> list[ActorPlan]:
 
 
 def _share(demand: Demand, num_on_node: int) -> int | None:
-    # Roles take turns (the policy waits while engines sample), so each role may use every core.
+    # Roles that take turns (the policy waits while engines sample) may each use every core. Those that work at once
+    # must not: their threads would wait for each other, and a step on 2 cores took three times as long.
     return None if demand.cpus_per_node is None else max(1, demand.cpus_per_node // num_on_node)
 
 

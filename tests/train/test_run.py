@@ -284,7 +284,7 @@ def test_a_malformed_data_file_is_named_with_its_line(tmp_path: Path) -> None:
 
 def test_a_tokenizer_without_pad_token_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
-    process = start_run(tmp_path / "bad", "model=hf", f"model.path={tmp_path}")
+    process = start_run(tmp_path / "bad", "model=hf", f"model.path={tmp_path}", overrides=())
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2, output
     assert "pad token" in output

@@ -151,6 +151,16 @@ def test_nothing_is_estimated_of_an_unknown_model() -> None:
     assert "not estimated" in "\n".join(render_layout(plan.layout))
 
 
+def test_without_a_gpu_roles_that_work_at_once_share_the_cores() -> None:
+    def threads(staleness: int) -> dict[str, int | None]:
+        facts = SubmitFacts("/usr/bin/python3", 8, "test", None)
+        words = [f"rollout.max_staleness={staleness}", "rollout.num_engines=3"]
+        return {actor.role: actor.num_threads for actor in build_plan(load_config(words), "/runs/a", facts).actors}
+
+    assert threads(0) == {"policy": 8, "rollout": 2}
+    assert threads(1) == {"policy": 2, "rollout": 2}
+
+
 def test_a_plan_survives_json() -> None:
     plan = plan_of(QWEN25_7B, "cluster.num_nodes=2")
     assert JobPlan.from_json(plan.to_json()) == plan
