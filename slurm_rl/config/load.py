@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -164,13 +164,29 @@ def explain_compose_error(error: Exception) -> ConfigError:
 
 
 def _unknown_key(key: str) -> ConfigError:
+    section = key.rpartition(".")[0]
+    if _is_table(key) or _is_table(section):
+        # Hydra appends to a table such as cluster.env only with a plus.
+        entry = key if _is_table(section) else f"{key}.<name>"
+        return ConfigError("a table takes new entries one by one", seen=key, action=f"add an entry: +{entry}=<value>")
     if key in set(valid_keys()):
-        # A table such as cluster.env: Hydra appends to it only with a plus.
-        action = f"add an entry: +{key}.<name>=<value>"
-        return ConfigError("a table takes new entries one by one", seen=key, action=action)
+        seen = f"{key}, and {section} is null with these groups"
+        action = f"choose a group that has {section}"
+        return ConfigError("a key can be set where its section is on", seen=seen, action=action)
     near = nearest_key(key)
     hint = f"did you mean {near}?" if near else "see `python -m slurm_rl --cfg job` for every key"
     return ConfigError("the key must exist in the config", seen=key, action=hint)
+
+
+def _is_table(key: str) -> bool:
+    """Whether the field of this dotted name holds entries of any name."""
+    models: list[type[Section]] = [RunConfig]
+    *sections, name = key.split(".")
+    for section in sections:
+        fields = [model.model_fields[section] for model in models if section in model.model_fields]
+        models = [found for field in fields for found in _sections_of(field.annotation)]
+    annotations = [model.model_fields[name].annotation for model in models if name in model.model_fields]
+    return any(get_origin(item) is dict for found in annotations for item in (found, *get_args(found)))
 
 
 def _explain_field(item: Any) -> str:

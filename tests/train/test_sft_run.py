@@ -21,10 +21,11 @@ WORDS = (
     "policy.num_workers=2",
     "data.largest_addend=9",
     "data.num_eval=20",
-    "supervised.max_steps=60",
-    "supervised.batch_size=64",
+    # 200 steps, so that a signal after the first save comes before the end.
+    "supervised.batch_size=8",
+    "supervised.num_epochs=20",
     "checkpoint.every=5",
-    "eval.every=30",
+    "eval.every=50",
     "job.max_failures=1",
     "logging.wandb.mode=disabled",
 )

@@ -39,8 +39,8 @@ OVERRIDES = (
     "trainer.num_steps=3",
     "trainer.prompts_per_step=8",
     "trainer.num_minibatches=1",
-    # The first step of GRPO, the 46th of all, is saved.
-    "checkpoint.every=23",
+    "checkpoint.every=1",
+    "checkpoint.keep=3",
     "policy.num_threads=1",
     "ray.dashboard=false",
     "logging.wandb.mode=disabled",
@@ -115,7 +115,7 @@ def test_gone_on_with_from_the_middle_it_ends_with_the_same_numbers(run_dir: Pat
     than that is tested with text.
     """
     whole = Path(shutil.copytree(run_dir, tmp_path / "whole"))
-    for name in ("checkpoints/step-48", "export"):
+    for name in ("checkpoints/step-47", "checkpoints/step-48", "export"):
         shutil.rmtree(run_dir / name)
     (run_dir / "end.json").unlink()
     process = start(run_dir, "resume", str(run_dir))
