@@ -104,9 +104,10 @@ def quote_for_hydra(text: str) -> str:
     >>> quote_for_hydra("runs/a"), quote_for_hydra("a b")
     ('runs/a', "'a b'")
     """
-    if re.fullmatch(r"[A-Za-z0-9_./-]+", text):
-        return text
-    return "'" + text.replace("\\'", "\\\\'").replace("'", "\\'") + "'"
+    if re.fullmatch(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*", text):
+        return text  # no number, no word that stands for something
+    # Backslashes count only before a quote, the closing one included.
+    return "'" + re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 
 
 def _docker_image(config: RunConfig) -> str | None:

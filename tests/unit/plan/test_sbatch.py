@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from slurm_rl.config.load import load_config, parse_config, section_defaults
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.export.dstack import quote_for_hydra
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.sbatch import sbatch_argv
 
@@ -25,21 +26,10 @@ def plan_with(run_dir: str = "/runs/a", **cluster: object) -> JobPlan:
     return build_plan(parse_config(tree), run_dir, FACTS)
 
 
-def quote(value: str) -> str:
-    """A value as Hydra's grammar takes it in quotes."""
-    # Backslashes count only where they stand before a quote, the closing one included.
-    out, slashes = "", 0
-    for character in value:
-        if character == "'":
-            out += "\\" * (slashes + 1)
-        out, slashes = out + character, slashes + 1 if character == "\\" else 0
-    return f"'{out}{chr(92) * slashes}'"
-
-
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(printable.filter(lambda text: "${" not in text))
 def test_an_override_arrives_as_one_argument(comment: str) -> None:
-    config = load_config(["+cluster=slurm_cpu", f"cluster.slurm.comment={quote(comment)}"])
+    config = load_config(["+cluster=slurm_cpu", f"cluster.slurm.comment={quote_for_hydra(comment)}"])
     argv = sbatch_argv(build_plan(config, "/runs/a", FACTS).sbatch)
     assert argv.count(f"--comment={comment}") == 1
 
