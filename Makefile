@@ -45,10 +45,11 @@ $(VENV)/.cpu: pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-# The lock names all that .[cpu,dev] needs (a test holds them together), so nothing has to be resolved.
+# The lock names all that .[cpu,dev] needs (a test holds them together), so nothing has to be resolved. pip installs one
+# package after the other: two of them, with every other line each, take 70 s instead of 118.
 $(VENV)/.dev: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --no-deps --requirement $(CONSTRAINTS)
+	printf '%s\n' 1 2 | xargs -P 2 -I% sh -c "sed -n '%~2p' $(CONSTRAINTS) | $(PIP) --no-deps --requirement /dev/stdin"
 	$(PIP) --no-deps --editable .
 	touch $(VENV)/.cpu $@
 

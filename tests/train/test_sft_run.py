@@ -21,9 +21,9 @@ WORDS = (
     "policy.num_workers=2",
     "data.largest_addend=9",
     "data.num_eval=20",
-    # 200 steps, so that a signal after the first save comes before the end.
+    # 80 steps, so that a signal after the first save comes before the end.
     "supervised.batch_size=8",
-    "supervised.num_epochs=20",
+    "supervised.num_epochs=8",
     "checkpoint.every=5",
     "eval.every=50",
     "job.max_failures=1",
