@@ -59,18 +59,6 @@ def seconds_from(run: LightRun, moment: float) -> float:
 
 
 @scenario
-def nothing_happens(cluster: Cluster, folder: Path) -> None:
-    """The yardstick; and bring-up is timed from the allocation on."""
-    run = LightRun(cluster, folder)
-    check_end(run, ["finished"])
-    phases = run.events("attempt/brought_up")[0]
-    order = ["controller_s", "preflight_s", "agents_s", "head_s", "nodes_s", "trainer_s"]
-    times = [phases[name] for name in order]
-    assert times == sorted(times)
-    assert 0 <= times[0] < 15
-
-
-@scenario
 def stop_signals_twice_at_once(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder, ONE_NODE)
     run.wait_for_training(1)

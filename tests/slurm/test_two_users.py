@@ -52,9 +52,20 @@ def test_two_users_on_the_same_nodes_do_not_meet(cluster: Cluster, shared_dir: P
         end = run.wait_for_end()
         assert end["state"] == "finished", (end, run.causes)
         assert run.metrics() == expected_metrics(40, 2)
+        assert run.outcomes == ["finished"]
+        check_phases(run)
     assert mine.hosts(1) == theirs.hosts(1)
     starts = [run.events("trainer/started")[0]["time"] for run in (mine, theirs)]
     ends = [run.events("job/ended")[0]["time"] for run in (mine, theirs)]
     assert max(starts) < min(ends), "they were not there at the same time"
     assert theirs.run_dir.end.stat().st_uid == NOBODY
     wait_until_clean(cluster)
+
+
+def check_phases(run: LightRun) -> None:
+    """Bring-up is timed from the allocation on."""
+    phases = run.events("attempt/brought_up")[0]
+    order = ["controller_s", "preflight_s", "agents_s", "head_s", "nodes_s", "trainer_s"]
+    times = [phases[name] for name in order]
+    assert times == sorted(times)
+    assert 0 <= times[0] < 15

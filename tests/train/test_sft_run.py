@@ -67,16 +67,29 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_interrupted_and_resumed_it_logs_the_numbers_of_a_run_that_nobody_disturbed(
-    whole: Path, tmp_path: Path
-) -> None:
-    run = RunDir(tmp_path / "interrupted")
+def interrupt(run: RunDir) -> None:
     process = start(run.path)
     wait_for(lambda: has_saved(run, 1), "the first attempt to save")
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130, output
     assert read_json(run.attempt(1).outcome)["outcome"] == "checkpointed"
+
+
+def test_interrupted_and_resumed_it_logs_every_step_once(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "interrupted")
+    interrupt(run)
+    finish(start(run.path, "resume"), run)
+    steps = [row["step"] for row in exact_rows(run.path) if row["stage"] == "sft"]
+    assert steps == list(range(1, 81))
+
+
+@pytest.mark.slow
+def test_interrupted_and_resumed_it_logs_the_numbers_of_a_run_that_nobody_disturbed(
+    whole: Path, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "interrupted")
+    interrupt(run)
     require_equal(finish(start(run.path, "resume"), run), whole)
 
 

@@ -173,7 +173,7 @@ def wait_until_clean(cluster: Cluster) -> None:
 
 
 def expected_metrics(num_steps: int, num_nodes: int) -> list[str]:
-    """What an undisturbed run logs; test_faults.py holds it against one."""
+    """What an undisturbed run logs; test_two_users.py holds it against two."""
     from tests.slurm.light.trainer import Counter
 
     values, rows = [0.5] * num_nodes, []
