@@ -60,7 +60,7 @@ def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
 
 def kill_trainer(run: RunDir, process: subprocess.Popen[str], step: int) -> None:
     """kill -9 of the trainer once a checkpoint of this step or a later one is there."""
-    deadline = time.monotonic() + 400
+    deadline = time.monotonic() + 600
     while not any(row["kind"] == "checkpoint/saved" and row["step"] >= step for row in read_jsonl(run.events)):
         assert time.monotonic() < deadline and process.poll() is None, "no checkpoint, or the run is over"
         time.sleep(0.05)

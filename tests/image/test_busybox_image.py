@@ -44,7 +44,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
 
 def image(env: Mapping[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "slurm_rl", "image", *words]
-    return subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=120)
+    return subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=300)
 
 
 def for_pyxis(path: Path) -> list[str]:

@@ -29,7 +29,7 @@ from tests.slurm.light_python import make_light_python
 
 ROOT = Path(__file__).parents[2]
 NUM_MACHINES = 3
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 """How long a test waits for what takes seconds."""
 TOKEN = "a-secret-of-these-tests-alone"
 RUNPOD_HEAD = {"HEAD_POD_ID": "abc123", "EXPECTED_WORKERS": "1"}

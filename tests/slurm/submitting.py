@@ -26,7 +26,7 @@ def cli(
     """`python -m slurm_rl <words>` in `folder`, as on the login node."""
     argv = [sys.executable, "-m", "slurm_rl", *words]
     full = {**cluster.env, "PYTHONPATH": str(ROOT), **(env or {})}
-    return subprocess.run(argv, cwd=folder, env=full, capture_output=True, text=True, timeout=90)
+    return subprocess.run(argv, cwd=folder, env=full, capture_output=True, text=True, timeout=300)
 
 
 def submit(cluster: Cluster, run: Path, python: Path, *words: str, env: Mapping[str, str] | None = None) -> str:
@@ -57,10 +57,10 @@ def quote(value: object) -> str:
 def wait_for_step(run: Path, attempt: int = 1) -> None:
     """Wait until the light trainer of this attempt makes steps."""
     log = run / "attempts" / str(attempt) / "logs" / "driver.log"
-    wait_until(lambda: log.is_file() and "goes on" in log.read_text(), f"attempt {attempt} to train", timeout_s=60)
+    wait_until(lambda: log.is_file() and "goes on" in log.read_text(), f"attempt {attempt} to train", timeout_s=240)
 
 
-def wait_for_end(run: Path, timeout_s: float = 60) -> dict[str, Any]:
+def wait_for_end(run: Path, timeout_s: float = 240) -> dict[str, Any]:
     """How the run ended by the controller's word."""
     wait_until((run / "end.json").is_file, "the run to end", timeout_s=timeout_s)
     found: dict[str, Any] = json.loads((run / "end.json").read_text())

@@ -24,6 +24,8 @@ CONTROLLER = "submitit.core._submit"
 ONE_NODE = "cluster.num_nodes=1"
 # Two cores bring up two Ray clusters at a time; with more, deadlines would measure this machine.
 AT_ONCE = 2
+# What is told at once takes 2 to 8 s by the load of the machine; what a deadline has to find takes a minute or more.
+SOON_S = 30
 
 Scenario = Callable[[Cluster, Path], None]
 SCENARIOS: list[Scenario] = []
@@ -101,7 +103,7 @@ def the_gcs_is_killed(cluster: Cluster, folder: Path) -> None:
     run.kill(run.hosts(1)[0], "gcs_server")
     check_end(run, ["failed", "finished"])
     assert "gcs_server died, exit code -9" in run.causes[0]
-    assert seconds_from(run, moment) < 8
+    assert seconds_from(run, moment) < SOON_S
 
 
 @slow_scenario
@@ -112,7 +114,7 @@ def a_raylet_is_killed(cluster: Cluster, folder: Path) -> None:
     run.kill(host, "raylet/raylet ")
     check_end(run, ["failed", "finished"])
     assert host in run.causes[0] and "raylet died, exit code -9" in run.causes[0]
-    assert seconds_from(run, moment) < 8
+    assert seconds_from(run, moment) < SOON_S
 
 
 @scenario
@@ -124,8 +126,8 @@ def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     check_end(run, ["failed", "finished"])
     assert run.causes[0].startswith(f"{host}: task 1: Killed")
     # Told at once; then the others end their Ray, and the dead agent's node is cleaned.
-    assert run.events("node/died")[0]["time"] - moment < 2
-    assert seconds_from(run, moment) < 8
+    assert run.events("node/died")[0]["time"] - moment < SOON_S
+    assert seconds_from(run, moment) < SOON_S
 
 
 @slow_scenario

@@ -78,5 +78,5 @@ def test_a_run_in_podman_finishes_on_two_nodes_and_leaves_nothing(
     run = LightRun(cluster, shared_dir / "run", *words, num_steps=10)
     assert run.wait_for_end(timeout_s=300)["state"] == "finished", run.causes
     assert len(run.events("image/checked")) == 1 and len(run.hosts(1)) == 2
-    wait_until(lambda: not run.leftovers(), "nothing of the run to be left", timeout_s=10)
+    wait_until(lambda: not run.leftovers(), "nothing of the run to be left", timeout_s=30)
     assert {name: containers(cluster, name, podman) for name in run.hosts(1)} == {name: [] for name in run.hosts(1)}

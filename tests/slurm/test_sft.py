@@ -45,9 +45,9 @@ def test_a_harmed_run_and_one_by_plain_sbatch_log_the_same_numbers(cluster: Clus
     cluster.signal(run.hosts(1)[1], next(p.pid for p in ranks if "torch.distributed.run" not in p.cmdline), 9)
     wait_for_save_after_resume(run)
     assert cluster.run(["scontrol", "requeue", run.job]).returncode == 0
-    assert wait_for_end(plain, timeout_s=200)["state"] == "finished"
+    assert wait_for_end(plain, timeout_s=400)["state"] == "finished"
     # end.json of the interruption lies there until the job starts again.
-    assert run.wait_for_end(timeout_s=200)["state"] == "finished"
+    assert run.wait_for_end(timeout_s=400)["state"] == "finished"
     assert run.outcomes[0] == "failed" and "was killed by SIGKILL" in run.causes[0]
     assert run.outcomes[1] in ("lost", "checkpointed") and run.outcomes[2:] == ["finished"]
     assert len(run.events("trainer/resumed")) == 2
@@ -62,14 +62,14 @@ def wait_for_save_after_resume(run: LightRun) -> None:
         resumed = [row["time"] for row in run.events("trainer/resumed")]
         return bool(resumed) and any(row["time"] > resumed[0] for row in run.events("checkpoint/saved"))
 
-    wait_until(is_there, "the second attempt to save", timeout_s=90)
+    wait_until(is_there, "the second attempt to save", timeout_s=240)
 
 
 def wait_for_checkpoint(run: Path, step: int) -> None:
     def is_there() -> bool:
         return any(int(path.name[5:]) >= step for path in (run / "checkpoints").glob("step-*"))
 
-    wait_until(is_there, f"step {step}", timeout_s=120)
+    wait_until(is_there, f"step {step}", timeout_s=240)
 
 
 def sbatch(cluster: Cluster, folder: Path, nodes: str, *words: str) -> None:

@@ -34,7 +34,7 @@ def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
     env = {**cluster.env, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(follow, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
         assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
-        out, err = following.communicate(timeout=30)
+        out, err = following.communicate(timeout=120)
     assert "trainer of attempt 1 goes on after step 0" in out
     assert err.splitlines()[-1] == "# interrupted"
     assert wait_for_end(run)["state"] == "interrupted"
@@ -98,7 +98,7 @@ def test_a_controller_that_died_without_a_word(cluster: Cluster, shared_dir: Pat
     wait_for_step(run)
     # As the out-of-memory killer would.
     cluster.run(["scancel", "--batch", "--signal=KILL", job])
-    wait_until(lambda: state_of(cluster, run).startswith("dead: Slurm says "), "the state", timeout_s=30)
+    wait_until(lambda: state_of(cluster, run).startswith("dead: Slurm says "), "the state")
     assert "resume" in cli(cluster, shared_dir, "status", str(run)).stdout
 
 

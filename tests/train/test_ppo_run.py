@@ -28,7 +28,7 @@ WORDS = (
 def test_a_killed_run_goes_on_with_policy_critic_and_kl_coefficient(tmp_path: Path) -> None:
     whole, harmed = tmp_path / "whole", tmp_path / "harmed"
     process = start_run(whole, *WORDS)
-    output, _ = process.communicate(timeout=400)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     rows = [row for row in exact_rows(whole) if row["stage"] == "grpo"]
     assert len(rows) == 6
@@ -39,7 +39,7 @@ def test_a_killed_run_goes_on_with_policy_critic_and_kl_coefficient(tmp_path: Pa
     process = start_run(harmed, *WORDS)
     # The first checkpoint with a trained critic.
     kill_trainer(RunDir(harmed), process, step=42)
-    output, _ = process.communicate(timeout=400)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert exact_rows(harmed) == exact_rows(whole)
 
@@ -59,7 +59,7 @@ def test_critic_and_reward_model_stand_in_processes_of_their_own(tmp_path: Path)
     ).export(tmp_path / "rm")
     words = [*WORDS, "critic.num_workers=2", f"reward.model.path={tmp_path / 'rm'}", "reward.model.device=critic"]
     process = start_run(tmp_path / "run", *words, f"critic.init_from={tmp_path / 'rm'}", "trainer.num_steps=3")
-    output, _ = process.communicate(timeout=400)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     rows = [row for row in exact_rows(tmp_path / "run") if row["stage"] == "grpo"]
     assert len(rows) == 3 and all(row["critic/loss"] > 0 for row in rows)

@@ -103,7 +103,7 @@ def other_ray() -> Iterator[set[int]]:
     for pid in session_of(ray.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    ray.wait(timeout=30)
+    ray.wait(timeout=120)
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -141,7 +141,7 @@ def test_twenty_kills_in_saves_lose_nothing(whole_run: Path, tmp_path: Path) -> 
         while num_kills < 20 and wait_for_save(process, run_dir):
             time.sleep(chance.uniform(0, 0.1))
             os.kill(find_driver(run_dir), signal.SIGKILL)
-            output, _ = process.communicate(timeout=120)
+            output, _ = process.communicate(timeout=300)
             assert process.returncode == 1, output
             num_kills += 1
             process = start_run(run_dir, verb="resume")
@@ -201,13 +201,13 @@ def temp_dir(run_dir: Path) -> Path:
 
 def kill_driver_when(process: subprocess.Popen[str], run_dir: Path, is_time: Callable[[], bool]) -> None:
     """SIGKILL the trainer as soon as `is_time` says so; the command must then end with status 1."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while not is_time():
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline, "the moment to kill never came"
         time.sleep(0.002)
     os.kill(find_driver(run_dir), signal.SIGKILL)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 1, output
     assert "killed by SIGKILL" in output
 
@@ -265,7 +265,7 @@ def command_line(pid: int) -> str:
 def test_bad_input_ends_with_status_2_and_no_traceback(words: list[str], names: list[str], tmp_path: Path) -> None:
     run_dir = tmp_path / "bad"
     process = start_run(run_dir, *words)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 2, output
     assert "Traceback" not in output
     assert all(name in output for name in names), output
@@ -276,7 +276,7 @@ def test_a_malformed_data_file_is_named_with_its_line(tmp_path: Path) -> None:
     data = tmp_path / "prompts.jsonl"
     data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer"\n')
     process = start_run(tmp_path / "bad", f"data.train={data}", "data.num_eval=1")
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 2, output
     assert "line 2" in output
     assert str(data) in output
@@ -285,6 +285,6 @@ def test_a_malformed_data_file_is_named_with_its_line(tmp_path: Path) -> None:
 def test_a_tokenizer_without_pad_token_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
     process = start_run(tmp_path / "bad", "model=hf", f"model.path={tmp_path}", overrides=())
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=240)
     assert process.returncode == 2, output
     assert "pad token" in output

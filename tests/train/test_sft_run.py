@@ -43,7 +43,7 @@ def start(run: Path, verb: str = "submit") -> subprocess.Popen[str]:
     )
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 120) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 300) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what
@@ -71,7 +71,7 @@ def interrupt(run: RunDir) -> None:
     process = start(run.path)
     wait_for(lambda: has_saved(run, 1), "the first attempt to save")
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 130, output
     assert read_json(run.attempt(1).outcome)["outcome"] == "checkpointed"
 

@@ -23,7 +23,7 @@ def has_cgroup_v1() -> bool:
 def remove_cgroups(node: str) -> None:
     """Remove what slurmd made for this node. The kernel lets go a moment after the last process."""
     for top in MOUNT.glob(f"*/slurm_{node}"):
-        wait_until(lambda top=top: _is_removed(top), f"{top} to be free of processes", timeout_s=10)  # type: ignore[misc]
+        wait_until(lambda top=top: _is_removed(top), f"{top} to be free of processes", timeout_s=60)  # type: ignore[misc]
 
 
 def _is_removed(top: Path) -> bool:

@@ -127,7 +127,7 @@ class Cluster:
         return self.slot.ip(self.nodes.index(node) + 1)
 
     def run(
-        self, argv: Sequence[str], *, node: str | None = None, timeout_s: float = 60.0
+        self, argv: Sequence[str], *, node: str | None = None, timeout_s: float = 180.0
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as on the login node, or on `node` as by ssh; its exit code is for the caller to judge."""
         command = self.on_node(node, argv) if node else list(argv)

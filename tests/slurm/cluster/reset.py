@@ -17,7 +17,7 @@ def reset(cluster: Cluster) -> None:
             cluster.boot(node)
         elif cluster.node_state(node).startswith(("down", "drain", "fail")):
             cluster.run(["scontrol", "update", f"nodename={node}", "state=resume"])
-    wait_until(lambda: is_idle(cluster), "every node to be idle", timeout_s=60)
+    wait_until(lambda: is_idle(cluster), "every node to be idle", timeout_s=180)
     # A job that was cancelled just now had no time to clean up; that is no matter of the next test.
     for node in cluster.nodes:
         cluster.clear_tmp(node)

@@ -9,7 +9,7 @@ from typing import TypeVar
 Result = TypeVar("Result")
 
 
-def wait_until(check: Callable[[], Result], what: str, *, timeout_s: float = 30.0, every_s: float = 0.05) -> Result:
+def wait_until(check: Callable[[], Result], what: str, *, timeout_s: float = 120.0, every_s: float = 0.05) -> Result:
     """Call `check` until it returns something true, and return that; TimeoutError says what did not come."""
     deadline = time.monotonic() + timeout_s
     while True:

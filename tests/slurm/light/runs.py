@@ -63,11 +63,11 @@ class LightRun:
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in read_jsonl(self.run_dir.events) if row["kind"] == kind]
 
-    def wait_for_events(self, kind: str, count: int = 1, timeout_s: float = 90) -> list[dict[str, Any]]:
+    def wait_for_events(self, kind: str, count: int = 1, timeout_s: float = 240) -> list[dict[str, Any]]:
         wait_until(lambda: len(self.events(kind)) >= count, f"{kind} number {count}", timeout_s=timeout_s)
         return self.events(kind)
 
-    def wait_for_step(self, step: int, timeout_s: float = 90) -> None:
+    def wait_for_step(self, step: int, timeout_s: float = 240) -> None:
         def is_there() -> bool:
             return any(row["step"] >= step for row in read_jsonl(self.run_dir.metrics))
 
@@ -80,9 +80,9 @@ class LightRun:
             started = [row["time"] for row in self.events("trainer/started") if row["attempt"] == attempt]
             return bool(started) and any(row["time"] > started[0] for row in self.events("checkpoint/saved"))
 
-        wait_until(is_there, f"attempt {attempt} to save", timeout_s=90)
+        wait_until(is_there, f"attempt {attempt} to save", timeout_s=240)
 
-    def wait_for_end(self, timeout_s: float = 120) -> dict[str, Any]:
+    def wait_for_end(self, timeout_s: float = 300) -> dict[str, Any]:
         """end.json, once Slurm too is through with the job."""
 
         def is_over() -> bool:
@@ -98,7 +98,7 @@ class LightRun:
             shown = self.cluster.run(["squeue", "-h", "-t", "all", "-j", self.job, "-o", "%T"])
             return shown.stdout.strip() == state
 
-        wait_until(is_there, f"job {self.job} to be {state}", timeout_s=60)
+        wait_until(is_there, f"job {self.job} to be {state}", timeout_s=120)
 
     @property
     def outcomes(self) -> list[str]:
@@ -167,7 +167,7 @@ def wait_until_clean(cluster: Cluster) -> None:
             return not cluster.leftovers(host)
 
         try:
-            wait_until(is_clean, host, timeout_s=10)
+            wait_until(is_clean, host, timeout_s=30)
         except TimeoutError:
             raise AssertionError(f"left on {host}: {cluster.leftovers(host)}") from None
 

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 HEAVY = "torch ray vllm deepspeed transformers wandb numpy tensorboard accelerate datasets"
+LIBRARIES = "import hydra, omegaconf, pydantic, yaml"
 BLOCKER = f"""
 import sys
 for name in {HEAVY.split()!r}:
@@ -62,8 +63,8 @@ def test_light_verbs_are_light_and_quick(words: list[str], said: str, tmp_path: 
     assert said in done.stdout
     # A busy machine makes even CPU seconds longer: then as many times what the libraries alone take beside it.
     if seconds >= 1:
-        libraries = cpu_seconds([sys.executable, "-c", "import hydra, omegaconf, pydantic, yaml"])
-        again = run_light(tmp_path, *words)[1]
+        libraries = max(cpu_seconds([sys.executable, "-c", LIBRARIES]) for _ in range(3))
+        again = min(run_light(tmp_path, *words)[1] for _ in range(3))
         assert again < max(1, 4 * libraries), f"{again:.2f} s of CPU; the libraries alone {libraries:.2f} s"
 
 

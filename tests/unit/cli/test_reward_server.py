@@ -103,9 +103,9 @@ def test_it_serves_clients_that_send_no_labels_and_ends_on_sigterm(tmp_path: Pat
             query = "<|im_start|>user\n3+4?<|im_end|>\n<|im_start|>assistant\nseven<|im_end|>"
             prompt = '[{"role": "user", "content": "3+4?"}]'
             url = f"http://any:secret-token@{found[1]}"
-            answer = requests.post(url, json={"query": [query], "prompts": [prompt]}, timeout=30)
+            answer = requests.post(url, json={"query": [query], "prompts": [prompt]}, timeout=120)
             assert (answer.status_code, answer.json()["rewards"], answer.json()["length"]) == (200, [1.0], [5.0])
-            unknown = requests.post(url, json={"query": [query], "prompts": ["test problem"]}, timeout=30)
+            unknown = requests.post(url, json={"query": [query], "prompts": ["test problem"]}, timeout=120)
             assert unknown.status_code == 422
             assert "prompts[0] must be one of the prompts of --answers" in unknown.json()["error"]
         finally:

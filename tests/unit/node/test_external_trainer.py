@@ -109,7 +109,7 @@ def test_checkpoints_of_each_trainer_count_as_progress(tmp_path: Path, folder: s
 
 
 def wait_for(condition: Any) -> None:
-    give_up = time.monotonic() + 60
+    give_up = time.monotonic() + 240
     while not condition():
         assert time.monotonic() < give_up
         time.sleep(0.05)

@@ -40,7 +40,7 @@ def start(script: str, mark_value: str | None = None) -> subprocess.Popen[str]:
     return process
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true"
@@ -56,11 +56,11 @@ def is_alive(pid: int) -> bool:
 
 def test_a_daemon_that_left_session_and_tree_is_found_and_ended(mark: str) -> None:
     parent = start("setsid sh -c 'sleep 300 >/dev/null 2>&1 & echo started'", mark)
-    parent.wait(timeout=10)
+    parent.wait(timeout=60)
     wait_until(lambda: len(find_marked(mark)) == 1)
     (daemon,) = find_marked(mark)
     assert daemon != parent.pid and os.getsid(daemon) != os.getsid(0)
-    assert end_marked(mark, grace_s=5) == []
+    assert end_marked(mark, grace_s=30) == []
     assert not is_alive(daemon)
 
 
@@ -73,21 +73,21 @@ def test_one_that_ignores_sigterm_is_killed_and_named(mark: str) -> None:
 def test_sigterm_is_enough_for_the_others_and_does_not_take_the_whole_grace(mark: str) -> None:
     started = time.monotonic()
     start("echo ready; exec sleep 300", mark)
-    assert end_marked(mark, grace_s=30) == []
-    assert time.monotonic() - started < 10
+    assert end_marked(mark, grace_s=300) == []
+    assert time.monotonic() - started < 100
 
 
 def test_a_stopped_process_gets_its_chance(mark: str, tmp_path: Path) -> None:
     note = tmp_path / "saved"
     process = start(f"trap 'touch {note}; exit 0' TERM; echo ready; while :; do sleep 0.05; done", mark)
     os.kill(process.pid, signal.SIGSTOP)
-    assert end_marked(mark, grace_s=10) == []
+    assert end_marked(mark, grace_s=30) == []
     assert note.exists()
 
 
 def test_a_child_born_during_the_end_is_ended_too(mark: str) -> None:
     start("trap 'setsid sleep 300 & exit 0' TERM; echo ready; while :; do sleep 0.05; done", mark)
-    end_marked(mark, grace_s=5)
+    end_marked(mark, grace_s=30)
     assert find_marked(mark) == []
 
 
@@ -98,7 +98,7 @@ def test_unmarked_and_otherwise_marked_neighbours_survive(mark: str) -> None:
     neighbours.append(start("echo ready; exec sleep 300", f"{mark}0"))
     start("echo ready; exec sleep 300", mark)
     try:
-        end_marked(mark, grace_s=5)
+        end_marked(mark, grace_s=30)
         assert all(neighbour.poll() is None for neighbour in neighbours)
     finally:
         for neighbour in neighbours:
@@ -115,7 +115,7 @@ def test_a_pid_that_became_anothers_is_not_signalled(
     innocent, ours = start(PATIENT), start(PATIENT, mark)
     assert not processes._send(innocent.pid, mark, signal.SIGKILL)
     assert processes._send(ours.pid, mark, signal.SIGKILL)
-    assert ours.wait(timeout=10) == -signal.SIGKILL
+    assert ours.wait(timeout=60) == -signal.SIGKILL
     assert not processes._send(ours.pid, mark, signal.SIGKILL)
     assert innocent.poll() is None
     innocent.kill()
@@ -127,7 +127,7 @@ def test_zombies_are_reaped_and_never_waited_for(mark: str) -> None:
     wait_until(lambda: not is_alive(zombie.pid))
     assert find_marked(mark) == []
     child = start("echo ready; exec sleep 300", mark)
-    end_marked(mark, grace_s=5)
+    end_marked(mark, grace_s=30)
     with pytest.raises(ChildProcessError):
         os.waitpid(child.pid, os.WNOHANG)
     zombie.wait()
@@ -135,7 +135,7 @@ def test_zombies_are_reaped_and_never_waited_for(mark: str) -> None:
 
 def test_the_caller_keeps_the_exit_code_of_its_own_children(mark: str) -> None:
     child = start("trap 'exit 7' TERM; echo ready; while :; do sleep 0.05; done", mark)
-    end_marked(mark, grace_s=5, own_children=[child.pid])
+    end_marked(mark, grace_s=30, own_children=[child.pid])
     assert child.wait() == 7
 
 
@@ -155,7 +155,7 @@ def test_the_mark_survives_a_new_process_title(mark: str) -> None:
     code = "import setproctitle as s, time; s.setproctitle('ray::IDLE'); print('ready', flush=True); time.sleep(300)"
     process = start(f'exec {sys.executable} -c "{code}"', mark)
     wait_until(lambda: find_marked(mark) == [process.pid])
-    end_marked(mark, grace_s=5)
+    end_marked(mark, grace_s=30)
 
 
 def test_a_subreaper_adopts_and_reaps_a_daemon() -> None:
@@ -195,4 +195,4 @@ time.sleep(300)
 
 def test_a_child_whose_parent_was_already_gone_does_not_start() -> None:
     late = functools.partial(die_with_parent, signal.SIGKILL, 2**22)
-    assert subprocess.Popen(["sleep", "300"], preexec_fn=late).wait(timeout=10) == -signal.SIGKILL
+    assert subprocess.Popen(["sleep", "300"], preexec_fn=late).wait(timeout=60) == -signal.SIGKILL

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.load import load_config
+from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.layout import render_layout
@@ -167,10 +168,28 @@ def test_a_plan_survives_json() -> None:
 
 
 @pytest.mark.parametrize("num_nodes", [2**power for power in range(11)])
-def test_one_to_a_thousand_nodes_are_planned_within_a_second(num_nodes: int) -> None:
-    config = load_config([*H100, f"cluster.num_nodes={num_nodes}", "model.gradient_checkpointing=true"])
-    facts = SubmitFacts("/usr/bin/python3", 8, "test", shape_of(LLAMA3_70B if num_nodes > 8 else QWEN25_7B))
-    start = time.process_time()
-    plan = build_plan(config, "/runs/a", facts)
-    assert time.process_time() - start < 1.0
+def test_one_to_a_thousand_nodes_use_every_gpu_once(num_nodes: int) -> None:
+    plan = build_plan(config_of(num_nodes), "/runs/a", facts_of(num_nodes))
     assert len({(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus}) == 8 * num_nodes
+
+
+def test_planning_takes_no_longer_a_node_when_the_nodes_are_more() -> None:
+    """Eight times the nodes in eight times the time; work that grows with the square takes 64 times."""
+
+    def seconds(num_nodes: int) -> float:
+        config, facts, times = config_of(num_nodes), facts_of(num_nodes), []
+        for _ in range(5):
+            start = time.process_time()
+            build_plan(config, "/runs/a", facts)
+            times.append(time.process_time() - start)
+        return min(times)
+
+    assert seconds(2048) / seconds(256) < 24
+
+
+def config_of(num_nodes: int) -> RunConfig:
+    return load_config([*H100, f"cluster.num_nodes={num_nodes}", "model.gradient_checkpointing=true"])
+
+
+def facts_of(num_nodes: int) -> SubmitFacts:
+    return SubmitFacts("/usr/bin/python3", 8, "test", shape_of(LLAMA3_70B if num_nodes > 8 else QWEN25_7B))

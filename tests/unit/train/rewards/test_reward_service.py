@@ -41,7 +41,7 @@ def build_client(services: RewardServices, **options: Any) -> RewardClient:
 
 def post(services: RewardServices, body: bytes, authorization: str | None = None) -> tuple[int, Any]:
     address = urlsplit(services.urls[0])
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120)
     try:
         headers = {"Authorization": f"Bearer {services.token}" if authorization is None else authorization}
         connection.request("POST", "/get_reward", body, headers)
@@ -71,7 +71,7 @@ def test_the_token_may_be_the_password_of_the_address(services: RewardServices) 
     import requests  # what OpenRLHF's clients use
 
     url = services.urls[0].replace("http://", f"http://any:{services.token}@")
-    answer = requests.post(url, json=json.loads(GOOD), timeout=30)
+    answer = requests.post(url, json=json.loads(GOOD), timeout=120)
     assert answer.json()["rewards"] == [0.5]
 
 
@@ -155,7 +155,7 @@ def test_a_watch_that_ends_says_why(tmp_path: Path) -> None:
 
     services = RewardServices(odd_config(), tmp_path, tmp_path, report=full)
     with pytest.raises(RewardError, match="must be watched; got OSError: No space left"), services:
-        wait_for(services.check, deadline_s=60)
+        wait_for(services.check, deadline_s=240)
 
 
 def test_a_service_that_answers_nothing_any_more_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +174,7 @@ def test_no_process_and_no_port_is_left(tmp_path: Path) -> None:
         family += [child for process in family for child in process.children(recursive=True)]
         assert len(family) >= 6
         ports = [urlsplit(url).port for url in services.urls]
-    _, alive = psutil.wait_procs(family, timeout=10)
+    _, alive = psutil.wait_procs(family, timeout=60)
     assert alive == []
     for port in ports:
         with pytest.raises(ConnectionRefusedError):
@@ -204,7 +204,7 @@ def test_the_services_of_a_run_that_is_killed_die_with_it(tmp_path: Path) -> Non
         service = psutil.Process(int(parent.stdout.readline()))
         family = [service, *service.children(recursive=True)]
         parent.kill()
-    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), deadline_s=20)
+    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), deadline_s=120)
 
 
 def storm(tmp_path: Path, num_requests: int, num_clients: int, num_kills: int) -> None:

@@ -17,7 +17,7 @@ from slurm_rl.train.rewards.types import RewardResult
 from tests.unit.train.rewards.reward_pool_kit import TABLE, build_items, workers
 
 
-def build_stream(num_workers: int = 2, timeout_s: float = 0.5) -> RewardStream:
+def build_stream(num_workers: int = 2, timeout_s: float = 1.0) -> RewardStream:
     table = {"arithmetic": TABLE["arithmetic"]}
     return RewardStream(table, {"arithmetic": 1.0}, num_workers=num_workers, timeout_s=timeout_s, start_timeout_s=120)
 
