@@ -1,4 +1,6 @@
 # make demo   trains the demo         make test   runs everything CI runs
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -15,15 +17,15 @@ demo: $(VENV)/.cpu
 	$(BIN)/python -m slurm_rl
 
 # The tests on Slurm wait for half of their time (timers, signals) and have deadlines; the others compute. So the others
-# run beside them at a lower priority, two at a time, most in one process each.
+# run beside them at a lower priority, two at a time, most in one process each. sed passes on whole lines alone.
 test: $(VENV)/.dev check
-	$(MAKE) --no-print-directory --keep-going --jobs=2 --output-sync=line test-clusters test-rest
+	$(MAKE) --no-print-directory --keep-going --jobs=2 test-clusters test-rest
 
 test-clusters: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow" --durations=15 $(CLUSTERS)
+	$(BIN)/python -m pytest -m "not slow" --durations=15 $(CLUSTERS) | sed -u ''
 
 test-rest: $(VENV)/.dev
-	nice -n 5 $(BIN)/python -m pytest -m "not slow" --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder $(REST)
+	nice -n 5 $(BIN)/python -m pytest -m "not slow" --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder $(REST) | sed -u ''
 
 test-all: $(VENV)/.dev check
 	$(BIN)/python -m pytest tests

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -69,8 +70,9 @@ def section_defaults(model: type[Section]) -> dict[str, Any]:
     return tree
 
 
+@functools.cache
 def register_schema() -> None:
-    """Give Hydra the default tree under SCHEMA_NAME, the first entry of config.yaml's defaults list."""
+    """Once a process, give Hydra the default tree under SCHEMA_NAME, the first entry of config.yaml's defaults list."""
     from hydra.core.config_store import ConfigStore
 
     ConfigStore.instance().store(name=SCHEMA_NAME, node=section_defaults(RunConfig))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ OFFLOADED = {
 }
 LORA = LoraConfig(rank=4, alpha=8.0)
 ADAPTED = {f"{name}-lora": LAYOUTS[name] for name in ("fsdp2", "zero-2", "zero-3")}
+# Each is between two that are always tested.
+SELDOM = ("zero-1", "zero-3-chunked", "fsdp2-offload-optimizer", "zero-2-offload-optimizer", "zero-2-lora")
 
 
 def build_sequences(step: int) -> list[TrainSequence]:
@@ -92,22 +94,29 @@ def build_engine(folder: Path, policy: PolicyConfig, **fields: Any) -> PolicyEng
     return PolicyEngine(folder, ModelConfig(path=str(folder), **fields), policy, OPTIM, temperature=0.8)
 
 
-def run_worker(rank: int, port: int, root: Path) -> None:
-    init_process_group(rank, 2, "127.0.0.1", port, timeout_s=120)
-    for name, policy in LAYOUTS.items():
+def run_worker(rank: int, port: int, root: Path, seldom: bool) -> None:
+    init_process_group(rank, 2, "127.0.0.1", port, timeout_s=300)
+    for name, policy in (LAYOUTS | OFFLOADED | ADAPTED).items():
+        if (name in SELDOM) != seldom:
+            continue
         out = root / name
         (out / "checkpoint").mkdir(parents=True, exist_ok=True)
-        run_layout(rank, policy, root / "model", out)
+        if name in LAYOUTS:
+            run_layout(rank, policy, root / "model", out)
+        else:
+            run_short(rank, policy, root / "model", out, LORA if name in ADAPTED else None)
+    if not seldom:
+        run_resharded(rank, root)
+    leave_process_group()
+
+
+def run_resharded(rank: int, root: Path) -> None:
     for num_saved in (1, 3, 40):
         engine = build_engine(root / "model", LAYOUTS["fsdp2"])
         engine.load(root / f"by-{num_saved}")
         found = run_steps(engine, range(SAVED_AFTER, NUM_STEPS), rank, 2)
         if rank == 0:
             (root / f"resharded-{num_saved}.json").write_text(json.dumps(found))
-    for name, policy in (OFFLOADED | ADAPTED).items():
-        (root / name).mkdir(exist_ok=True)
-        run_short(rank, policy, root / "model", root / name, LORA if name in ADAPTED else None)
-    leave_process_group()
 
 
 def run_short(rank: int, policy: PolicyConfig, model: Path, out: Path, lora: LoraConfig | None) -> None:
@@ -189,8 +198,25 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("engine")
     build_tiny_model(SMALL, seed=0, folder=root / "model")
     save_as_others(root)
-    multiprocessing.spawn(run_worker, args=(free_port(), root), nprocs=2)
+    multiprocessing.spawn(run_worker, args=(free_port(), root, False), nprocs=2)
     return root
+
+
+@pytest.fixture(scope="module")
+def seldom(root: Path) -> None:
+    """The other layouts, too."""
+    multiprocessing.spawn(run_worker, args=(free_port(), root, True), nprocs=2)
+
+
+def named(layouts: Iterable[str]) -> list[Any]:
+    """Parameters; those of SELDOM are slow tests."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if name in SELDOM else []) for name in layouts]
+
+
+def folder_of(name: str, root: Path, request: pytest.FixtureRequest) -> Path:
+    if name in SELDOM:
+        request.getfixturevalue("seldom")
+    return root / name
 
 
 def save_as_others(root: Path) -> None:
@@ -230,9 +256,20 @@ def reference(root: Path) -> Iterator[Reference]:
     yield run_steps(engine, range(NUM_STEPS), 0, 1), engine
 
 
-@pytest.fixture(params=LAYOUTS)
+@pytest.fixture(params=named(LAYOUTS))
 def layout(request: pytest.FixtureRequest, root: Path) -> Path:
-    return root / str(request.param)
+    return folder_of(request.param, root, request)
+
+
+@pytest.fixture(params=named(OFFLOADED | ADAPTED))
+def special(request: pytest.FixtureRequest, root: Path) -> Path:
+    """Of an offloaded or an adapted layout."""
+    return folder_of(request.param, root, request)
+
+
+@pytest.fixture(params=named(ADAPTED))
+def adapted(request: pytest.FixtureRequest, root: Path) -> Path:
+    return folder_of(request.param, root, request)
 
 
 def found_by(layout: Path, rank: int) -> dict[str, Any]:
@@ -378,15 +415,14 @@ def adapted_reference(root: Path) -> Reference:
     return run_steps(engine, range(NUM_STEPS), 0, 1), engine
 
 
-@pytest.mark.parametrize("name", OFFLOADED | ADAPTED)
 def test_offloading_and_adapters_compute_what_one_plain_worker_does(
-    name: str, root: Path, reference: Reference, adapted_reference: Reference
+    special: Path, reference: Reference, adapted_reference: Reference
 ) -> None:
-    metrics, engine = adapted_reference if name in ADAPTED else reference
-    for ours, expected in zip(found_by(root / name, 0)["metrics"], metrics, strict=True):
+    metrics, engine = adapted_reference if special.name in ADAPTED else reference
+    for ours, expected in zip(found_by(special, 0)["metrics"], metrics, strict=True):
         assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
     for ours, found in zip(
-        torch.load(root / name / "state.pt", weights_only=True),
+        torch.load(special / "state.pt", weights_only=True),
         (engine.full_state(), engine.adapter_state()),
         strict=True,
     ):
@@ -395,35 +431,31 @@ def test_offloading_and_adapters_compute_what_one_plain_worker_does(
         assert all(torch.allclose(ours[n], wanted[n], rtol=0, atol=1e-5) for n in wanted)
 
 
-@pytest.mark.parametrize("name", OFFLOADED | ADAPTED)
-def test_offloaded_and_adapted_runs_resume_exactly(name: str, root: Path) -> None:
+def test_offloaded_and_adapted_runs_resume_exactly(special: Path) -> None:
     for rank in range(2):
-        found = found_by(root / name, rank)
+        found = found_by(special, rank)
         assert found["resumed_metrics"] == found["metrics"][SAVED_AFTER:]
         assert found["resumed_differs"] == []
 
 
-@pytest.mark.parametrize("name", OFFLOADED | ADAPTED)
-def test_offloaded_and_adapted_in_bfloat16_follow_float32(name: str, root: Path) -> None:
-    found = found_by(root / name, 0)
+def test_offloaded_and_adapted_in_bfloat16_follow_float32(special: Path) -> None:
+    found = found_by(special, 0)
     assert found["bfloat16_dtypes"] == ["torch.bfloat16"]
     for half, full in zip(found["bfloat16"], found["metrics"], strict=False):
         assert half["loss"] == pytest.approx(full["loss"], rel=0.02)
         assert half["grad_norm"] == pytest.approx(full["grad_norm"], rel=0.1)
 
 
-@pytest.mark.parametrize("name", ADAPTED)
-def test_a_checkpoint_of_adapters_leaves_the_base_out(name: str, root: Path) -> None:
-    of_all = root / name.removesuffix("-lora") / "checkpoint"
-    full, small = (sum(f.stat().st_size for f in at.rglob("*rank*.pt")) for at in (of_all, root / name))
+def test_a_checkpoint_of_adapters_leaves_the_base_out(adapted: Path) -> None:
+    of_all = adapted.with_name(adapted.name.removesuffix("-lora")) / "checkpoint"
+    full, small = (sum(f.stat().st_size for f in at.rglob("*rank*.pt")) for at in (of_all, adapted))
     assert 0 < small < full
 
 
-@pytest.mark.parametrize("name", ADAPTED)
-def test_with_adapters_off_every_layout_computes_the_base(name: str, root: Path) -> None:
+def test_with_adapters_off_every_layout_computes_the_base(adapted: Path, root: Path) -> None:
     plain = build_engine(root / "model", PolicyConfig(num_threads=1))
     for rank in range(2):
-        for ours, part in zip(found_by(root / name, rank)["base"], deal(0, rank, 2), strict=True):
+        for ours, part in zip(found_by(adapted, rank)["base"], deal(0, rank, 2), strict=True):
             [expected] = plain.compute_logprobs([part])
             for one, other in zip(ours, expected, strict=True):
                 assert one == pytest.approx(other.tolist(), abs=1e-5)

@@ -63,9 +63,11 @@ def test_light_verbs_are_light_and_quick(words: list[str], said: str, tmp_path: 
     assert said in done.stdout
     # A busy machine makes even CPU seconds longer: then as many times what the libraries alone take beside it.
     if seconds >= 1:
-        libraries = max(cpu_seconds([sys.executable, "-c", LIBRARIES]) for _ in range(3))
-        again = min(run_light(tmp_path, *words)[1] for _ in range(3))
-        assert again < max(1, 4 * libraries), f"{again:.2f} s of CPU; the libraries alone {libraries:.2f} s"
+        for _ in range(3):
+            libraries, again = cpu_seconds([sys.executable, "-c", LIBRARIES]), run_light(tmp_path, *words)[1]
+            if again < max(1, 4 * libraries):
+                return
+        pytest.fail(f"{again:.2f} s of CPU; the libraries alone {libraries:.2f} s")
 
 
 def test_bad_words_exit_2_in_one_line(tmp_path: Path) -> None:
