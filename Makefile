@@ -25,7 +25,7 @@ test-clusters: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" --durations=15 $(CLUSTERS) | sed -u ''
 
 test-rest: $(VENV)/.dev
-	nice -n 5 $(BIN)/python -m pytest -m "not slow" --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder $(REST) | sed -u ''
+	nice -n 10 $(BIN)/python -m pytest -m "not slow" --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder $(REST) | sed -u ''
 
 test-all: $(VENV)/.dev check
 	$(BIN)/python -m pytest tests

@@ -123,7 +123,7 @@ def build_ray_start_argv(
     plan: JobPlan, *, rank: int, ip: str, num_cpus: int, ports: PortPlan, tmp_dir: Path, head: HeadRecord | None
 ) -> list[str]:
     """argv of `ray start` on one node; `head` is None on the head itself."""
-    argv = [plan.python, "-m", "slurm_rl.node.ray_start", "start", "--block", f"--node-ip-address={ip}"]
+    argv = [plan.python, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={ip}"]
     if head is None:
         argv += ["--head", f"--port={ports.gcs}", f"--ray-client-server-port={ports.ray_client}"]
         argv += ["--dashboard-host=127.0.0.1", f"--dashboard-port={ports.dashboard}"]
