@@ -23,10 +23,10 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import BringUpError, CheckpointError, TrainingError
 from slurm_rl.train.engine.convert import convert_checkpoint
 from slurm_rl.train.engine.distributed import init_process_group, leave_process_group
-from slurm_rl.train.engine.optimizer import schedule_lr
 from slurm_rl.train.engine.policy import PolicyEngine
 from slurm_rl.train.engine.tiny import build_tiny_model
 from slurm_rl.train.math.packing import distribute
+from slurm_rl.train.math.schedule import schedule_lr
 from slurm_rl.train.types import PackedBatch, TrainSequence
 
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)

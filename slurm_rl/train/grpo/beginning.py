@@ -7,13 +7,13 @@ from collections.abc import Callable
 from slurm_rl.config.run import RunConfig
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.data.order import PromptOrder
-from slurm_rl.train.engine.optimizer import schedule_lr
 from slurm_rl.train.grpo.batch import build_answer_sequences
 from slurm_rl.train.grpo.critic import CriticGroup
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.step_metrics import training_metrics
 from slurm_rl.train.grpo.types import Prompts
+from slurm_rl.train.math.schedule import schedule_lr
 from slurm_rl.train.seeds import derive_seed
 from slurm_rl.train.timer import Timer
 

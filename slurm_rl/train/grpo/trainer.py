@@ -15,7 +15,6 @@ from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.data.order import PromptOrder
-from slurm_rl.train.engine.optimizer import schedule_lr
 from slurm_rl.train.grpo.batch import (
     build_plain_sequences,
     build_train_sequences,
@@ -40,6 +39,7 @@ from slurm_rl.train.grpo.step_metrics import sampling_metrics, training_metrics
 from slurm_rl.train.grpo.types import Group, Prompts, SamplingSpec
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.math.kl import adapt_coefficient
+from slurm_rl.train.math.schedule import schedule_lr
 from slurm_rl.train.rewards.failures import check_failures
 from slurm_rl.train.rewards.scorer import Scorer
 from slurm_rl.train.seeds import derive_seed

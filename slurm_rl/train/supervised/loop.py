@@ -16,8 +16,8 @@ from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.train.data.order import PromptOrder
 from slurm_rl.train.engine import distributed
-from slurm_rl.train.engine.optimizer import schedule_lr
 from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.math.schedule import schedule_lr
 from slurm_rl.train.seeds import derive_seed
 from slurm_rl.train.stop import StopFlag
 from slurm_rl.train.supervised.reference import AddReference, MicroBatches

@@ -10,7 +10,8 @@ from torch import nn
 
 from slurm_rl.config.train import OptimConfig
 from slurm_rl.errors import TrainingError
-from slurm_rl.train.engine.optimizer import apply_config, build_optimizer, clip_gradients, schedule_lr, set_lr
+from slurm_rl.train.engine.optimizer import apply_config, build_optimizer, clip_gradients, set_lr
+from slurm_rl.train.math.schedule import schedule_lr
 
 
 @pytest.mark.parametrize(
