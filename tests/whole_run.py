@@ -37,11 +37,9 @@ OVERRIDES = (
 )
 
 
-def start_run(
-    run_dir: Path, *extra: str, verb: str = "submit", overrides: tuple[str, ...] = OVERRIDES
-) -> subprocess.Popen[str]:
+def start_run(run_dir: Path, *extra: str, verb: str = "submit") -> subprocess.Popen[str]:
     """`python -m slurm_rl` as a user starts it, in a folder of its own."""
-    words = [str(run_dir)] if verb == "resume" else [f"run_dir={run_dir}", *overrides, *extra]
+    words = [str(run_dir)] if verb == "resume" else [f"run_dir={run_dir}", *OVERRIDES, *extra]
     return subprocess.Popen(
         [sys.executable, "-m", "slurm_rl", verb, *words],
         cwd=run_dir.parent,

@@ -22,7 +22,7 @@ from slurm_rl.__main__ import main
 from slurm_rl.node.ray_cluster import ray_tmp_dir
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import read_json, read_jsonl
-from tests.whole_run import exact_rows, start_run
+from tests.whole_run import OVERRIDES, exact_rows, start_run
 
 
 def test_a_run_leaves_everything_a_user_was_promised(whole_run: Path) -> None:
@@ -262,29 +262,33 @@ def command_line(pid: int) -> str:
         (["nonsense"], ["nonsense", "key=value"]),
     ],
 )
-def test_bad_input_ends_with_status_2_and_no_traceback(words: list[str], names: list[str], tmp_path: Path) -> None:
+def test_bad_input_ends_with_status_2_and_no_traceback(
+    words: list[str], names: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_dir = tmp_path / "bad"
-    process = start_run(run_dir, *words)
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 2, output
-    assert "Traceback" not in output
+    output = refused([f"run_dir={run_dir}", *OVERRIDES, *words], capsys)
     assert all(name in output for name in names), output
     assert not run_dir.exists()
 
 
-def test_a_malformed_data_file_is_named_with_its_line(tmp_path: Path) -> None:
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command line says; in this process, since a start of its own is tested in test_light_install.py."""
+    assert main(["submit", *words]) == 2
+    printed = capsys.readouterr()
+    assert "Traceback" not in printed.out + printed.err
+    return printed.err
+
+
+def test_a_malformed_data_file_is_named_with_its_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = tmp_path / "prompts.jsonl"
     data.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer"\n')
-    process = start_run(tmp_path / "bad", f"data.train={data}", "data.num_eval=1")
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 2, output
+    words = [f"run_dir={tmp_path / 'bad'}", *OVERRIDES, f"data.train={data}", "data.num_eval=1"]
+    output = refused(words, capsys)
     assert "line 2" in output
     assert str(data) in output
 
 
-def test_a_tokenizer_without_pad_token_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_without_pad_token_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
-    process = start_run(tmp_path / "bad", "model=hf", f"model.path={tmp_path}", overrides=())
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == 2, output
-    assert "pad token" in output
+    words = [f"run_dir={tmp_path / 'bad'}", "model=hf", f"model.path={tmp_path}"]
+    assert "pad token" in refused(words, capsys)
