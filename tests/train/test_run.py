@@ -95,10 +95,13 @@ def other_ray() -> Iterator[set[int]]:
     argv += [f"--temp-dir={folder}", "--include-dashboard=false", "--object-store-memory=80000000"]
     with (folder / "log").open("wb") as log:
         ray = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    is_core = re.compile(r"/ray/core/src/.*(gcs_server|raylet)\b")
-    while len(core := {pid for pid in session_of(ray.pid) if is_core.search(command_line(pid).partition(" ")[0])}) < 2:
+    # Before that a raylet may still give up, and nobody would have touched it.
+    while "Ray runtime started" not in (folder / "log").read_text():
         assert ray.poll() is None, (folder / "log").read_text()
         time.sleep(0.1)
+    is_core = re.compile(r"/ray/core/src/.*(gcs_server|raylet)\b")
+    core = {pid for pid in session_of(ray.pid) if is_core.search(command_line(pid).partition(" ")[0])}
+    assert len(core) == 2
     yield core
     for pid in session_of(ray.pid):
         with contextlib.suppress(ProcessLookupError):
