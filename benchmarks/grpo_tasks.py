@@ -2,8 +2,7 @@
 
 short    45*6=  ->  454545454545          1 to 36 tokens, as answers of language models have many lengths
 prompts  512 digits  ->  64 digits        groups with long prompts; a reward is the share of sevens
-short_152k, prompts_152k                  the same with 151,936 tokens, a vocabulary as Qwen's, whose logits are most of
-                                          the memory
+memory   the same with 151,936 tokens     a vocabulary as Qwen's, whose logits are most of the memory
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ def _completion(query: str, prompt: str) -> str:
     return query[len(prompt) :]
 
 
-def _characters(used: str) -> str:
+def _characters() -> str:
     # Two tokens of the vocabulary are padding and end of text.
-    return used + "".join(chr(0x10000 + i) for i in range(VOCABULARY - len(used) - 2))
+    return DIGITS + "".join(chr(0x10000 + i) for i in range(VOCABULARY - len(DIGITS) - 2))
 
 
 SHARED = ("policy.share_prompts=true", "policy.micro_batch_tokens=8192")
@@ -74,12 +73,8 @@ TASKS = {
         TinyModelConfig(characters=DIGITS + "*=", context_length=64), 7, 40, 64, 20, 300, "score_whole", TWO_ENGINES
     ),
     "prompts": Task(TinyModelConfig(characters=DIGITS, context_length=640), 512, 64, 8, 20, 40, "score_share", SHARED),
-    "short_152k": Task(
-        TinyModelConfig(characters=_characters(DIGITS + "*="), num_layers=2, context_length=64),
-        *(7, 40, 16, 3, 20, "score_whole", SPARING),
-    ),
-    "prompts_152k": Task(
-        TinyModelConfig(characters=_characters(DIGITS), num_layers=2, context_length=640),
+    "memory": Task(
+        TinyModelConfig(characters=_characters(), num_layers=2, context_length=640),
         *(512, 64, 8, 3, 20, "score_share", SPARING),
     ),
 }
