@@ -8,8 +8,8 @@ CONSTRAINTS := constraints.txt
 # Without --no-compile a minute goes into modules that nobody imports.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 CLUSTERS := tests/slurm tests/machines
-# What brings up a Ray of its own comes last, when the Slurm tests are through: a raylet gives its agent 15 s and no more.
-# Of that the longest file first, so that at the end no core is idle.
+# What brings up a Ray of its own comes last, when the Slurm tests are nearly through: a raylet gives its agent 15 s and
+# no more. Of that the longest file first, so that at the end no core is idle.
 REST := $(filter-out $(CLUSTERS) tests/train %.py %__pycache__,$(wildcard tests/*)) tests/train/test_run.py tests/train
 
 .PHONY: demo test test-clusters test-rest check unit test-all lock clean

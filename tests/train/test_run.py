@@ -96,8 +96,9 @@ def other_ray() -> Iterator[set[int]]:
     with (folder / "log").open("wb") as log:
         ray = subprocess.Popen(argv, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
     # Before that a raylet may still give up, and nobody would have touched it.
+    give_up = time.monotonic() + 300
     while "Ray runtime started" not in (folder / "log").read_text():
-        assert ray.poll() is None, (folder / "log").read_text()
+        assert ray.poll() is None and time.monotonic() < give_up, (folder / "log").read_text()
         time.sleep(0.1)
     is_core = re.compile(r"/ray/core/src/.*(gcs_server|raylet)\b")
     core = {pid for pid in session_of(ray.pid) if is_core.search(command_line(pid).partition(" ")[0])}

@@ -7,6 +7,7 @@ two clusters of ours have a node name in common.
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
 
 from tests.slurm.cluster.waiting import wait_until
@@ -23,7 +24,7 @@ def has_cgroup_v1() -> bool:
 def remove_cgroups(node: str) -> None:
     """Remove what slurmd made for this node. The kernel lets go a moment after the last process."""
     for top in MOUNT.glob(f"*/slurm_{node}"):
-        wait_until(lambda top=top: _is_removed(top), f"{top} to be free of processes", timeout_s=60)  # type: ignore[misc]
+        wait_until(functools.partial(_is_removed, top), f"{top} to be free of processes", timeout_s=60)
 
 
 def _is_removed(top: Path) -> bool:
