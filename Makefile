@@ -5,11 +5,13 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 CONSTRAINTS := constraints.txt
-# Without --no-compile a minute goes into modules that nobody imports.
+# Without --no-compile a minute goes into modules that nobody imports. The others are compiled once, by the first process
+# that imports them; where Python is told not to keep that, every process pays for torch's and vLLM's again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 CLUSTERS := tests/slurm tests/machines
-# What brings up a Ray of its own comes last, when the Slurm tests are nearly through: a raylet gives its agent 15 s and
-# no more. Of that the longest file first, so that at the end no core is idle.
+# What brings up a Ray of its own comes last, beside no more than the later Slurm tests: a raylet gives its agent 15 s
+# and no more. Of that the longest file first, so that at the end no core is idle.
 REST := $(filter-out $(CLUSTERS) tests/train %.py %__pycache__,$(wildcard tests/*)) tests/train/test_run.py tests/train
 
 .PHONY: demo test test-clusters test-rest check unit test-all lock clean
@@ -19,8 +21,8 @@ demo: $(VENV)/.cpu
 
 # The tests on Slurm wait for half of their time (timers, signals) and have deadlines; the others compute. So the others
 # run beside them at a lower priority, two at a time, most in one process each. sed passes on whole lines alone.
-test: $(VENV)/.dev check
-	$(MAKE) --no-print-directory --keep-going --jobs=2 test-clusters test-rest
+test: $(VENV)/.dev
+	$(MAKE) --no-print-directory --keep-going --jobs=3 check test-clusters test-rest
 
 test-clusters: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not slow" --durations=15 $(CLUSTERS) | sed -u ''
@@ -39,13 +41,13 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# torchvision, torchaudio and torchcodec come with vLLM as CUDA builds; beside a CPU torch they cannot be
-# imported, and then neither can transformers' models. Text needs none of them.
+# torchvision, torchaudio and torchcodec come with vLLM as CUDA builds; beside a CPU torch they cannot be imported, and
+# then neither can transformers' models. triton is a gigabyte that computes on GPUs alone.
 $(VENV)/.cpu: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --constraint $(CONSTRAINTS) torch==2.13.0
 	$(PIP) --constraint $(CONSTRAINTS) --editable .[cpu]
-	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	touch $@
 
 # The lock names all that .[cpu,dev] needs (a test holds them together), so nothing has to be resolved. pip installs one
@@ -58,7 +60,7 @@ $(VENV)/.dev: pyproject.toml $(CONSTRAINTS)
 
 # Pins everything that is installed now; run it after a change of pyproject.toml.
 lock: $(VENV)/.dev
-	$(BIN)/python -m pip freeze --all --exclude-editable | grep -v -E '^(pip|torchvision|torchaudio|torchcodec)==' | sed 's/+cpu//' > $(CONSTRAINTS)
+	$(BIN)/python -m pip freeze --all --exclude-editable | grep -v -E '^(pip|torchvision|torchaudio|torchcodec|triton)==' | sed 's/+cpu//' > $(CONSTRAINTS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -2,7 +2,8 @@
 
 short    45*6=  ->  454545454545          1 to 36 tokens, as answers of language models have many lengths
 prompts  512 digits  ->  64 digits        groups with long prompts; a reward is the share of sevens
-memory   the same with 151,936 tokens     a vocabulary as Qwen's, whose logits are most of the memory
+short_152k, prompts_152k                  the same with 151,936 tokens, a vocabulary as Qwen's, whose logits are most of
+                                          the memory
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from slurm_rl.config.model import TinyModelConfig
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DIGITS = "0123456789"
 VOCABULARY = 151_936
@@ -35,6 +40,8 @@ class Task:
     """A function of this file, with which both sides score."""
     ours: tuple[str, ...] = ()
     """Settings of slurm_rl that this task calls for."""
+    vocabulary: int = 0
+    """Tokens that the model has after its warm-up; 0: no more than the task has characters."""
 
     @property
     def reward_spec(self) -> str:
@@ -55,28 +62,25 @@ def _completion(query: str, prompt: str) -> str:
     return query[len(prompt) :]
 
 
-def _characters() -> str:
-    # Two tokens of the vocabulary are padding and end of text.
-    return DIGITS + "".join(chr(0x10000 + i) for i in range(VOCABULARY - len(DIGITS) - 2))
-
-
 SHARED = ("policy.share_prompts=true", "policy.micro_batch_tokens=8192")
 # 128 tokens' logits of this vocabulary are 78 MB; the engine draws from no more sequences than a batch has.
 SPARING = (
     "policy.share_prompts=true", "policy.micro_batch_tokens=4096", "policy.logprob_chunk_tokens=128",
     "rollout.max_num_seqs=64",
 )  # fmt: skip
+# 64 sequences of 48 tokens need a hundredth of the cache that an engine has by default.
+SPARING_SHORT = (*SPARING, "rollout.cpu_kv_cache_gb=0.25", "ray.dashboard=false")
 # With a model this small an engine is mostly Python, which takes one core.
 TWO_ENGINES = ("rollout.num_engines=2",)
+SHORT = Task(
+    TinyModelConfig(characters=DIGITS + "*=", context_length=64), 7, 40, 64, 20, 300, "score_whole", TWO_ENGINES
+)
+PROMPTS = Task(TinyModelConfig(characters=DIGITS, context_length=640), 512, 64, 8, 20, 40, "score_share", SHARED)
 TASKS = {
-    "short": Task(
-        TinyModelConfig(characters=DIGITS + "*=", context_length=64), 7, 40, 64, 20, 300, "score_whole", TWO_ENGINES
-    ),
-    "prompts": Task(TinyModelConfig(characters=DIGITS, context_length=640), 512, 64, 8, 20, 40, "score_share", SHARED),
-    "memory": Task(
-        TinyModelConfig(characters=_characters(), num_layers=2, context_length=640),
-        *(512, 64, 8, 3, 20, "score_share", SPARING),
-    ),
+    "short": SHORT,
+    "prompts": PROMPTS,
+    "short_152k": replace(SHORT, vocabulary=VOCABULARY, ours=SPARING_SHORT, prompts_per_step=16, steps=3),
+    "prompts_152k": replace(PROMPTS, vocabulary=VOCABULARY, ours=SPARING, steps=2),
 }
 
 
@@ -101,6 +105,8 @@ def threads() -> int:
 
 def build_start(task: Task, rows: Sequence[dict[str, str]], seed: int, out: Path) -> None:
     """Train a tiny model on answers, or on digits at random that do not end, and leave it in `out`/start."""
+    import torch
+
     from slurm_rl.config.model import ModelConfig
     from slurm_rl.config.train import OptimConfig, PolicyConfig
     from slurm_rl.train.engine.policy import PolicyEngine
@@ -126,4 +132,33 @@ def build_start(task: Task, rows: Sequence[dict[str, str]], seed: int, out: Path
             sequences.append(TrainSequence(token_ids=tokens, trained_from=len(prompt), weight=weight))
         share = distribute([len(s.token_ids) for s in sequences], 1, 8192)[0]
         engine.train([[sequences[i] for i in b] for b in share], build_warmup_loss(), 2e-3 * min(1, (step + 1) / 30))
-    engine.export(out / "start")
+    engine.export(out / ("narrow" if task.vocabulary else "start"))
+    if task.vocabulary:
+        widen(task, [torch.as_tensor(s.token_ids) for s in sequences], out / "narrow", out / "start")
+
+
+def widen(task: Task, examples: Sequence[Tensor], narrow: Path, out: Path) -> None:
+    """The same model with further tokens, none of them likely: a warm-up with all of them would take an hour.
+
+    Args:
+        examples: token ids [length] of sequences; after their tokens the further ones have logits of about -18.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from slurm_rl.train.engine.tiny import build_tiny_model
+
+    further = task.vocabulary - len(task.tiny.characters) - 2  # padding and end of text are tokens, too
+    characters = task.tiny.characters + "".join(chr(0x10000 + i) for i in range(further))
+    build_tiny_model(task.tiny.model_copy(update={"characters": characters}), 0, out)
+    model, wide = (AutoModelForCausalLM.from_pretrained(folder, dtype="float32") for folder in (narrow, out))
+    known, rows = (each.get_input_embeddings().weight.data for each in (model, wide))
+    with torch.no_grad():
+        hidden = torch.cat([model.model(each[None]).last_hidden_state[0] for each in examples])
+    # The plain least squares have a row so long that its logits are off by 1e-3 in float32.
+    ridge = 0.1 * (hidden.T @ hidden).diagonal().mean() * torch.eye(hidden.shape[1])
+    rows[:] = torch.linalg.solve(hidden.T @ hidden + ridge, -20 * hidden.sum(0))
+    rows[: len(known)] = known
+    wide.model.layers.load_state_dict(model.model.layers.state_dict())
+    wide.model.norm.load_state_dict(model.model.norm.state_dict())
+    wide.save_pretrained(out)

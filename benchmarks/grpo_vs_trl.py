@@ -1,6 +1,6 @@
 """One GRPO step loop beside TRL's GRPOTrainer, on this machine's CPU, in one run.
 
-    python -m benchmarks.grpo_vs_trl short prompts memory
+    python -m benchmarks.grpo_vs_trl short prompts short_152k prompts_152k
 
 Both start from the same warmed-up model and train on the same rows with the same prompts a step, group size, lengths,
 learning rate, clipping and reward function, in float32 with the same number of threads; see grpo_tasks.py for the

@@ -76,7 +76,6 @@ def accelerator_env(
     *,
     network_interface: str | None = None,
     trace_dir: str | None = None,
-    cpu_kv_cache_gb: int | None = None,
 ) -> list[EnvVar]:
     """What torch, NCCL or RCCL, HIP and vLLM need on this accelerator.
 
@@ -84,7 +83,6 @@ def accelerator_env(
         kind: which table.
         network_interface: for the sockets of NCCL and gloo; None lets them choose.
         trace_dir: where a NCCL hang leaves its dumps; None leaves them in each node's /tmp.
-        cpu_kv_cache_gb: vLLM's cache on CPU; None is vLLM's default.
     """
     env = list(_TABLES[kind])
     if network_interface is not None:
@@ -95,8 +93,6 @@ def accelerator_env(
     if trace_dir is not None and kind != "cpu":
         prefix = f"{trace_dir}/nccl_trace_rank_"
         env.append(EnvVar("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", prefix, "the dumps outlive the nodes' /tmp"))
-    if cpu_kv_cache_gb is not None and kind == "cpu":
-        env.append(EnvVar("VLLM_CPU_KVCACHE_SPACE", str(cpu_kv_cache_gb), "size of the key-value cache in GiB"))
     return env
 
 

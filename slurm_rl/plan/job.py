@@ -217,12 +217,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
 def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
     cluster = config.cluster
     table = [
-        *accelerator_env(
-            cluster.accelerator,
-            network_interface=cluster.network_interface,
-            trace_dir=run_dir,
-            cpu_kv_cache_gb=config.rollout.cpu_kv_cache_gb,
-        ),
+        *accelerator_env(cluster.accelerator, network_interface=cluster.network_interface, trace_dir=run_dir),
         *ray_env(cluster.num_nodes),
         *(debug_env(cluster.accelerator, config.job.debugger, run_dir) if config.job.debug else ()),
     ]

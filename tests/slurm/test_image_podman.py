@@ -1,4 +1,4 @@
-"""A run in podman on two nodes of a real Slurm: its image checked there, used there, and nothing of it left."""
+"""Images that a run must not start in, by podman on a real Slurm; test_image_cpu.py has one that it trains in."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import make_shared_dir
-from tests.slurm.light.runs import LightRun
-from tests.slurm.podman import BUSYBOX, clean_nodes, containers, make_store, python_of_this_machine
+from tests.slurm.podman import BUSYBOX, clean_nodes, make_store, python_of_this_machine
 from tests.slurm.submitting import cli, quote, wait_for_end
 
 pytestmark = pytest.mark.slurm
@@ -67,16 +66,3 @@ def test_an_image_that_no_node_has_is_refused(cluster: Cluster, shared_dir: Path
     end = wait_for_end(run)
     assert end["state"] == "failed" and end["exit_code"] == 2
     assert "the image must start" in end["cause"] and "localhost/nowhere" in end["cause"]
-
-
-def test_a_run_in_podman_finishes_on_two_nodes_and_leaves_nothing(
-    cluster: Cluster, shared_dir: Path, podman: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in podman.items():
-        monkeypatch.setenv(name, value)
-    words = in_podman(BUSYBOX, *python_of_this_machine())
-    run = LightRun(cluster, shared_dir / "run", *words, num_steps=10)
-    assert run.wait_for_end(timeout_s=300)["state"] == "finished", run.causes
-    assert len(run.events("image/checked")) == 1 and len(run.hosts(1)) == 2
-    wait_until(lambda: not run.leftovers(), "nothing of the run to be left", timeout_s=30)
-    assert {name: containers(cluster, name, podman) for name in run.hosts(1)} == {name: [] for name in run.hosts(1)}

@@ -15,7 +15,7 @@ from slurm_rl.plan.accelerator import accelerator_env
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    env = {var.name: var.value for var in accelerator_env("cpu", cpu_kv_cache_gb=1)}
+    env = {var.name: var.value for var in accelerator_env("cpu")}
     command = [sys.executable, "-m", "tests.train.continuous_script", str(tmp_path_factory.mktemp("continuous"))]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

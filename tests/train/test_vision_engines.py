@@ -30,7 +30,6 @@ from tests.image_kit import write_image
 
 FAMILIES = ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)]
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",

@@ -9,8 +9,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 LOCK = Path(__file__).parents[2] / "constraints.txt"
-# They come with vLLM as CUDA builds, which a CPU torch cannot load; text and images need none of them.
-LEFT_OUT = {"torchvision", "torchaudio", "torchcodec"}
+# CUDA builds that come with vLLM, which a CPU torch cannot load; and a gigabyte that computes on GPUs alone.
+LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "triton"}
 
 
 def locked() -> dict[str, str]:

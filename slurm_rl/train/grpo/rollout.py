@@ -47,7 +47,7 @@ class RolloutEngine:
             # The policy recomputes logprobs at the same temperature; these are the sampler's own.
             logprobs_mode="processed_logprobs",
             worker_extension_cls="slurm_rl.train.grpo.worker_extension.RolloutWorkerExtension",
-            **_gpu_options(rollout, num_gpus),
+            **_memory_options(rollout, num_gpus),
             **_transfer_options(rollout),
             **({} if max_images is None else build_options(model, max_images)),
         )
@@ -166,9 +166,9 @@ class RolloutEngine:
             self.asleep.remove(what)
 
 
-def _gpu_options(rollout: RolloutConfig, num_gpus: int) -> dict[str, Any]:
+def _memory_options(rollout: RolloutConfig, num_gpus: int) -> dict[str, Any]:
     if num_gpus == 0:
-        return {}
+        return {"kv_cache_memory_bytes": int(rollout.cpu_kv_cache_gb * 2**30)}
     options: dict[str, Any] = {"gpu_memory_utilization": rollout.gpu_memory_utilization}
     if rollout.colocate:
         options["enable_sleep_mode"] = True

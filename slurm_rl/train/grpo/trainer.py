@@ -14,7 +14,6 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir
-from slurm_rl.train.data.order import PromptOrder
 from slurm_rl.train.grpo.batch import (
     build_plain_sequences,
     build_train_sequences,
@@ -23,26 +22,25 @@ from slurm_rl.train.grpo.batch import (
     count_kept_tokens,
     drop_without_gradient,
     drop_without_weight,
-    shape_overlong,
     split_minibatches,
 )
+from slurm_rl.train.grpo.batches import BatchSource
 from slurm_rl.train.grpo.beginning import prepare_models, warm_up
 from slurm_rl.train.grpo.collect import Collected, collect_groups
 from slurm_rl.train.grpo.critic import CriticGroup, value_metrics
 from slurm_rl.train.grpo.dump import dump_groups, log_samples, replay_groups
 from slurm_rl.train.grpo.evaluation import Evaluator
-from slurm_rl.train.grpo.pipeline import Batch, RolloutPipeline, staleness_metrics
+from slurm_rl.train.grpo.pipeline import RolloutPipeline, staleness_metrics
 from slurm_rl.train.grpo.policy_group import PolicyGroup
-from slurm_rl.train.grpo.sampling import PendingGroups, Sampler, build_spec, score_arrivals, together
+from slurm_rl.train.grpo.sampling import Sampler
 from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.step_metrics import sampling_metrics, training_metrics
-from slurm_rl.train.grpo.types import Group, Prompts, SamplingSpec
+from slurm_rl.train.grpo.types import Group, Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.math.kl import adapt_coefficient
 from slurm_rl.train.math.schedule import schedule_lr
 from slurm_rl.train.rewards.failures import check_failures
 from slurm_rl.train.rewards.scorer import Scorer
-from slurm_rl.train.seeds import derive_seed
 from slurm_rl.train.timer import Timer
 from slurm_rl.train.types import FloatArray, TrainSequence
 
@@ -67,20 +65,19 @@ class GRPOTrainer:
         critic: CriticGroup | None = None,
     ) -> None:
         self.config, self.run_dir, self.prompts = config, run, prompts
-        self.policy, self.sampler, self.sync, self.rewards = policy, sampler, sync, rewards
+        self.policy, self.sampler, self.sync = policy, sampler, sync
         self.saver, self.metrics, self.critic = saver, metrics, critic
         self.state = RunState()
         self.timer = Timer()
         self.probe_difference = 0.0
         self.collected = Collected([], [], 0)
         self.extra: dict[str, float] = {}
-        self.order = PromptOrder(len(prompts.train), config.seed)
-        self.refill_order = PromptOrder(len(prompts.train), derive_seed(config.seed, "refill"))
         self.num_warmup = config.warmup.num_steps
+        self.source = BatchSource(config, prompts.train, sampler, rewards)
         self.evaluator = Evaluator(config, run, prompts.held_out, sampler, sync, rewards, self.write_row)
         self.pipeline = RolloutPipeline(
-            self.start_batch,
-            self.finish_batch,
+            self.source.start,
+            self.source.finish,
             staleness=config.rollout.max_staleness,
             num_steps=config.trainer.num_steps,
         )
@@ -169,38 +166,13 @@ class GRPOTrainer:
         return self.collected.groups
 
     def refill(self, round_number: int) -> list[Group]:
-        """Other prompts for dynamic sampling. They follow from step and round, so a resumed step draws them again."""
-        count, rounds = self.config.trainer.prompts_per_step, self.config.algorithm.dynamic_sampling_rounds
-        rows = self.refill_order.take((self.grpo_steps_done * rounds + round_number) * count, count)
-        spec = self.spec(f"refill-{round_number}", self.state.step)
+        """Other prompts for dynamic sampling."""
         with self.timer.phase("refill"):
-            pending = self.sampler.start([self.prompts.train[row] for row in rows], spec)
-            return self.finish_batch(pending, None).groups
+            return self.source.finish(self.source.start_refill(self.grpo_steps_done, round_number), None).groups
 
     @property
     def grpo_steps_done(self) -> int:
         return self.state.step - self.num_warmup
-
-    def spec(self, purpose: str, step: int) -> SamplingSpec:
-        return build_spec(self.config, purpose, step, self.config.algorithm.group_size)
-
-    def start_batch(self, grpo_step: int) -> PendingGroups:
-        """Ask for the completions of a step's prompts; returns at once."""
-        count = self.config.trainer.prompts_per_step
-        rows = self.order.take(grpo_step * count, count)
-        spec = self.spec("rollout", self.num_warmup + grpo_step)
-        return self.sampler.start([self.prompts.train[row] for row in rows], spec)
-
-    def finish_batch(self, pending: PendingGroups, within_s: float | None) -> Batch:
-        """Wait for the completions and score them; beside the loop, when it runs ahead."""
-        timer = Timer()
-        arrivals = self.sampler.arrivals(pending, within_s)
-        if self.config.reward.model.path is not None and not self.config.rollout.continuous:
-            # A model's last digits depend on what it reads together, which time must not decide.
-            arrivals = together(arrivals)
-        scored = score_arrivals(arrivals, self.rewards, timer)
-        scored = shape_overlong(scored, self.config.algorithm.overlong, self.config.rollout.max_tokens)
-        return Batch(scored, {name: timer.seconds[f"time/{name}_s"] for name in ("rollout", "reward")})
 
     def train(self, groups: Sequence[Group]) -> tuple[list[dict[str, float]], int]:
         """Advantages and one optimizer step a minibatch and epoch; totals of each, and the tokens computed on."""

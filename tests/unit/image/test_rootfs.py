@@ -63,12 +63,18 @@ def test_no_path_of_a_tar_leads_out(tmp_path: Path) -> None:
         [member("a", tarfile.SYMTYPE, str(outside)), member("a/file", data=b"theirs")],
         [member("a", tarfile.LNKTYPE, "../outside/file")],
         [member("a", tarfile.SYMTYPE, str(outside)), member("b", tarfile.LNKTYPE, "a/file")],
+        # A path that was good leads elsewhere later.
+        [
+            *(member("inside", tarfile.DIRTYPE, mode=0o755), member("a", tarfile.SYMTYPE, "inside"), member("a/file")),
+            *(member("a", tarfile.SYMTYPE, str(outside)), member("a/file", data=b"theirs")),
+        ],
     ]
     for number, members in enumerate(hostile):
         root = tmp_path / f"root-{number}"
         root.mkdir()
         with pytest.raises(ConfigError, match="must stay inside"):
             unpack_root(tar_of(*members), root)
+    assert (outside / "file").read_text() == "mine"
     root = tmp_path / "root"
     root.mkdir()
     unpack_root(tar_of(member("a", tarfile.SYMTYPE, str(outside / "file")), member("a", data=b"theirs")), root)

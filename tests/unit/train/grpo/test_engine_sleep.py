@@ -95,6 +95,14 @@ def test_every_tensor_parallel_rank_answers_for_its_weights() -> None:
     assert engine.load_weights(0, [], PROBE).checksums == ["sum"] * 4
 
 
+def test_on_cpu_the_cache_has_the_size_that_was_asked_for() -> None:
+    model = ModelConfig(path="/models/x")
+    engine = RolloutEngine("/models/x", model, RolloutConfig(cpu_kv_cache_gb=0.25), 64, num_gpus=0)
+    options = engine.llm.options
+    assert options["kv_cache_memory_bytes"] == 2**28 and "gpu_memory_utilization" not in options
+    assert "kv_cache_memory_bytes" not in build_engine(colocate=False, num_gpus=1).llm.options
+
+
 class Recorder:
     """Every method says its name."""
 
