@@ -16,12 +16,13 @@ from slurm_rl.slurm.submit import submit_run
 
 def run(words: list[str]) -> int:
     directory = find_run(words)
-    check_is_over(directory)
     plan = JobPlan.from_json(read_json(directory.plan))
     if plan.launcher == "machines":
         from slurm_rl.cli.node import run as run_node
 
+        # The head looks whether the run is over; the other machines may come when it goes on already.
         return run_node(["--run", str(directory.path)])
+    check_is_over(directory)
     check_cluster(plan)
     print(f"resuming with the same plan and code: {directory.plan}", file=sys.stderr)
     return announce_and_follow(directory, plan, submit_run(directory, plan))

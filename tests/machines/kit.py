@@ -161,14 +161,20 @@ class Run:
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [row for row in read_jsonl(self.run_dir.events) if row["kind"] == kind]
 
-    def wait_for_training(self, attempt: int = 1) -> None:
+    def wait_for_training(self, *nodes: Node, attempt: int = 1) -> None:
+        """All of these are up; one that ends before says why."""
         log = self.run_dir.attempts / str(attempt) / "logs" / "driver.log"
 
         def is_there() -> bool:
-            assert not self.run_dir.end.is_file() or attempt > 1, self.run_dir.end.read_text()
+            for node in nodes:
+                assert node.process.poll() is None, node.output
             return log.is_file() and "goes on" in log.read_text()
 
         wait_until(is_there, f"attempt {attempt} to train", timeout_s=PATIENCE_S)
+
+    def wait_for_attempt(self, attempt: int) -> None:
+        """The head is at it: from here on the run is going."""
+        wait_until(lambda: len(self.events("attempt/started")) >= attempt, f"attempt {attempt}", timeout_s=PATIENCE_S)
 
     def trainer_says(self, attempt: int) -> str:
         return (self.run_dir.attempts / str(attempt) / "logs" / "driver.log").read_text()

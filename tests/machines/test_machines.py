@@ -38,7 +38,7 @@ def test_pods_without_a_common_disk_meet_by_the_heads_name(machines: Machines) -
     head = machines.start(1, RUNPOD_HEAD, *words, hosts=RUNPOD_NAMES, apart=True)
     assert stranger.wait() == 2
     assert "every machine of a run must have the same SLURM_RL_TOKEN" in stranger.output
-    run.wait_for_training()
+    run.wait_for_training(head, worker)
     run.finish()
     assert (head.wait(), worker.wait()) == (0, 0), head.output + worker.output
     assert "this is a worker, by the word of RunPod" in worker.output
@@ -62,7 +62,7 @@ def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machin
     worker_env = {"GCP_WORKER": "1", "GCP_HEAD_IP": machines.ip(1)}
     head = machines.start(1, {"EXPECTED_WORKERS": "1"}, *words)
     worker = machines.start(2, worker_env, *words)
-    run.wait_for_training()
+    run.wait_for_training(head, worker)
     stop(worker)
     assert (worker.wait(), head.wait()) == (130, 130), head.output
     assert run.end["state"] == "interrupted"
@@ -72,8 +72,10 @@ def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machin
 
     resume = ["resume", str(run.run_dir.path)]
     head = machines.start(1, {"EXPECTED_WORKERS": "2"}, *resume)
+    # The others come late: the run is going by then.
+    run.wait_for_attempt(2)
     others = [machines.start(2, worker_env, *resume), machines.start(3, worker_env, *words)]
-    run.wait_for_training(attempt=2)
+    run.wait_for_training(head, *others, attempt=2)
     assert f"goes on after step {saved}" in run.trainer_says(2)
     run.finish()
     assert [node.wait() for node in (head, *others)] == [0, 0, 0], head.output
@@ -88,11 +90,13 @@ def test_a_lost_machine_is_replaced_and_its_successor_goes_on(machines: Machines
     words = machines.words(run.run_dir.path, port=machines.next_port())
     head = machines.start(1, dstack(machines, 0), *words)
     worker = machines.start(2, dstack(machines, 1), *words)
-    run.wait_for_training()
+    run.wait_for_training(head, worker)
+    # Nobody saves when a machine has died: what the trainer saved before counts.
+    (run.run_dir.checkpoints / "step-1").mkdir(parents=True)
     worker.process.kill()
     successor = machines.start(2, dstack(machines, 1), *words)
-    run.wait_for_training(attempt=2)
-    assert "goes on after step 0" not in run.trainer_says(2)
+    run.wait_for_training(head, successor, attempt=2)
+    assert "goes on after step 1\n" in run.trainer_says(2)
     run.finish()
     assert (head.wait(), successor.wait()) == (0, 0), head.output
     first = run.events("attempt/ended")[0]
