@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurm_rl.errors import SlurmRLError
+from slurm_rl.errors import RunDirError, SlurmRLError
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json
 from slurm_rl.slurm import commands
 from slurm_rl.slurm.attempts import EXIT_INTERRUPTED
@@ -82,9 +84,19 @@ def open_job_id(run: RunDir) -> str | None:
 
 
 def cancel_job(run: RunDir) -> bool:
-    """Ask the job to save and end; False when it is not alive."""
+    """Ask the job to save and end; False when it is not alive.
+
+    Raises:
+        RunDirError: it is, or was, a process of another machine.
+    """
     job = load_job(run)
     if job is None or not is_job_alive(run):
+        if job is not None and not run.end.is_file() and (host := _other_host(job)):
+            raise RunDirError(
+                "a run without Slurm is cancelled on the machine of its controller",
+                seen=f"this is {socket.gethostname()}, it was started on {host}",
+                action=f"there: python -m slurm_rl cancel {shlex.quote(str(run.path))}",
+            )
         return False
     if job["launcher"] == "ray":
         _open_dashboard(job).stop(job["job_id"])
@@ -130,6 +142,8 @@ def _state(run: RunDir, known: Mapping[str, JobInfo], trouble: str) -> RunState:
         return _slurm_state(run, found) if found and waits else RunState(end["state"], end["cause"])
     if job is None:
         return RunState("not submitted")
+    if host := _other_host(job):
+        return RunState("unknown", f"its controller is a process of {host}; ask there")
     if job["launcher"] in OF_THIS_MACHINE:
         alive = _is_local_alive(run, int(job["job_id"]))
         return RunState("running", is_alive=True) if alive else RunState("dead", _SILENT_END)
@@ -188,6 +202,12 @@ def _slurm_state(run: RunDir, job: JobInfo) -> RunState:
 
 def _clock(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _other_host(job: Mapping[str, Any]) -> str | None:
+    """Where the controller is a process, when that is not here: its number says nothing to us."""
+    host: str | None = job.get("host")
+    return None if host == socket.gethostname() else host
 
 
 def _is_local_alive(run: RunDir, pid: int) -> bool:

@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from slurm_rl.errors import RunDirError, SlurmRLError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, append_event, write_json, write_text
 from slurm_rl.slurm.controller import run_controller
+from slurm_rl.slurm.jobs import OF_THIS_MACHINE
 
 # submitit's local launcher ends a job after its time limit; ours has none.
 _FOREVER_MIN = 60 * 24 * 365.0
@@ -115,13 +117,14 @@ def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
             # A resume that Slurm refused: the run is still what it was.
             run.end.write_bytes(end)
         raise
-    record_job(run, plan.launcher, submitted.job_id, plan.address)
+    here = {"host": socket.gethostname()} if plan.launcher in OF_THIS_MACHINE else {}
+    record_job(run, plan.launcher, submitted.job_id, **here, **({"address": plan.address} if plan.address else {}))
     return submitted
 
 
-def record_job(run: RunDir, launcher: str, job_id: str, address: str | None = None) -> None:
-    """Write down which job the run now is; of a Ray cluster also where that is."""
-    write_json(run.job, {"launcher": launcher, "job_id": job_id} | ({"address": address} if address else {}))
+def record_job(run: RunDir, launcher: str, job_id: str, **where: str) -> None:
+    """Write down which job the run now is; of a process the host, of a Ray cluster the address."""
+    write_json(run.job, {"launcher": launcher, "job_id": job_id, **where})
     append_event(run, "job/submitted", job_id=job_id, launcher=launcher)
 
 

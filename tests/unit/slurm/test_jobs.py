@@ -1,0 +1,43 @@
+"""Runs whose controller is a process: of this machine, or of another that sees the same run directory."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.errors import RunDirError
+from slurm_rl.run_dir import RunDir, write_json
+from slurm_rl.slurm.jobs import cancel_job, read_states
+from slurm_rl.slurm.submit import record_job
+
+NOBODY = str(2**22)
+"""More than any process has as its number (proc(5), pid_max)."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "run")
+
+
+@pytest.mark.parametrize("launcher", ["local", "machines"])
+def test_a_run_of_another_machine_is_not_called_dead(run: RunDir, launcher: str) -> None:
+    record_job(run, launcher, NOBODY, host="elsewhere")
+    (state,) = read_states([run])
+    assert str(state) == "unknown: its controller is a process of elsewhere; ask there"
+    with pytest.raises(RunDirError, match=r"it was started on elsewhere\. Next: there: python -m slurm_rl cancel"):
+        cancel_job(run)
+
+
+def test_how_it_ended_there_is_known_here(run: RunDir) -> None:
+    record_job(run, "machines", NOBODY, host="elsewhere")
+    write_json(run.end, {"state": "finished", "exit_code": 0, "cause": "", "step": 3})
+    assert [state.word for state in read_states([run])] == ["finished"]
+    assert not cancel_job(run)
+
+
+def test_a_controller_of_this_machine_that_is_gone_is_dead(run: RunDir) -> None:
+    record_job(run, "local", NOBODY, host=socket.gethostname())
+    assert [state.word for state in read_states([run])] == ["dead"]
+    assert not cancel_job(run)
