@@ -62,25 +62,24 @@ def _completion(query: str, prompt: str) -> str:
     return query[len(prompt) :]
 
 
-SHARED = ("policy.share_prompts=true", "policy.micro_batch_tokens=8192")
-# 128 tokens' logits of this vocabulary are 78 MB; the engine draws from no more sequences than a batch has.
+# Groups read their prompt once. 128 tokens' logits of the large vocabulary are 78 MB; the engine draws from no more
+# sequences than a batch has; and TRL has no dashboard either.
 SPARING = (
-    "policy.share_prompts=true", "policy.micro_batch_tokens=4096", "policy.logprob_chunk_tokens=128",
-    "rollout.max_num_seqs=64",
+    "policy.share_prompts=true", "policy.logprob_chunk_tokens=128", "rollout.max_num_seqs=64", "ray.dashboard=false",
 )  # fmt: skip
-# 64 sequences of 48 tokens need a hundredth of the cache that an engine has by default.
-SPARING_SHORT = (*SPARING, "rollout.cpu_kv_cache_gb=0.25", "ray.dashboard=false")
 # With a model this small an engine is mostly Python, which takes one core.
 TWO_ENGINES = ("rollout.num_engines=2",)
 SHORT = Task(
     TinyModelConfig(characters=DIGITS + "*=", context_length=64), 7, 40, 64, 20, 300, "score_whole", TWO_ENGINES
 )
-PROMPTS = Task(TinyModelConfig(characters=DIGITS, context_length=640), 512, 64, 8, 20, 40, "score_share", SHARED)
+ONE_GROUP = (*SPARING, "policy.micro_batch_tokens=1024")
+PROMPTS = Task(TinyModelConfig(characters=DIGITS, context_length=640), 512, 64, 8, 20, 40, "score_share", ONE_GROUP)
+LARGE = (*SPARING, "policy.micro_batch_tokens=4096")
 TASKS = {
     "short": SHORT,
     "prompts": PROMPTS,
-    "short_152k": replace(SHORT, vocabulary=VOCABULARY, ours=SPARING_SHORT, prompts_per_step=16, steps=3),
-    "prompts_152k": replace(PROMPTS, vocabulary=VOCABULARY, ours=SPARING, steps=2),
+    "short_152k": replace(SHORT, vocabulary=VOCABULARY, ours=LARGE, prompts_per_step=16),
+    "prompts_152k": replace(PROMPTS, vocabulary=VOCABULARY, ours=LARGE, steps=2),
 }
 
 

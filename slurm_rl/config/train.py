@@ -87,8 +87,9 @@ class RolloutConfig(Section):
     """Sequences decoded at once by one engine."""
     gpu_memory_utilization: Fraction = 0.85
     """Share of a GPU's memory that vLLM may take."""
-    cpu_kv_cache_gb: PositiveFloat = 1.0
-    """Size of an engine's key-value cache on CPU, in GiB; vLLM fills all of it with zeros."""
+    cpu_kv_cache_gb: PositiveFloat | None = None
+    """Size of an engine's key-value cache on CPU, in GiB, all of which vLLM fills with zeros. None: what max_num_seqs
+    of the longest sequences need, and 1 at most."""
     enforce_eager: bool = True
     """No CUDA graphs, no compilation: slower decoding, faster start."""
     probe_tolerance: PositiveFloat = 1e-3

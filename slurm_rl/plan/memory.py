@@ -16,6 +16,8 @@ _RESERVE_GB = 3.0
 _ENGINE_RESERVE_GB = 2.0
 # What an engine asleep keeps on its GPU: the CUDA context and NCCL's buffers.
 _ASLEEP_GB = 2.0
+_CPU_CACHE_BYTES = 2**30
+_CPU_BLOCK_TOKENS = 128  # of vLLM's cache on CPU, unless it is told otherwise
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class ModelShape:
     @property
     def embedding_parameters(self) -> int:
         return self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
+
+    @property
+    def cached_values_per_head(self) -> int:
+        """Keys and values of one token in one key-value head, in all layers."""
+        return 2 * self.num_layers * self.head_dim
 
     @property
     def num_parameters(self) -> int:
@@ -208,9 +215,22 @@ def estimate_engine(
 ) -> EngineMemory:
     """Memory of one GPU of an engine; key-value heads fewer than GPUs are replicated, as vLLM does."""
     heads = max(1, shape.num_kv_heads // tensor_parallel_size)
-    per_token = 2 * shape.num_layers * heads * shape.head_dim * bytes_per_value
+    per_token = shape.cached_values_per_head * heads * bytes_per_value
     weights = shape.num_parameters * bytes_per_value / tensor_parallel_size
     return EngineMemory(weights / GB, per_token * longest_tokens / GB)
+
+
+def cpu_cache_bytes(shape: ModelShape | None, *, num_sequences: int, longest_tokens: int, bytes_per_value: int) -> int:
+    """Key-value cache of an engine without a GPU: room for so many of the longest sequences, 1 GiB at most.
+
+    More would only be filled with zeros. 1 GiB, too, for a family of models that is not known.
+    """
+    if shape is None:
+        return _CPU_CACHE_BYTES
+    blocks = -(-longest_tokens // _CPU_BLOCK_TOKENS)
+    per_token = shape.cached_values_per_head * shape.num_kv_heads * bytes_per_value
+    # vLLM keeps one block for itself.
+    return min(_CPU_CACHE_BYTES, (num_sequences * blocks + 1) * _CPU_BLOCK_TOKENS * per_token)
 
 
 def asleep_gb() -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
+from slurm_rl.run_dir import read_json
 from slurm_rl.train.grpo.continuous import ContinuousEngine
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
 from slurm_rl.train.grpo.vision_inputs import build_input, build_options, check_expanded
@@ -47,7 +50,7 @@ class RolloutEngine:
             # The policy recomputes logprobs at the same temperature; these are the sampler's own.
             logprobs_mode="processed_logprobs",
             worker_extension_cls="slurm_rl.train.grpo.worker_extension.RolloutWorkerExtension",
-            **_memory_options(rollout, num_gpus),
+            **_memory_options(rollout, num_gpus, _cpu_cache_bytes(model_path, model, rollout, max_model_len)),
             **_transfer_options(rollout),
             **({} if max_images is None else build_options(model, max_images)),
         )
@@ -166,9 +169,9 @@ class RolloutEngine:
             self.asleep.remove(what)
 
 
-def _memory_options(rollout: RolloutConfig, num_gpus: int) -> dict[str, Any]:
+def _memory_options(rollout: RolloutConfig, num_gpus: int, cpu_cache_bytes: int) -> dict[str, Any]:
     if num_gpus == 0:
-        return {"kv_cache_memory_bytes": int(rollout.cpu_kv_cache_gb * 2**30)}
+        return {"kv_cache_memory_bytes": cpu_cache_bytes}
     options: dict[str, Any] = {"gpu_memory_utilization": rollout.gpu_memory_utilization}
     if rollout.colocate:
         options["enable_sleep_mode"] = True
@@ -176,6 +179,18 @@ def _memory_options(rollout: RolloutConfig, num_gpus: int) -> dict[str, Any]:
         # One process a GPU, children of this actor: its GPUs were chosen by the plan, which Ray knows nothing of.
         options["distributed_executor_backend"] = "mp"
     return options
+
+
+def _cpu_cache_bytes(model_path: str, model: ModelConfig, rollout: RolloutConfig, max_model_len: int) -> int:
+    if rollout.cpu_kv_cache_gb is not None:
+        return int(rollout.cpu_kv_cache_gb * 2**30)
+    config = Path(model_path) / "config.json"
+    return cpu_cache_bytes(
+        parse_shape(read_json(config)) if config.is_file() else None,
+        num_sequences=rollout.max_num_seqs,
+        longest_tokens=max_model_len,
+        bytes_per_value=2 if model.dtype == "bfloat16" else 4,
+    )
 
 
 def _transfer_options(rollout: RolloutConfig) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -95,11 +96,20 @@ def test_every_tensor_parallel_rank_answers_for_its_weights() -> None:
     assert engine.load_weights(0, [], PROBE).checksums == ["sum"] * 4
 
 
-def test_on_cpu_the_cache_has_the_size_that_was_asked_for() -> None:
-    model = ModelConfig(path="/models/x")
-    engine = RolloutEngine("/models/x", model, RolloutConfig(cpu_kv_cache_gb=0.25), 64, num_gpus=0)
-    options = engine.llm.options
-    assert options["kv_cache_memory_bytes"] == 2**28 and "gpu_memory_utilization" not in options
+def test_on_cpu_the_cache_has_the_size_that_was_asked_for_or_what_the_sequences_need(tmp_path: Path) -> None:
+    def cache(**settings: Any) -> int:
+        model, rollout = ModelConfig(path=str(tmp_path), dtype="float32"), RolloutConfig(**settings)
+        options = RolloutEngine(str(tmp_path), model, rollout, max_model_len=200, num_gpus=0).llm.options
+        assert "gpu_memory_utilization" not in options
+        return int(options["kv_cache_memory_bytes"])
+
+    assert cache() == 2**30  # nothing is known of the model
+    shape = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"num_attention_heads": 2, "num_key_value_heads": 1}))
+    # 200 tokens are two blocks of 128; a token has keys and values of 3 layers with one head of 32 float32 values.
+    assert cache(max_num_seqs=4) == (4 * 2 + 1) * 128 * (2 * 3 * 32 * 4)
+    assert cache(max_num_seqs=100_000) == 2**30
+    assert cache(cpu_kv_cache_gb=0.25) == 2**28
     assert "kv_cache_memory_bytes" not in build_engine(colocate=False, num_gpus=1).llm.options
 
 
