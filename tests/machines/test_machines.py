@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from slurm_rl.slurm.jobs import read_states
 from tests.machines.kit import RUNPOD_HEAD, RUNPOD_NAMES, RUNPOD_WORKER, TOKEN, Machines, Run, dstack, machines_up, stop
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -63,6 +64,8 @@ def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machin
     head = machines.start(1, {"EXPECTED_WORKERS": "1"}, *words)
     worker = machines.start(2, worker_env, *words)
     run.wait_for_training(head, worker)
+    # Seen from here, which is none of the machines.
+    assert str(read_states([run.run_dir])[0]) == "unknown: its controller is a process of m1; ask there"
     stop(worker)
     assert (worker.wait(), head.wait()) == (130, 130), head.output
     assert run.end["state"] == "interrupted"
