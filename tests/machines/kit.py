@@ -93,8 +93,14 @@ class Machines:
             tear_down(self.slot)
 
     def end_all(self) -> None:
-        for node in self.nodes:
-            if node.process.poll() is None:
+        """What a failed test left: told to stop, since a killed command leaves its run to itself."""
+        going = [node for node in self.nodes if node.process.poll() is None]
+        for node in going:
+            stop(node)
+        for node in going:
+            try:
+                node.process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
                 node.process.kill()
                 node.process.wait()
         self.nodes.clear()
