@@ -30,8 +30,9 @@ import numpy as np
 
 from benchmarks.reward_overlap import WORKERS
 from slurm_rl.config.load import load_config
+from slurm_rl.jsonl import read_rows
 from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.run_dir import RunDir, read_jsonl
+from slurm_rl.run_dir import RunDir
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.dispatch import max_calls
@@ -185,8 +186,8 @@ def measure(folder: Path, staleness: int, continuous: bool, args: argparse.Names
         )
         trainer.run(lambda: wait_until_ready(cluster, engines))
     metrics.close()
-    stamps = {row["step"]: row["time/stamp"] for row in read_jsonl(run.metrics) if row["stage"] == "grpo"}
-    [start] = [r["time/stamp"] for r in read_jsonl(run.metrics) if r["stage"] == "eval" and r["step"] == 0]
+    stamps = {row["step"]: row["time/stamp"] for row in read_rows(run.metrics) if row["stage"] == "grpo"}
+    [start] = [r["time/stamp"] for r in read_rows(run.metrics) if r["stage"] == "eval" and r["step"] == 0]
     last = args.steps - staleness
     end = stamps[last]
     found = ray.get([engine.handle.measure.remote(start, end) for engine in engines])

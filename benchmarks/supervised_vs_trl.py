@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from slurm_rl.run_dir import read_jsonl
+from slurm_rl.jsonl import read_rows
 
 Curve = list[dict[str, float]]
 """One entry a step: tokens, seconds, loss; without the first step."""
@@ -124,7 +124,7 @@ def run_ours(args: argparse.Namespace, case: str) -> Curve:
         f"optim.lr={LR}", "optim.warmup_steps=0", "optim.schedule=constant", "checkpoint.every=1000000",
     ]  # fmt: skip
     subprocess.run([sys.executable, "-m", "slurm_rl", *overrides], check=True, stdout=sys.stderr)
-    rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] in ("sft", "dpo")]
+    rows = [row for row in read_rows(run / "metrics.jsonl") if row["stage"] in ("sft", "dpo")]
     return build_curve(
         [row["time/stamp"] for row in rows],
         [row["tokens/computed"] for row in rows],

@@ -14,7 +14,7 @@ agent imports it inside any image.
       prompts.json                  number and checksum of the prompts
       attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder an attempt
       attempts/latest               link to the newest attempt
-      events.jsonl metrics.jsonl    append-only; one JSON object a line
+      events.jsonl metrics.jsonl    append-only; one JSON object a line: see jsonl.py
       samples.jsonl                 a few completions of each logged step, for the report
       checkpoints/step-<k>/         see train/engine/checkpoint.py
       tensorboard/ export/          curves; the trained model in Hugging Face format
@@ -23,16 +23,18 @@ agent imports it inside any image.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from slurm_rl import jsonl
 from slurm_rl.errors import RunDirError
+
+# Numbers of damaged lines that one event names.
+_MOST_TOLD = 20
 
 
 class RunDir:
@@ -209,12 +211,17 @@ class AttemptDir:
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
     """Write `text` to `path` so that a crash leaves the old file or the new one."""
+    write_bytes(path, text.encode(), mode=mode)
+
+
+def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
+    """The same of bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
+        with os.fdopen(fd, "wb") as file:
             os.fchmod(file.fileno(), mode)
-            file.write(text)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         Path(beside).replace(path)
@@ -239,30 +246,22 @@ def read_json(path: Path) -> Any:
         raise RunDirError(f"the file must hold JSON ({error})", seen=str(path)) from None
 
 
-def append_jsonl(path: Path, row: dict[str, Any]) -> None:
-    """Append one line. The lock keeps lines whole when several nodes share the file over NFS."""
-    line = json.dumps(row, allow_nan=False) + "\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
-        file.write(line)
-        file.flush()
-
-
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of a file; a last line cut by a crash is left out."""
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            if not line.endswith("\n"):
-                return
-            yield json.loads(line)
+def append_row(run: RunDir, path: Path, row: dict[str, Any]) -> None:
+    """Append a line to one of the run's line files; what a crash left of the last line goes, which is an event."""
+    if num_bytes := jsonl.append_row(path, row):
+        append_event(run, "file/mended", file=path.name, cut_off_bytes=num_bytes)
 
 
 def append_event(run: RunDir, kind: str, **fields: Any) -> None:
     """Add an event: `kind` is `area/what`, the time is seconds since the epoch."""
-    append_jsonl(run.events, {"time": round(time.time(), 3), "kind": kind, **fields})
+    append_row(run, run.events, {"time": round(time.time(), 3), "kind": kind, **fields})
+
+
+def report_damage(run: RunDir) -> None:
+    """Tell of damaged lines in the line files, in an event each; they stay, and are passed over."""
+    for path in (run.events, run.metrics, run.samples):
+        if numbers := jsonl.find_damaged(path):
+            append_event(run, "file/damaged", file=path.name, lines=numbers[:_MOST_TOLD], num_lines=len(numbers))
 
 
 def fsync_dir(path: Path) -> None:

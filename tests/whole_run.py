@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.run_dir import RunDir, read_jsonl
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import RunDir
 
 # So small a model computes for seconds where the demo's takes half a minute; all the rest is as in the demo.
 OVERRIDES = (
@@ -59,7 +60,7 @@ def exact_rows(run_dir: Path) -> list[dict[str, Any]]:
 def kill_trainer(run: RunDir, process: subprocess.Popen[str], step: int) -> None:
     """kill -9 of the trainer once a checkpoint of this step or a later one is there."""
     deadline = time.monotonic() + 600
-    while not any(row["kind"] == "checkpoint/saved" and row["step"] >= step for row in read_jsonl(run.events)):
+    while not any(row["kind"] == "checkpoint/saved" and row["step"] >= step for row in read_rows(run.events)):
         assert time.monotonic() < deadline and process.poll() is None, "no checkpoint, or the run is over"
         time.sleep(0.05)
     for entry in Path("/proc").iterdir():

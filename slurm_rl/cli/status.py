@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 from slurm_rl.cli.common import find_run
+from slurm_rl.jsonl import read_last_rows
 from slurm_rl.run_dir import RunDir
 from slurm_rl.slurm.jobs import RunState, load_job, read_states
 from slurm_rl.slurm.ledger import SweepDir, runs_of
@@ -80,15 +80,5 @@ def can_resume(state: RunState) -> bool:
 
 def last_row(run: RunDir) -> dict[str, Any]:
     """The newest row of metrics.jsonl that is not an evaluation; only the file's end is read."""
-    if not run.metrics.is_file():
-        return {}
-    with run.metrics.open("rb") as file:
-        file.seek(max(0, run.metrics.stat().st_size - _TAIL_BYTES))
-        lines = file.read().split(b"\n")
-    # The last piece is empty or was cut by a crash; the first may be the rest of a long line.
-    for line in reversed(lines[:-1]):
-        if line.startswith(b"{") and line.endswith(b"}"):
-            row: dict[str, Any] = json.loads(line)
-            if row["stage"] != "eval":
-                return row
-    return {}
+    rows = read_last_rows(run.metrics, _TAIL_BYTES)
+    return next((row for row in reversed(rows) if row.get("stage") != "eval"), {})

@@ -6,12 +6,11 @@ and its events. Where the run directory is one folder on all machines there is n
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.run_dir import AttemptDir, RunDir, append_jsonl, read_json, write_json
+from slurm_rl.run_dir import AttemptDir, read_json, write_json
 
 
 def files_for_all(attempt: AttemptDir) -> list[Path]:
@@ -42,25 +41,3 @@ def take_file(attempt: AttemptDir, name: str, content: Any, allowed: list[Path])
     path = attempt.path / name
     if path in allowed:
         write_json(path, content)
-
-
-class EventTail:
-    """The events that this machine has written since `__init__`."""
-
-    def __init__(self, run: RunDir) -> None:
-        self._path = run.events
-        self._offset = self._path.stat().st_size if self._path.is_file() else 0
-
-    def news(self) -> list[dict[str, Any]]:
-        if not self._path.is_file():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
-
-
-def take_event(run: RunDir, row: dict[str, Any]) -> None:
-    append_jsonl(run.events, row)

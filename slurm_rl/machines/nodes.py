@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 
 from slurm_rl.machines.hub import Hub, Member
-from slurm_rl.machines.mirror import Outbox, files_for_all, take_event, take_file
+from slurm_rl.machines.mirror import Outbox, files_for_all, take_file
 from slurm_rl.node.rendezvous import own_address
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_json
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, append_row, write_json
 from slurm_rl.slurm.ends import read_record
 from slurm_rl.slurm.launch import start_agent
 
@@ -83,7 +83,7 @@ class MachineNodes:
             if message["kind"] == "record":
                 take_file(self._attempt, message["name"], message["content"], [self._attempt.node(rank)])
             elif message["kind"] == "event":
-                take_event(self._run_dir, message["row"])
+                append_row(self._run_dir, self._run_dir.events, message["row"])
             elif message["attempt"] == self._attempt.number:
                 self._ends[rank] = int(message["status"])
         member.inbox.clear()

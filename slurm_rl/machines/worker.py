@@ -19,9 +19,10 @@ from typing import Any
 
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.jsonl import RowTail
 from slurm_rl.machines.hub import BEAT_S, SILENCE_S
 from slurm_rl.machines.link import Link, LinkClosed
-from slurm_rl.machines.mirror import EventTail, Outbox, files_for_all, take_file
+from slurm_rl.machines.mirror import Outbox, files_for_all, take_file
 from slurm_rl.machines.secret import derive_ray_token
 from slurm_rl.node.ray_cluster import create_token, token_file
 from slurm_rl.plan.job import JobPlan
@@ -84,7 +85,7 @@ class Worker:
         self._attempt: AttemptDir
         self._shares = False
         self._outbox: Outbox | None = None
-        self._events: EventTail | None = None
+        self._events: RowTail | None = None
 
     def main(self) -> int:
         """Until the head says that the run has ended; the exit code is the run's."""
@@ -226,7 +227,8 @@ class Worker:
         self._attempt = self._run_dir.attempt(number)
         self._attempt.logs.mkdir(parents=True, exist_ok=True)
         if not self._shares:
-            self._outbox, self._events = Outbox([self._attempt.node(self._place.rank)]), EventTail(self._run_dir)
+            self._outbox = Outbox([self._attempt.node(self._place.rank)])
+            self._events = RowTail(self._run_dir.events, from_end=True)
             if self._plan.torchrun is None:
                 token = derive_ray_token(self._invitation.secret, self._place.job_key, number)
                 create_token(self._run_dir, number, token)
@@ -251,7 +253,7 @@ class Worker:
             return
         for name, content in self._outbox.news():
             self._link.send("record", attempt=self._attempt.number, name=name, content=content)
-        for row in self._events.news():
+        for row in self._events.read_new():
             self._link.send("event", row=row)
 
     def _look_at_agent(self) -> None:

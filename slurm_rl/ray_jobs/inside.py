@@ -10,6 +10,7 @@ SIGTERM (`cancel`, `ray job stop`) reaches the trainer by itself: Ray sends it t
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from typing import IO
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError, RunDirError, SlurmRLError
 from slurm_rl.image.judge import find_mismatches
+from slurm_rl.jsonl import RowTail
 from slurm_rl.node.driver import may_signal
 from slurm_rl.node.image_report import PACKAGES, collect_report
 from slurm_rl.plan.job import JobPlan
@@ -187,23 +189,14 @@ class RayJobController:
 
 
 class RowPrinter:
-    """Prints the whole lines that are added to a file; those of earlier attempts are known already."""
+    """Prints the rows that are added to a file; those of earlier attempts are known already."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.offset = path, path.stat().st_size if path.is_file() else 0
+        self.tail = RowTail(path, from_end=True)
 
     def print_new(self) -> None:
-        if not self.path.is_file():
-            return
-        with self.path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size < self.offset:
-                self.offset = 0  # a resumed trainer took back rows of steps that it does again
-            file.seek(self.offset)
-            added = file.read()
-        whole = added[: added.rfind(b"\n") + 1]
-        self.offset += len(whole)
-        for line in whole.decode("utf-8", errors="replace").splitlines():
-            print(f"{ROW_MARK}{line}", flush=True)
+        for row in self.tail.read_new():
+            print(f"{ROW_MARK}{json.dumps(row)}", flush=True)
 
 
 def _copy(source: IO[bytes], log: IO[bytes]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import fmean
 
-from slurm_rl.report.jsonl import Row
+from slurm_rl.jsonl import Row
 from slurm_rl.report.summary import MAIN_STAGES, PHASES, split_step
 from slurm_rl.report.svg import Bar, Line, Point, line_chart, stacked_chart
 

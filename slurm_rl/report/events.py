@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from slurm_rl.report.jsonl import Row, read_rows
+from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.run_dir import RunDir
 
 PHRASES: dict[str, str] = {

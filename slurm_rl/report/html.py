@@ -6,9 +6,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.report.charts import Chart, build_charts
 from slurm_rl.report.events import describe_event, read_events
-from slurm_rl.report.jsonl import Row, read_rows
 from slurm_rl.report.meta import RunMeta, collect_meta, read_config_text
 from slurm_rl.report.page import render_page, render_section, render_table
 from slurm_rl.report.summary import build_summary, format_seconds

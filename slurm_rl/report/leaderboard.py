@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.report.jsonl import read_rows
+from slurm_rl.jsonl import read_rows
 from slurm_rl.report.meta import collect_meta
 from slurm_rl.report.summary import build_summary
 from slurm_rl.run_dir import RunDir

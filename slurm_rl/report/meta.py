@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
+from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.report.events import read_events
-from slurm_rl.report.jsonl import Row, read_rows
 from slurm_rl.run_dir import RunDir
 
 

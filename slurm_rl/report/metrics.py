@@ -20,10 +20,10 @@ from typing import Any
 
 from slurm_rl.config.logging import WandbConfig
 from slurm_rl.errors import TrainingError
-from slurm_rl.report.jsonl import parse_row, read_rows
+from slurm_rl.jsonl import parse_row, read_rows
 from slurm_rl.report.tensorboard_run import TensorBoardRun
 from slurm_rl.report.wandb_run import open_wandb
-from slurm_rl.run_dir import RunDir, append_jsonl, write_text
+from slurm_rl.run_dir import RunDir, append_row, write_bytes
 
 STAMP = "time/stamp"
 
@@ -52,7 +52,7 @@ class MetricsLogger:
             )
         numbers = {key: _finite(key, value, step) for key, value in values.items()}
         stamp = numbers.pop(STAMP, time.time())
-        append_jsonl(self._run.metrics, {"step": step, "stage": stage, **numbers, STAMP: stamp})
+        append_row(self._run, self._run.metrics, {"step": step, "stage": stage, **numbers, STAMP: stamp})
         self._last_step = step
         self._tensorboard.log(step, numbers, stamp)
         if self._wandb:
@@ -79,22 +79,21 @@ class MetricsLogger:
 
 
 def keep_rows_up_to(path: Path, step: int, num_rows: int | None = None) -> None:
-    """Drop the rows with a larger step, those after the first `num_rows`, and lines a crash cut.
+    """Drop the rows with a larger step, those after the first `num_rows`, and a last line that a crash cut.
 
-    The other lines keep their bytes.
+    The other lines keep their bytes; a damaged one in their midst goes the way of the row before it.
     """
     if not path.is_file():
         return
-    before = path.read_bytes()
-    lines = [line for line in before.splitlines(keepends=True) if _is_kept(line, step)]
-    kept = b"".join(lines[:num_rows])
-    if kept != before:
-        write_text(path, kept.decode())
-
-
-def _is_kept(line: bytes, step: int) -> bool:
-    row = parse_row(line) if line.endswith(b"\n") else None
-    return row is not None and row["step"] <= step
+    before, kept, keeps = path.read_bytes(), [], True
+    for line in before.split(b"\n")[:-1]:
+        row = parse_row(line)
+        keeps = row["step"] <= step if row and "step" in row else keeps
+        if keeps:
+            kept.append(line + b"\n")
+    after = b"".join(kept[:num_rows])
+    if after != before:
+        write_bytes(path, after)
 
 
 def _last_step(path: Path) -> int:

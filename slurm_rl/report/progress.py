@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from slurm_rl.jsonl import Row, RowTail
 from slurm_rl.report.events import render_event
-from slurm_rl.report.jsonl import JsonlTail, Row
 from slurm_rl.report.progress_state import Progress
 from slurm_rl.report.summary import format_seconds
 from slurm_rl.run_dir import RunDir
@@ -31,7 +31,7 @@ def follow(run: RunDir, is_alive: Callable[[], bool], attempt: int = 1) -> None:
     Events before `attempt` began are history: they set the state and are not shown.
     """
     progress = Progress()
-    events, metrics = JsonlTail(run.events), JsonlTail(run.metrics)
+    events, metrics = RowTail(run.events), RowTail(run.metrics)
     with _open_display(run, progress) as show:
         alive = True
         while alive:
@@ -42,7 +42,7 @@ def follow(run: RunDir, is_alive: Callable[[], bool], attempt: int = 1) -> None:
                 time.sleep(REFRESH_S)
 
 
-def _advance(progress: Progress, events: JsonlTail, metrics: JsonlTail, attempt: int) -> list[Row]:
+def _advance(progress: Progress, events: RowTail, metrics: RowTail, attempt: int) -> list[Row]:
     """Fold in what is new, and return the new events of this attempt."""
     added, rows, shown = events.read_new(), metrics.read_new(), []
     # The two files tell one story: a row comes after the events that happened before it.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from slurm_rl.jsonl import Row
 from slurm_rl.report.events import describe_event
-from slurm_rl.report.jsonl import Row
 from slurm_rl.report.summary import MAIN_STAGES, format_seconds
 
 STAGES: dict[str, str] = {

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from slurm_rl.report.jsonl import Row, read_rows
+from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.report.meta import RunMeta, collect_meta
 from slurm_rl.run_dir import RunDir, write_json
 

@@ -17,7 +17,7 @@ from slurm_rl.machines.head import Machines
 from slurm_rl.machines.nodes import Nodes
 from slurm_rl.node.ray_cluster import create_token, token_file
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, report_damage, write_json
 from slurm_rl.slurm.attempts import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -86,6 +86,7 @@ class Controller:
         signal.signal(signal.SIGUSR2, self._on_scheduler_stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         self.run_dir.end.unlink(missing_ok=True)
+        report_damage(self.run_dir)
         for number in settle_killed_attempts(self.run_dir, self.job_key):
             append_event(self.run_dir, "attempt/ended", attempt=number, outcome="lost", cause=KILLED)
         ends = load_ends(self.run_dir, self.job_key)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_jsonl
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.slurm.commands import query_jobs
 
 # Event -> the phase that it ends. Of several nodes the last one counts.
@@ -36,8 +37,8 @@ class PhaseWatch:
         if size == self.size:
             return
         self.size = size
-        events = _of_attempt(read_jsonl(self.run_dir.events), self.attempt.number)
-        if any(event["kind"] == "trainer/started" for event in events):
+        events = _of_attempt(read_rows(self.run_dir.events), self.attempt.number)
+        if any(event.get("kind") == "trainer/started" for event in events):
             self.is_done = True
             phases = compute_phases(events, self._zero(events))
             append_event(self.run_dir, "attempt/brought_up", attempt=self.attempt.number, **phases)
@@ -56,7 +57,7 @@ class PhaseWatch:
         return own if job is None or job.start_time is None else job.start_time
 
     def _follows_a_requeue(self) -> bool:
-        started = [row for row in read_jsonl(self.run_dir.events) if row["kind"] == "attempt/started"]
+        started = [row for row in read_rows(self.run_dir.events) if row.get("kind") == "attempt/started"]
         starts = [(row["job"], row["slurm_restarts"]) for row in started]
         return len(starts) < 2 or starts[-1] != starts[-2]
 
@@ -65,7 +66,8 @@ def _of_attempt(events: Iterable[dict[str, Any]], number: int) -> list[dict[str,
     """The events from this attempt's start on."""
     rows = list(events)
     begin = next(
-        (at for at, row in enumerate(rows) if row["kind"] == "attempt/started" and row["attempt"] == number), len(rows)
+        (at for at, row in enumerate(rows) if row.get("kind") == "attempt/started" and row["attempt"] == number),
+        len(rows),
     )
     return rows[begin:]
 
@@ -76,6 +78,6 @@ def compute_phases(events: Iterable[Mapping[str, Any]], zero: float) -> dict[str
     >>> compute_phases([{"kind": "node/started", "time": 12.5}, {"kind": "node/started", "time": 13.0}], 10.0)
     {'agents_s': 3.0}
     """
-    times = {PHASES[row["kind"]]: float(row["time"]) for row in events if row["kind"] in PHASES}
+    times = {PHASES[row["kind"]]: float(row["time"]) for row in events if row.get("kind") in PHASES}
     # Slurm counts in whole seconds, so a phase may seem to end before the job began.
     return {name: round(max(0.0, time - zero), 2) for name, time in times.items()}

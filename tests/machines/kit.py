@@ -20,7 +20,8 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.run_dir import RunDir, read_jsonl
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import RunDir
 from tests.slurm.cluster import is_possible, wait_until
 from tests.slurm.cluster.network import build_network
 from tests.slurm.cluster.slots import claim, registry_lock
@@ -165,7 +166,7 @@ class Run:
         self.run_dir = RunDir(path)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [row for row in read_jsonl(self.run_dir.events) if row["kind"] == kind]
+        return [row for row in read_rows(self.run_dir.events) if row["kind"] == kind]
 
     def wait_for_training(self, *nodes: Node, attempt: int = 1) -> None:
         """All of these are up; one that ends before says why."""

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.run_dir import read_json, read_jsonl
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import read_json
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.submitting import ROOT, cli, wait_for_end
 from tests.whole_run import OVERRIDES, exact_rows
@@ -71,7 +72,7 @@ def test_the_reference_stands_on_nodes_of_its_own_kind(cluster: Cluster, shared_
     assert wait_for_end(run, timeout_s=420)["state"] == "finished"
     # The reference says the same wherever it stands.
     assert exact_rows(run) == exact_rows(whole_run)
-    started = [row for row in read_jsonl(run / "events.jsonl") if row["kind"] == "node/started"]
+    started = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "node/started"]
     hosts = {row["rank"]: row["host"] for row in started}
     assert hosts[0] in cluster.nodes[2:] and hosts[1] in cluster.nodes[:2]
     actors = read_json(run / "plan.json")["actors"]

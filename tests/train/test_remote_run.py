@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.run_dir import read_jsonl
+from slurm_rl.jsonl import read_rows
 from tests.train.test_run import kill_driver_when
 from tests.whole_run import exact_rows, start_run
 
@@ -17,7 +17,7 @@ def test_a_run_that_lost_its_folder_goes_on_from_its_url_to_the_same_numbers(who
     run_dir, url = tmp_path / "lost", f"checkpoint.url='file://{tmp_path}/bucket'"
 
     def copied(step: int) -> bool:
-        rows = list(read_jsonl(run_dir / "events.jsonl"))
+        rows = read_rows(run_dir / "events.jsonl")
         return any(row["kind"] == "checkpoint/copied" and row["step"] >= step for row in rows)
 
     kill_driver_when(start_run(run_dir, url), run_dir, lambda: copied(42))
@@ -25,7 +25,7 @@ def test_a_run_that_lost_its_folder_goes_on_from_its_url_to_the_same_numbers(who
     again = start_run(run_dir, url)
     output, _ = again.communicate(timeout=600)
     assert again.returncode == 0, output
-    [fetched] = [row for row in read_jsonl(run_dir / "events.jsonl") if row["kind"] == "checkpoint/fetched"]
+    [fetched] = [row for row in read_rows(run_dir / "events.jsonl") if row["kind"] == "checkpoint/fetched"]
     assert fetched["step"] >= 42
     assert exact_rows(run_dir) == exact_rows(whole_run)
     copies = {path.name for path in (tmp_path / "bucket" / "lost").iterdir()}

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.jsonl import read_rows
 from slurm_rl.node.ports import FIRST_PORT
-from slurm_rl.run_dir import read_jsonl
 from tests.whole_run import exact_rows, start_run
 
 
@@ -20,15 +20,15 @@ def test_rewards_over_http_change_nothing_though_a_service_is_killed(whole_run: 
     run_dir = tmp_path / "served"
     process = start_run(run_dir, "+reward=service", "reward.service.num_replicas=2")
     give_up = time.monotonic() + 300
-    while not any(row["stage"] == "grpo" for row in read_jsonl(run_dir / "metrics.jsonl")):
+    while not any(row["stage"] == "grpo" for row in read_rows(run_dir / "metrics.jsonl")):
         assert process.poll() is None and time.monotonic() < give_up, process.communicate()[0]
         time.sleep(0.05)
-    events = list(read_jsonl(run_dir / "events.jsonl"))
+    events = read_rows(run_dir / "events.jsonl")
     os.kill(next(event["pid"] for event in events if event["kind"] == "reward/service_up"), signal.SIGKILL)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
     assert exact_rows(run_dir) == exact_rows(whole_run)
-    events = list(read_jsonl(run_dir / "events.jsonl"))
+    events = read_rows(run_dir / "events.jsonl")
     assert [event["how"] for event in events if event["kind"] == "reward/service_died"] == ["exit status -9"]
     [ready] = [event for event in events if event["kind"] == "reward/services_ready"]
     ports = [int(url.rpartition(":")[2].removesuffix("/get_reward")) for url in ready["urls"]]

@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
+from slurm_rl.jsonl import read_rows
 from slurm_rl.node.ray_cluster import ray_tmp_dir
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import read_json, read_jsonl
+from slurm_rl.run_dir import read_json
 from tests.whole_run import OVERRIDES, exact_rows, start_run
 
 
@@ -199,7 +200,7 @@ def wait_for_save(process: subprocess.Popen[str], run_dir: Path) -> bool:
 
 def temp_dir(run_dir: Path) -> Path:
     """The node-local folder of the run's first attempt; others on this machine are none of its business."""
-    [started] = [event for event in read_jsonl(run_dir / "events.jsonl") if event["kind"] == "attempt/started"]
+    [started] = [event for event in read_rows(run_dir / "events.jsonl") if event["kind"] == "attempt/started"]
     return ray_tmp_dir(JobPlan.from_json(read_json(run_dir / "plan.json")), started["attempt"])
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.jsonl import read_rows
 from slurm_rl.node.processes import attempt_mark, find_marked
-from slurm_rl.run_dir import RunDir, read_json, read_jsonl
+from slurm_rl.run_dir import RunDir, read_json
 from tests.whole_run import exact_rows
 
 WORDS = (
@@ -52,7 +53,7 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 300) -
 
 def has_saved(run: RunDir, attempt: int) -> bool:
     """The attempt has trained and has a checkpoint of its own."""
-    events = list(read_jsonl(run.events))
+    events = read_rows(run.events)
     starts = [at for at, row in enumerate(events) if row["kind"] == "trainer/started"]
     return len(starts) >= attempt and any(row["kind"] == "checkpoint/saved" for row in events[starts[attempt - 1] :])
 

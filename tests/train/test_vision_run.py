@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.run_dir import RunDir, read_jsonl
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import RunDir
 from tests.image_kit import write_rows
 from tests.whole_run import exact_rows
 
@@ -121,7 +122,7 @@ def test_gone_on_with_from_the_middle_it_ends_with_the_same_numbers(run_dir: Pat
     process = start(run_dir, "resume", str(run_dir))
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
-    [resumed] = [row for row in read_jsonl(RunDir(run_dir).events) if row["kind"] == "trainer/resumed"]
+    [resumed] = [row for row in read_rows(RunDir(run_dir).events) if row["kind"] == "trainer/resumed"]
     assert resumed["step"] == 46
     assert exact_rows(run_dir) == exact_rows(whole)
     exported = [(folder / "export" / "model.safetensors").read_bytes() for folder in (run_dir, whole)]

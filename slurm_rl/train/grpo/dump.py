@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from slurm_rl.errors import DataError
-from slurm_rl.run_dir import append_jsonl, read_jsonl, write_text
+from slurm_rl.jsonl import read_lines
+from slurm_rl.run_dir import RunDir, append_row, write_text
 from slurm_rl.train.grpo.pipeline import parse_group
 from slurm_rl.train.grpo.types import Group
 
@@ -31,7 +32,8 @@ def replay_groups(folder: Path, step: int) -> list[Group]:
     """
     path = _file(folder, step)
     try:
-        groups = [parse_group(row) for row in read_jsonl(path)]
+        # A damaged line, which is None, is a TypeError: a step is replayed whole or not at all.
+        groups = [parse_group(row) for row in read_lines(path)]  # type: ignore[arg-type]
     except (ValueError, TypeError, KeyError) as error:
         raise DataError(
             f"rollout.replay must hold what this version of slurm_rl dumps ({type(error).__name__}: {error})",
@@ -47,12 +49,12 @@ def replay_groups(folder: Path, step: int) -> list[Group]:
     return groups
 
 
-def log_samples(path: Path, step: int, groups: Sequence[Group]) -> None:
+def log_samples(run: RunDir, step: int, groups: Sequence[Group]) -> None:
     """The first completion of each group, for people who look at what the policy writes."""
     for group in groups:
         completion, result = group.completions[0], group.results[0]
         row = {"prompt": group.prompt.text, "completion": completion.text, "answer": group.prompt.answer}
-        append_jsonl(path, {"step": step, **row, "reward": result.value})
+        append_row(run, run.samples, {"step": step, **row, "reward": result.value})
 
 
 def _file(folder: Path, step: int) -> Path:

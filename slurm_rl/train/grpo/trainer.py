@@ -275,7 +275,7 @@ class GRPOTrainer:
         per_s = values["tokens/trained"] / self.timer.seconds["time/step_s"]
         seconds = {**self.timer.seconds, "time/tokens_per_s": per_s}
         self.write_row("grpo", {**values, **seconds})
-        log_samples(self.run_dir.samples, self.state.step, groups[: self.config.logging.samples_per_step])
+        log_samples(self.run_dir, self.state.step, groups[: self.config.logging.samples_per_step])
 
     def save_if_due(self) -> None:
         self.saver.check()

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.load import load_config
+from slurm_rl.jsonl import read_rows
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.run_dir import RunDir, read_json, read_jsonl
+from slurm_rl.run_dir import RunDir, read_json
 from slurm_rl.slurm.submit import create_run, submit_run
 from tests.slurm.cluster import Cluster, wait_until
 
@@ -61,7 +62,7 @@ class LightRun:
     # ---- watching ------------------------------------------------------------------------------
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [row for row in read_jsonl(self.run_dir.events) if row["kind"] == kind]
+        return [row for row in read_rows(self.run_dir.events) if row["kind"] == kind]
 
     def wait_for_events(self, kind: str, count: int = 1, timeout_s: float = 240) -> list[dict[str, Any]]:
         wait_until(lambda: len(self.events(kind)) >= count, f"{kind} number {count}", timeout_s=timeout_s)
@@ -69,7 +70,7 @@ class LightRun:
 
     def wait_for_step(self, step: int, timeout_s: float = 240) -> None:
         def is_there() -> bool:
-            return any(row["step"] >= step for row in read_jsonl(self.run_dir.metrics))
+            return any(row["step"] >= step for row in read_rows(self.run_dir.metrics))
 
         wait_until(is_there, f"step {step}", timeout_s=timeout_s)
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.run_dir import RunDir, read_jsonl
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import RunDir
 
 SCRIPT = """
 import os, sys, ray
@@ -48,5 +49,5 @@ def test_a_script_that_dies_is_started_again_and_told_to_resume(tmp_path: Path) 
     assert len(logs) == 2
     assert "alive nodes: 1 resumed: 0" in logs[0] and "alive nodes: 1 resumed: 1" in logs[1]
     assert json.loads(run.end.read_text())["state"] == "finished"
-    ends = [row for row in read_jsonl(run.events) if row["kind"] == "attempt/ended"]
+    ends = [row for row in read_rows(run.events) if row["kind"] == "attempt/ended"]
     assert "ended with exit status 5" in ends[0]["cause"] and ends[-1]["outcome"] == "finished"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import stat
 from dataclasses import replace
@@ -12,13 +11,13 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.machines.mirror import EventTail, Outbox, files_for_all, take_file
+from slurm_rl.machines.mirror import Outbox, files_for_all, take_file
 from slurm_rl.machines.same import find_difference, why_run_dir_must_be_shared
 from slurm_rl.machines.secret import derive_ray_token, head_secret, secret_file, worker_secret
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.network import interface_of, network_environment
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.run_dir import RunDir, append_event, write_json
+from slurm_rl.run_dir import RunDir, write_json
 from slurm_rl.slurm.attempts import AttemptEnd, decide
 
 ENV = {"SLURM_RL_TOKEN": "a" * 20}
@@ -98,19 +97,6 @@ def test_no_other_file_is_written_on_a_message(tmp_path: Path, name: str) -> Non
     attempt = RunDir(tmp_path).attempt(1)
     take_file(attempt, name, {"x": 1}, files_for_all(attempt))
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
-
-
-def test_events_are_told_from_now_on_and_whole(tmp_path: Path) -> None:
-    run = RunDir(tmp_path)
-    append_event(run, "a/old")
-    tail = EventTail(run)
-    append_event(run, "a/new")
-    with run.events.open("a") as file:
-        file.write('{"kind": "half')
-    assert [row["kind"] for row in tail.news()] == ["a/new"]
-    with run.events.open("a") as file:
-        file.write('"}\n')
-    assert tail.news() == [json.loads('{"kind": "half"}')]
 
 
 # ---- what follows an attempt -----------------------------------------------------------------------

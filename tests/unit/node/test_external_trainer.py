@@ -15,10 +15,11 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.load import load_config
+from slurm_rl.jsonl import read_rows
 from slurm_rl.node.driver import catches
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.plan.task import ExternalPlan
-from slurm_rl.run_dir import RunDir, read_json, read_jsonl, write_json
+from slurm_rl.run_dir import RunDir, read_json, write_json
 from slurm_rl.slurm.ends import newest_step
 
 
@@ -70,7 +71,7 @@ def test_it_finds_the_run_in_its_environment_and_the_modules_beside_it(tmp_path:
     assert start(run_dir, ["python3", str(tmp_path / "mine.py")], attempt=2).wait(60) == 0
     assert json.loads((run_dir / "seen").read_text()) == [str(run_dir), str(run_dir / "checkpoints"), "1"]
     assert newest_step(RunDir(run_dir)) == 7
-    assert [row["kind"] for row in read_jsonl(RunDir(run_dir).events)] == ["external/started"]
+    assert [row["kind"] for row in read_rows(RunDir(run_dir).events)] == ["external/started"]
 
 
 @pytest.mark.parametrize("deaf", [False, True])

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.run_dir import append_jsonl
+from slurm_rl.jsonl import append_row
 
 WARMUP, GRPO = 4, 6
 START = 1_800_000_000.0
@@ -49,4 +49,4 @@ def make_events() -> list[dict[str, Any]]:
 
 def fill(path: Path, rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        append_jsonl(path, row)
+        append_row(path, row)

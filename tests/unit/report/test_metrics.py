@@ -8,9 +8,9 @@ import pytest
 
 from slurm_rl.config.logging import WandbConfig
 from slurm_rl.errors import TrainingError
-from slurm_rl.report.jsonl import read_rows
+from slurm_rl.jsonl import append_row, read_rows
 from slurm_rl.report.metrics import MetricsLogger, keep_rows_up_to
-from slurm_rl.run_dir import RunDir, append_jsonl
+from slurm_rl.run_dir import RunDir
 
 DISABLED = WandbConfig(mode="disabled")
 
@@ -60,18 +60,23 @@ def test_rewind_keeps_the_bytes_of_kept_rows_and_drops_the_rest(tmp_path: Path) 
     path = tmp_path / "metrics.jsonl"
     # Odd spacing and digits that a parse and a dump would change.
     kept = [b'{"step":  1, "x": 0.10}\n', b'{"step": 2, "x": 1e-07, "y": "\\u00e9"}\n', b'{"step": 2, "z": 3}\n']
-    path.write_bytes(
-        b"".join([kept[0], b'{"step": 7}\n', kept[1], b'{"st{"step": 2}\n', kept[2], b'{"step": 3}\n{"st'])
-    )
+    path.write_bytes(b"".join([kept[0], b'{"step": 7}\n', b"\xff\n", *kept[1:], b'{"step": 3}\n{"st']))
     keep_rows_up_to(path, 2)
     assert path.read_bytes() == b"".join(kept)
     assert [child.name for child in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_a_damaged_line_keeps_its_place_in_the_count_of_rows(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n{"st\x00\n{"step": 2}\n{"step": 2, "eval": 1}\n')
+    keep_rows_up_to(path, 2, num_rows=3)
+    assert path.read_bytes() == b'{"step": 1}\n{"st\x00\n{"step": 2}\n'
+
+
 def test_rewind_covers_samples_too(run: RunDir, logger: MetricsLogger) -> None:
     for step in (1, 2, 3):
         logger.log(step, "grpo", {})
-        append_jsonl(run.samples, {"step": step, "completion": "7"})
+        append_row(run.samples, {"step": step, "completion": "7"})
     logger.rewind(1)
     assert [row["step"] for path in (run.metrics, run.samples) for row in read_rows(path)] == [1, 1]
 

@@ -11,7 +11,8 @@ import pytest
 from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import CheckpointError, ConfigError, MissingLibraryError
-from slurm_rl.run_dir import RunDir, append_jsonl, read_jsonl, write_json
+from slurm_rl.jsonl import append_row, read_rows
+from slurm_rl.run_dir import RunDir, write_json
 from slurm_rl.train.engine import remote
 from slurm_rl.train.engine.checkpoint import CheckpointStore
 from slurm_rl.train.engine.remote import RemoteFolder
@@ -142,7 +143,7 @@ def test_damage_after_the_upload_is_found_and_the_one_before_taken(tmp_path: Pat
     path = f"{saver.remote.root}/step-2/files/policy/rank-1.pt"
     saver.remote.fs.pipe_file(path, b"\0" + saver.remote.fs.cat_file(path)[1:])
     assert fetched_step(tmp_path / "b", url) == 1
-    kinds = [event["kind"] for event in read_jsonl(RunDir(tmp_path / "b").events)]
+    kinds = [event["kind"] for event in read_rows(RunDir(tmp_path / "b").events)]
     assert kinds == ["checkpoint/skipped", "checkpoint/fetched"]
 
 
@@ -167,14 +168,14 @@ def test_nothing_is_removed_while_no_copy_is_whole(tmp_path: Path, url: str) -> 
 def test_a_run_on_a_new_machine_gets_rows_prompts_and_reference_too(tmp_path: Path, url: str) -> None:
     run, saver = open_run(tmp_path / "a", url)
     make(run.path, 3)
-    append_jsonl(run.metrics, {"step": 3, "stage": "grpo"})
+    append_row(run.metrics, {"step": 3, "stage": "grpo"})
     write_json(run.prompts, {"sha256": "x"})
     run.reference.mkdir()
     (run.reference / "model.safetensors").write_bytes(b"made by the warm-up")
     saver.copy(3)
     other, saver = open_run(tmp_path / "b", url)
     assert saver.fetch_newer(-1)
-    assert list(read_jsonl(other.metrics)) == [{"step": 3, "stage": "grpo"}]
+    assert read_rows(other.metrics) == [{"step": 3, "stage": "grpo"}]
     assert (other.reference / "model.safetensors").read_bytes() == b"made by the warm-up"
 
 
@@ -186,7 +187,7 @@ def test_a_copy_of_other_prompts_is_not_taken(tmp_path: Path, url: str) -> None:
     other, saver = open_run(tmp_path / "b", url)
     write_json(other.prompts, {"sha256": "y"})
     assert not saver.fetch_newer(-1)
-    [event] = read_jsonl(other.events)
+    [event] = read_rows(other.events)
     assert "same prompts" in event["reason"]
 
 

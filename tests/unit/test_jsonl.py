@@ -1,0 +1,151 @@
+"""Line files: whatever a crash leaves of the last line costs that line alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.jsonl import RowTail, append_row, find_damaged, read_last_rows, read_lines, read_rows
+from slurm_rl.run_dir import RunDir, append_event, report_damage
+from slurm_rl.run_dir import append_row as append_row_of
+from slurm_rl.slurm.phases import PhaseWatch
+from tests.small_disk import small_disk
+
+
+def test_lines_that_a_crash_cut_or_garbled_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n{"a": 2{"a": 3}\n\x00\xff\n[4]\n{"a": 5}\n{"a": 6')
+    assert read_rows(path) == [{"a": 1}, {"a": 5}]
+
+
+def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "none.jsonl") == []
+
+
+def test_a_tail_gives_each_row_once_and_waits_for_the_newline(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    tail = RowTail(path)
+    assert tail.read_new() == []
+    path.write_text('{"a": 1}\n{"a":')
+    assert tail.read_new() == [{"a": 1}]
+    with path.open("a") as file:
+        file.write(" 2}\n")
+    assert tail.read_new() == [{"a": 2}]
+    assert tail.read_new() == []
+
+
+def test_a_replaced_file_is_read_again(tmp_path: Path) -> None:
+    path, beside = tmp_path / "rows.jsonl", tmp_path / "beside"
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    tail = RowTail(path)
+    tail.read_new()
+    beside.write_text('{"a": 1}\n{"a": 7}\n{"a": 8}\n')
+    beside.replace(path)
+    assert tail.read_new() == [{"a": 1}, {"a": 7}, {"a": 8}]
+
+
+def test_what_is_there_is_seen_already_by_a_tail_from_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": 1}\n{"a":')
+    tail = RowTail(path, from_end=True)
+    append_row(path, {"a": 3})
+    assert tail.read_new() == [{"a": 3}]
+
+
+ROWS = [{"kind": "a/b", "cause": "ünd \n\x00"}, {"kind": "c/d", "n": [1, 2.5]}, {"kind": "e/f"}]
+
+
+def test_power_loss_at_any_byte_costs_the_last_line_alone(tmp_path: Path) -> None:
+    """Whatever byte the file ends with: an append and a read give the whole lines and the new one."""
+    path = tmp_path / "rows.jsonl"
+    for row in ROWS:
+        append_row(path, row)
+    content = path.read_bytes()
+    for size in range(len(content) + 1):
+        for lost in (b"", b"\0" * 9):  # a file system may have kept the length and not the bytes
+            path.write_bytes(content[:size] + lost)
+            whole = content[:size].count(b"\n")
+            rest = size + len(lost) - (content[:size].rfind(b"\n") + 1)
+            assert read_rows(path) == ROWS[:whole]
+            assert append_row(path, {"kind": "after"}) == rest
+            assert read_lines(path) == [*ROWS[:whole], {"kind": "after"}]
+            assert append_row(path, {"kind": "then"}) == 0
+
+
+def test_a_long_line_without_an_end_goes_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'{"a": 1}\n' + b"x" * 200_000)
+    assert append_row(path, {"a": 2}) == 200_000
+    assert read_rows(path) == [{"a": 1}, {"a": 2}]
+
+
+def test_a_cut_off_line_is_an_event_and_damage_is_told_by_its_number(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    append_row_of(run, run.metrics, {"step": 1})
+    with run.metrics.open("ab") as file:
+        file.write(b'{"step": 2{"step": 2}\n{"st')
+    append_row_of(run, run.metrics, {"step": 3})
+    assert find_damaged(run.metrics) == [2]
+    report_damage(run)
+    told = [{key: value for key, value in row.items() if key != "time"} for row in read_rows(run.events)]
+    assert told == [
+        {"kind": "file/mended", "file": "metrics.jsonl", "cut_off_bytes": 4},
+        {"kind": "file/damaged", "file": "metrics.jsonl", "lines": [2], "num_lines": 1},
+    ]
+
+
+def test_a_run_whose_events_are_torn_or_damaged_comes_up_again(tmp_path: Path) -> None:
+    """As a resume does: the controller writes after what is there, and follows what the nodes write."""
+    run = RunDir(tmp_path)
+    append_event(run, "attempt/started", attempt=1, job="a", slurm_restarts=0)
+    with run.events.open("ab") as file:
+        file.write(b'{"kind": "tr{"kind": 1}\n[1]\n{"time": 17, "kind": "checkpo')
+    append_event(run, "attempt/started", attempt=2, job="b", slurm_restarts=0)
+    append_event(run, "trainer/started", attempt=2)
+    PhaseWatch(run, run.attempt(2), None).look()
+    kinds = [row["kind"] for row in read_rows(run.events)]
+    assert kinds == ["attempt/started", "attempt/started", "file/mended", "trainer/started", "attempt/brought_up"]
+
+
+def test_a_full_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+    with small_disk(tmp_path, size_kb=64) as disk:
+        path, written = disk / "rows.jsonl", 0
+        with pytest.raises(OSError, match="No space left"):
+            while True:
+                append_row(path, {"text": "x" * 3000, "n": written})
+                written += 1
+        assert [row["n"] for row in read_rows(path)] == list(range(written))
+        assert path.read_bytes().endswith(b"\n")
+
+
+APPEND = """
+import sys, threading
+from pathlib import Path
+from slurm_rl.jsonl import append_row
+def work(who):
+    for n in range(100):
+        append_row(Path(sys.argv[1]), {"who": who, "n": n, "text": "x" * 9000})
+threads = [threading.Thread(target=work, args=(sys.argv[2] + str(n),)) for n in range(2)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+"""
+
+
+def test_threads_and_processes_that_write_at_once_keep_each_others_lines_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    children = [subprocess.Popen([sys.executable, "-c", APPEND, str(path), who]) for who in "ab"]
+    assert [child.wait() for child in children] == [0, 0]
+    rows = read_rows(path)
+    assert find_damaged(path) == []
+    for who in ("a0", "a1", "b0", "b1"):
+        assert [row["n"] for row in rows if row["who"] == who] == list(range(100))
+
+
+def test_the_last_rows_are_whole_ones(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert read_last_rows(path, 10) == []
+    path.write_text('{"a": {"b": 1}}\n{"a": 2}{"a": {"b": 3}}\n{"a": 4}\n{"a"')
+    assert read_last_rows(path, 1000) == [{"a": {"b": 1}}, {"a": 4}]
+    assert read_last_rows(path, 15) == [{"a": 4}]
