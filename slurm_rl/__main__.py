@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 
+from slurm_rl.disk import describe_disk, is_full
 from slurm_rl.errors import SlurmRLError
 
 VERBS = {
@@ -58,6 +60,11 @@ def main(argv: list[str] | None = None) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        if not is_full(error):
+            raise
+        print(f"slurm_rl: {error}; {describe_disk(Path(error.filename or '.'))}. Next: make room", file=sys.stderr)
+        return 1
     except BrokenPipeError:
         # The reader (head, less) left; so do we, and nothing is flushed to it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

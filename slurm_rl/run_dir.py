@@ -19,10 +19,12 @@ agent imports it inside any image.
       checkpoints/step-<k>/         see train/engine/checkpoint.py
       tensorboard/ export/          curves; the trained model in Hugging Face format
       summary.json report.html      what came out
+      .reserve                      while it runs: room for how it ended, should the disk be full
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -31,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl import jsonl
+from slurm_rl.disk import describe_disk, say
 from slurm_rl.errors import RunDirError
 
 # Numbers of damaged lines that one event names.
@@ -138,6 +141,11 @@ class RunDir:
     def report(self) -> Path:
         return self.path / "report.html"
 
+    @property
+    def reserve(self) -> Path:
+        """Holds the room that `write_last` gives away."""
+        return self.path / ".reserve"
+
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / str(number))
 
@@ -236,6 +244,25 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", mode=mode)
 
 
+def write_last(run: RunDir, path: Path, value: Any) -> bool:
+    """Write what must still be said on a full disk, in the room that was kept for it; stderr gets what fails even so.
+
+    Returns:
+        Whether it is on disk.
+    """
+    for is_last in (False, True):
+        try:
+            write_json(path, value)
+            return True
+        except OSError as error:
+            if is_last:
+                say(f"{path} could not be written ({error}; {describe_disk(path.parent)}): {json.dumps(value)}")
+            else:
+                with contextlib.suppress(OSError):
+                    run.reserve.unlink(missing_ok=True)
+    return False
+
+
 def read_json(path: Path) -> Any:
     """Parse a JSON file, naming it when it is missing or broken."""
     try:
@@ -253,8 +280,12 @@ def append_row(run: RunDir, path: Path, row: dict[str, Any]) -> None:
 
 
 def append_event(run: RunDir, kind: str, **fields: Any) -> None:
-    """Add an event: `kind` is `area/what`, the time is seconds since the epoch."""
-    append_row(run, run.events, {"time": round(time.time(), 3), "kind": kind, **fields})
+    """Add an event: `kind` is `area/what`, the time is seconds since the epoch. A full disk costs the event alone."""
+    row = {"time": round(time.time(), 3), "kind": kind, **fields}
+    try:
+        append_row(run, run.events, row)
+    except OSError as error:
+        say(f"an event could not be written ({error}; {describe_disk(run.path)}): {json.dumps(row)}")
 
 
 def report_damage(run: RunDir) -> None:

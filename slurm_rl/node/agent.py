@@ -25,11 +25,13 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from slurm_rl.disk import say
 from slurm_rl.errors import BringUpError, SlurmRLError
 from slurm_rl.node.discovery import Flags, NodeRole, discover_role
 from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
 from slurm_rl.node.ports import PortPlan, choose_ports
+from slurm_rl.node.private_folder import make_private_folder
 from slurm_rl.node.processes import attempt_mark, become_subreaper, end_marked, start_child
 from slurm_rl.node.ray_cluster import (
     build_ray_start_argv,
@@ -50,7 +52,7 @@ from slurm_rl.node.rendezvous import (
 from slurm_rl.node.torchrun import RankSignals, judge_torchrun, start_torchrun
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.task import Rendezvous
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
 
 POLL_S = 0.2
 # The trainer has ended before; what Ray leaves behind has nothing to save, and its GCS takes its time.
@@ -96,10 +98,10 @@ class NodeAgent:
         try:
             status = self._run()
         except Leaving as why:
-            print(f"leaving: {why}", file=sys.stderr, flush=True)
+            say(f"leaving: {why}")
         except SlurmRLError as error:
             self.record["error"] = str(error)
-            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            say(f"{type(error).__name__}: {error}")
             append_event(self.run_dir, "node/failed", attempt=self.attempt.number, host=self.host, cause=str(error))
         finally:
             self._clean_up(keep_logs=not (status == 0 or self.stop_signal))
@@ -110,7 +112,7 @@ class NodeAgent:
         deadline = time.monotonic() + self.plan.limits.start_timeout_s
         ports = choose_ports(self.role.job_key, self.attempt.number)
         remove_older_tmp_dirs(self.tmp_dir)
-        self.tmp_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(self.tmp_dir)
         env = child_environment(self.run_dir, self.plan, self.attempt.number, self.role, ports, self.mark, self.tmp_dir)
         if self.plan.torchrun is not None:
             return self._run_torchrun(ports, env, deadline, self.plan.torchrun.ranks_per_node)
@@ -269,7 +271,7 @@ class NodeAgent:
     def _write_record(self, **fields: Any) -> None:
         self.record |= fields
         self.record.setdefault("phases", {})[self.record["state"]] = round(time.time(), 3)
-        write_json(self.attempt.node(self.role.rank), self.record)
+        write_last(self.run_dir, self.attempt.node(self.role.rank), self.record)
 
 
 def time_to_leave(attempt: AttemptDir) -> float:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.ports import PortPlan
+from slurm_rl.node.private_folder import copy_own_files, is_our_folder
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.debug import is_legacy
 from slurm_rl.plan.job import JobPlan
@@ -27,6 +28,7 @@ _LONGEST_TMP = 107 - len("/session_2026-11-21_10-15-00_123456_12345678/sockets/p
 
 
 _REMOVE_DEADLINE_S = 5.0
+_LONGEST_LOG = 2_000_000
 _POLL_S = 0.02
 
 
@@ -60,6 +62,8 @@ def remove_tmp_dir(path: Path) -> None:
     A thread of a killed process may end its write after the process has no environment any more, by which we know
     it; a file that comes while the folder is removed keeps the folder. So it is removed until it is gone.
     """
+    if not is_our_folder(path):
+        return
     deadline = time.monotonic() + _REMOVE_DEADLINE_S
     shutil.rmtree(path, ignore_errors=True)
     while path.exists() and time.monotonic() < deadline:
@@ -72,7 +76,7 @@ def remove_older_tmp_dirs(tmp_dir: Path) -> None:
     stem, _, number = tmp_dir.name.rpartition("-")
     for path in tmp_dir.parent.glob(f"{stem}-*"):
         older = path.name.rpartition("-")[2]
-        if older.isdigit() and int(older) < int(number):
+        if older.isdigit() and int(older) < int(number) and is_our_folder(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -86,10 +90,9 @@ def describe_ray_end(log: Path, status: int) -> str:
 
 def keep_ray_logs(tmp_dir: Path, target: Path) -> None:
     """Copy Ray's own logs, the short ones, out of the temp dir, with which they would die."""
-    for path in tmp_dir.glob("session_2*/logs/*"):
-        if path.is_file() and not path.is_symlink() and 0 < path.stat().st_size < 2_000_000:
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target / path.name)
+    for session in tmp_dir.glob("session_2*") if is_our_folder(tmp_dir) else ():
+        if is_our_folder(session):
+            copy_own_files(session / "logs", target, _LONGEST_LOG)
 
 
 def token_file(run: RunDir, attempt: int) -> Path:

@@ -12,12 +12,13 @@ import time
 from dataclasses import asdict, replace
 from types import FrameType
 
+from slurm_rl.disk import describe_disk, is_full, keep_room
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.machines.head import Machines
 from slurm_rl.machines.nodes import Nodes
 from slurm_rl.node.ray_cluster import create_token, token_file
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, report_damage, write_json
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, report_damage, write_json, write_last
 from slurm_rl.slurm.attempts import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -92,8 +93,15 @@ class Controller:
         ends = load_ends(self.run_dir, self.job_key)
         decision: Decision = "fail" if stands_still(ends) else "retry"
         while decision == "retry":
-            self._run_attempt(self._begin_attempt())
+            try:
+                attempt = self._begin_attempt()
+            except OSError as error:
+                end = AttemptEnd("failed", self._explain(error), saved_step=newest_step(self.run_dir))
+                return self._end("fail", [*ends, end], end.cause)
+            end = self._run_attempt(attempt)
             ends = load_ends(self.run_dir, self.job_key)
+            # A full disk may have taken no word of it.
+            ends += [] if attempt.end.is_file() else [end]
             decision = self._decide(ends)
         return self._requeue(ends) if decision == "requeue" else self._end(decision, ends)
 
@@ -109,6 +117,7 @@ class Controller:
     # ---- one attempt ---------------------------------------------------------------------------
 
     def _begin_attempt(self) -> AttemptDir:
+        keep_room(self.run_dir.reserve)
         attempt = self.run_dir.attempt(max(self.run_dir.attempt_numbers(), default=0) + 1)
         attempt.logs.mkdir(parents=True)
         write_json(attempt.start, {"job": self.job_key, "kill_wait_s": self.kill_wait_s})
@@ -120,22 +129,30 @@ class Controller:
         append_event(self.run_dir, "attempt/started", attempt=attempt.number, job=self.job_key, slurm_restarts=restarts)
         return attempt
 
-    def _run_attempt(self, attempt: AttemptDir) -> None:
+    def _run_attempt(self, attempt: AttemptDir) -> AttemptEnd:
         start = time.monotonic()
         self.chosen = []
         try:
             end = self._run_nodes(attempt)
         except SlurmRLError as error:
             end = AttemptEnd("failed", str(error), error.exit_code)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            end = AttemptEnd("failed", self._explain(error), EXIT_FAILED)
         finally:
             token_file(self.run_dir, attempt.number).unlink(missing_ok=True)
         end = self._clean_up(attempt, end)
         end = replace(end, saved_step=newest_step(self.run_dir), job_key=self.job_key)
-        write_json(attempt.end, asdict(end))
+        write_last(self.run_dir, attempt.end, asdict(end))
         seconds = round(time.monotonic() - start, 1)
         append_event(
             self.run_dir, "attempt/ended", attempt=attempt.number, outcome=end.outcome, cause=end.cause, seconds=seconds
         )
+        return end
+
+    def _explain(self, error: OSError) -> str:
+        return f"the run directory must have room for an attempt; got {error}; {describe_disk(self.run_dir.path)}"
 
     def _run_nodes(self, attempt: AttemptDir) -> AttemptEnd:
         nodes = self._start_nodes(attempt)
@@ -202,7 +219,10 @@ class Controller:
         state = _STATES.get(decision, "failed")
         code = _EXIT_CODES.get(decision, last.exit_code or EXIT_FAILED)
         cause = cause or (explain_failure(ends) if decision == "fail" else last.cause)
-        write_json(self.run_dir.end, {"state": state, "exit_code": code, "cause": cause, "step": last.saved_step})
+        write_last(
+            self.run_dir, self.run_dir.end, {"state": state, "exit_code": code, "cause": cause, "step": last.saved_step}
+        )
+        self.run_dir.reserve.unlink(missing_ok=True)
         append_event(self.run_dir, "job/ended", state=state, cause=cause)
         if self.machines is not None:
             self.machines.say_goodbye(state=state, exit_code=code, cause=cause)

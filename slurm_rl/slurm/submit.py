@@ -18,6 +18,7 @@ import yaml
 import slurm_rl
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import RunDirError, SlurmRLError
+from slurm_rl.node.private_folder import name_of_user
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, append_event, write_json, write_text
 from slurm_rl.slurm.controller import run_controller
@@ -81,6 +82,21 @@ def check_is_free(run: RunDir, *, again: bool = False) -> None:
     # Someone's `code` or `config.yaml` would be lost in a folder that is not ours.
     if not again and run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
         raise RunDirError("run_dir must be a new or empty folder", seen=str(run.path), action="choose another run_dir")
+    require_own(run.path)
+
+
+def require_own(folder: Path) -> None:
+    """Refuse a folder whose owner could put his own code in the place of ours.
+
+    Raises:
+        RunDirError: it is there, and is another user's.
+    """
+    if folder.exists() and folder.stat().st_uid != os.geteuid():
+        raise RunDirError(
+            "run_dir must be a new folder or your own",
+            seen=f"{folder} of {name_of_user(folder.stat().st_uid)}",
+            action="name a folder in it that is not there yet",
+        )
 
 
 def remove_run(run: RunDir) -> None:
@@ -98,12 +114,16 @@ def snapshot_code(target: Path) -> None:
     source = Path(slurm_rl.__file__).parent
     if target in source.parents:
         return
+    require_own(target.parent)
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(
         source,
         target / "slurm_rl",
         ignore=shutil.ignore_patterns("__pycache__", "conf", "containers", "sbatch_templates"),
     )
+    # Every attempt runs it: whoever may write it, or its folder, runs code as this user.
+    for path in (target.parent, target, *target.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o022)
 
 
 def submit_run(run: RunDir, plan: JobPlan) -> Submitted:

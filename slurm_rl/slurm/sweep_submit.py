@@ -64,7 +64,7 @@ def create_runs(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -> 
 
 def _create_run(sweep: SweepDir, planned: PlannedRun) -> None:
     run = sweep.run(planned.index)
-    run.path.mkdir()
+    run.path.mkdir(mode=0o755)  # whoever may write it may replace the link to the code
     # Slurm opens each element's log in it and makes no folders.
     run.submitit.mkdir()
     run.code.symlink_to(os.path.relpath(sweep.code, run.path))

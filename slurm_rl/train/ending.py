@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+from slurm_rl.disk import describe_disk, is_full, say
 from slurm_rl.errors import SlurmRLError, StopRequested
 from slurm_rl.node.driver import EXIT_CHECKPOINTED
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_json
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_last
 
 
 def run_to_outcome(
@@ -26,7 +26,7 @@ def run_to_outcome(
 
     def end(outcome: str, status: int, **fields: Any) -> int:
         if writes:
-            write_json(attempt.outcome, {"outcome": outcome, "exit_code": status, **fields})
+            write_last(run, attempt.outcome, {"outcome": outcome, "exit_code": status, **fields})
         return status
 
     try:
@@ -34,9 +34,13 @@ def run_to_outcome(
     except StopRequested as stop:
         return end("checkpointed", EXIT_CHECKPOINTED, cause=str(stop))
     except SlurmRLError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        say(f"{type(error).__name__}: {error}")
         return end("failed", error.exit_code, cause=str(error), error=type(error).__name__)
     except Exception as error:
+        if is_full(error):
+            cause = f"a file system must have room for what the run writes; got {error}; {describe_disk(run.path)}"
+            say(cause)
+            return end("failed", 1, cause=f"{cause}. Next: make room, then resume", error=type(error).__name__)
         # Not ours, so the traceback is what helps; the log keeps it and the cause names it.
         traceback.print_exc()
         if writes:

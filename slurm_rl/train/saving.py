@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.train.engine.background import wait_for_files
-from slurm_rl.train.engine.checkpoint import Checkpoint, CheckpointStore
+from slurm_rl.train.engine.checkpoint import Checkpoint, CheckpointStore, cannot_write
 from slurm_rl.train.engine.remote import RemoteFolder
 from slurm_rl.train.remote_saving import RemoteSaver
 
 State = TypeVar("State")
+_POLL_S = 0.1
 
 
 class StepSaver:
@@ -27,6 +28,7 @@ class StepSaver:
         background: `save` returns when what it saves is copied; files are finished, hashed and named meanwhile.
         timeout_s: for those files to be there.
         url: where checkpoints are copied to; None: nowhere.
+        is_stopped: the run was asked to leave; a checkpoint under way then has `stop_s` to end.
 
     Raises:
         ConfigError: nobody here can open the URL.
@@ -40,8 +42,11 @@ class StepSaver:
         background: bool = False,
         timeout_s: float = 3600.0,
         url: str | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
+        stop_s: float = 60.0,
     ) -> None:
         self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
+        self.is_stopped, self.stop_s = is_stopped, stop_s
         self.store = CheckpointStore(run.checkpoints)
         self.remote = None if url is None else RemoteSaver(run, self.store, RemoteFolder(f"{url}/{run.path.name}"))
         self.saved_step = -1
@@ -84,7 +89,13 @@ class StepSaver:
         self.wait()
         if step == self.saved_step:
             return
-        files = write(self.begin(step)) or ()
+        try:
+            files = write(self.begin(step)) or ()
+        except (OSError, CheckpointError) as error:
+            self.store.discard(step)
+            if isinstance(error, OSError):
+                raise cannot_write(self.store.root, error) from error
+            raise
         self.saved_step = step
         self._pending = self._thread.submit(self.finish, step, dict(meta), frozenset(spare), files)
         if not self.background:
@@ -97,7 +108,11 @@ class StepSaver:
 
     def finish(self, step: int, meta: dict[str, Any], spare: Collection[int] = (), files: Sequence[Path] = ()) -> None:
         """Make it the newest, once the files that others write are there too."""
-        wait_for_files(files, self.timeout_s, self._given_up)
+        try:
+            wait_for_files(files, self.timeout_s, self._given_up)
+        except CheckpointError:
+            self.store.discard(step)
+            raise
         self.store.commit(step, meta)
         self.saved_step = step
         self.store.prune(self.keep, spare=spare)
@@ -120,7 +135,17 @@ class StepSaver:
         """
         if self._pending is not None:
             pending, self._pending = self._pending, None
+            self._wait_for(pending)
             pending.result()
+
+    def _wait_for(self, pending: Future[None]) -> None:
+        """Until it has ended; for files that never come, not beyond a stop."""
+        stopped_at = None
+        while not wait_for_futures([pending], _POLL_S).done:
+            if stopped_at is None and self.is_stopped():
+                stopped_at = time.monotonic()
+            if stopped_at is not None and time.monotonic() > stopped_at + self.stop_s:
+                self._given_up.set()
 
     def close(self, within_s: float) -> None:
         """Give a checkpoint under way so long to end; never raises, for a run that ends anyway."""

@@ -18,6 +18,9 @@ class StopFlag:
         for signum in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
 
+    def is_set(self) -> bool:
+        return self.signal is not None
+
     def check(self) -> None:
         """Raise StopRequested once a signal came."""
         if self.signal is not None:

@@ -12,8 +12,8 @@ import slurm_rl
 PACKAGE = Path(slurm_rl.__file__).parent
 # A room may import from itself and from rooms with a lower number.
 ORDER = {
-    "errors": 0, "jsonl": 0, "run_dir": 0, "__init__": 0, "config": 1, "external": 1.5, "plan": 2, "node": 3,
-    "image": 3, "slurm": 3, "machines": 3, "ray_jobs": 3, "export": 3,
+    "errors": 0, "disk": 0, "jsonl": 0, "run_dir": 0, "__init__": 0, "config": 1, "external": 1.5, "plan": 2,
+    "node": 3, "image": 3, "slurm": 3, "machines": 3, "ray_jobs": 3, "export": 3,
     "report": 4, "train": 5, "prepare": 6, "cli": 7, "__main__": 8,
 }  # fmt: skip
 HEAVY = {"torch", "ray", "vllm", "deepspeed", "transformers", "wandb", "tensorboard", "numpy"}

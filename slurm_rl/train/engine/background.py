@@ -3,20 +3,25 @@
     writer:  rank-0.pt.part --fsync, rename--> rank-0.pt            or rank-0.pt.error with the reason
     waiter:  polls for one of the two, with a deadline
 
-The waiter may be another process on another node: files are all that the two share.
+The waiter may be another process on another node: files are all that the two share. On a full disk nobody can
+make the file with the reason, so it is there before the writing begins, under another name and as large as it may
+get: telling it takes a rename alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from slurm_rl.disk import describe_disk, say
 from slurm_rl.errors import CheckpointError
 from slurm_rl.train.engine.folders import fsync_file
 
 _POLL_S = 0.02
+_REASON_BYTES = 1000
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
@@ -30,7 +35,9 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
         write(part)
         fsync_file(part)
     except BaseException:
-        part.unlink(missing_ok=True)  # on a full disk it holds the room that the reason needs
+        # The room that it holds on a full disk is needed.
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
         raise
     part.rename(path)
 
@@ -42,8 +49,13 @@ class BackgroundWriter:
         self._thread: threading.Thread | None = None
 
     def start(self, path: Path, write: Callable[[Path], None]) -> None:
-        """Begin to write; the former file must be there first."""
+        """Begin to write; the former file must be there first.
+
+        Raises:
+            OSError: there is not even room for the reason of a failure.
+        """
         self.join()
+        _reserve_reason(path)
         self._thread = threading.Thread(target=_write_or_say_why, args=(path, write), name=f"write {path.name}")
         self._thread.start()
 
@@ -53,14 +65,40 @@ class BackgroundWriter:
             self._thread = None
 
 
+def _reserve_reason(path: Path) -> None:
+    reserved = _reserved(path)
+    reserved.write_bytes(b" " * _REASON_BYTES)
+    fsync_file(reserved)
+
+
 def _write_or_say_why(path: Path, write: Callable[[Path], None]) -> None:
+    reserved = _reserved(path)
+
+    def write_last(part: Path) -> None:
+        write(part)
+        fsync_file(part)
+        reserved.unlink()  # it is no part of the checkpoint, which may be whole with the rename that follows
+
     try:
-        write_whole(path, write)
+        write_whole(path, write_last)
     except Exception as error:  # nobody catches in a thread: the waiter reads it
-        reason = path.with_name(path.name + ".error")
-        beside = reason.with_name(reason.name + ".part")
-        beside.write_text(str(error), encoding="utf-8")
-        beside.rename(reason)  # who sees it finds it whole
+        try:
+            if not reserved.exists():
+                _reserve_reason(path)
+            with contextlib.suppress(OSError), reserved.open("r+b") as file:
+                file.write(f"{type(error).__name__}: {error}".encode()[:_REASON_BYTES])
+            reserved.rename(_reason(path))  # who sees it finds it whole
+        except OSError as second:
+            # The file system is gone, or was taken away: the waiter has its deadline, and heeds a stop.
+            say(f"{path} was not written ({error}), which could not be told ({second})")
+
+
+def _reason(path: Path) -> Path:
+    return path.with_name(path.name + ".error")
+
+
+def _reserved(path: Path) -> Path:
+    return path.with_name(path.name + ".error.part")
 
 
 def wait_for_files(paths: Sequence[Path], timeout_s: float, given_up: threading.Event) -> None:
@@ -71,17 +109,19 @@ def wait_for_files(paths: Sequence[Path], timeout_s: float, given_up: threading.
     """
     deadline = time.monotonic() + timeout_s
     for path in paths:
-        reason = path.with_name(path.name + ".error")
+        reason = _reason(path)
         while not path.exists():
             if reason.exists():
+                text = reason.read_text(encoding="utf-8", errors="replace").strip() or "the disk took no reason either"
                 raise CheckpointError(
-                    f"the policy must be able to write its checkpoint ({reason.read_text(encoding='utf-8')})",
-                    seen=str(path),
+                    f"the policy must be able to write its checkpoint ({text})",
+                    seen=f"{path}, where {describe_disk(path.parent)}",
                     action="make room on that file system; the previous checkpoint is untouched",
                 )
             if given_up.is_set() or time.monotonic() > deadline:
                 raise CheckpointError(
-                    f"the policy must write its checkpoint within {timeout_s:g} s",
+                    f"the policy must write its checkpoint within {timeout_s:g} s"
+                    + (", or before the run is left" if given_up.is_set() else ""),
                     seen=f"no {path}",
                     action="look for a worker that died, or raise trainer.step_timeout_s",
                 )

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.disk import describe_disk
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import fsync_dir, write_json
 from slurm_rl.train.engine.folders import fsync_file
@@ -64,8 +65,13 @@ class CheckpointStore:
             folder = self._beside(step)
             folder.mkdir()
         except OSError as error:
-            raise _cannot_write(self.root, error) from error
+            raise cannot_write(self.root, error) from error
         return folder
+
+    def discard(self, step: int) -> None:
+        """Remove what was begun, which holds room."""
+        for folder in self.root.glob(f".step-{step}.tmp-*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, step: int, meta: dict[str, Any]) -> Checkpoint:
         """Give the begun folder its name, after every byte of it is on disk.
@@ -95,7 +101,7 @@ class CheckpointStore:
             fsync_dir(self.root)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise _cannot_write(folder, error) from error
+            raise cannot_write(folder, error) from error
         return Checkpoint(step=step, path=final, meta=meta)
 
     def latest(self) -> Checkpoint | None:
@@ -216,9 +222,9 @@ def _step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def _cannot_write(path: Path, error: OSError) -> CheckpointError:
+def cannot_write(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
-        f"a checkpoint must be written whole ({error.strerror or error})",
+        f"a checkpoint must be written whole ({error.strerror or error}; {describe_disk(path)})",
         seen=str(path),
         action="make room or repair that file system; older checkpoints are untouched",
     )

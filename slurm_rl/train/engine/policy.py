@@ -20,6 +20,7 @@ from torch import Tensor
 
 from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.disk import describe_disk
 from slurm_rl.errors import CheckpointError, RunDirError, TrainingError
 from slurm_rl.run_dir import read_json, write_json
 from slurm_rl.train.engine import distributed, lora
@@ -252,7 +253,7 @@ class PolicyEngine:
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             raise CheckpointError(
                 f"policy rank {distributed.get_rank()} must be able to write its checkpoint ({error})",
-                seen=str(folder),
+                seen=f"{folder}, where {describe_disk(folder)}",
                 action="make room on that file system; the previous checkpoint is untouched",
             ) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -42,12 +43,28 @@ class RunState:
 class RunSaver:
     """Saves and restores policy and state together."""
 
-    def __init__(self, run: RunDir, config: RunConfig, policy: PolicyGroup, critic: CriticGroup | None = None) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        config: RunConfig,
+        policy: PolicyGroup,
+        critic: CriticGroup | None = None,
+        *,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.run_dir, self.config, self.policy, self.critic = run, config, policy, critic
         self.restored: Path | None = None
         limit_s = config.trainer.step_timeout_s
         saving = config.checkpoint
-        self.saver = StepSaver(run, saving.keep, background=saving.background, timeout_s=limit_s, url=saving.url)
+        self.saver = StepSaver(
+            run,
+            saving.keep,
+            background=saving.background,
+            timeout_s=limit_s,
+            url=saving.url,
+            is_stopped=is_stopped,
+            stop_s=config.job.signal_lead_s / 2,
+        )
 
     def restore(self) -> tuple[RunState, dict[int, list[Group]]] | None:
         """Load the newest checkpoint that verifies: state, and batches under way; None when there is none."""

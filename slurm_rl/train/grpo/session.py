@@ -123,7 +123,7 @@ def _train(
             timeout_s=timeout_s,
         ),
         rewards or require_critic(critic),
-        RunSaver(run, config, policy, critic),
+        RunSaver(run, config, policy, critic, is_stopped=cluster.stop.is_set),
         metrics,
         critic,
     )

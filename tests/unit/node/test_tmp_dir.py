@@ -1,15 +1,21 @@
-"""The node-local folder goes, also while something still writes into it."""
+"""The node-local folder is ours alone, and goes, also while something still writes into it."""
 
 from __future__ import annotations
 
+import os
 import shutil
+import stat
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from slurm_rl.node.ray_cluster import remove_tmp_dir
+from slurm_rl.errors import BringUpError
+from slurm_rl.node.private_folder import make_private_folder
+from slurm_rl.node.ray_cluster import keep_ray_logs, remove_older_tmp_dirs, remove_tmp_dir
+from tests.other_user import STRANGER, as_stranger
 
 
 def test_a_folder_into_which_a_dying_process_writes_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +37,106 @@ def test_a_folder_into_which_a_dying_process_writes_is_removed(tmp_path: Path, m
 def test_a_folder_that_is_not_there_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail(f"slept for {seconds} s"))
     remove_tmp_dir(tmp_path / "absent")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A /tmp: everybody may make something there."""
+    place = tmp_path / "t"
+    place.mkdir()
+    place.chmod(0o1777)
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder.is_relative_to("/tmp") and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    return place
+
+
+def test_a_new_folder_is_for_its_user_alone_and_may_be_taken_again(place: Path) -> None:
+    folder = place / "srl-0-1"
+    before = os.umask(0)
+    try:
+        make_private_folder(folder)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    (folder / "kept").touch()
+    make_private_folder(folder)
+    assert (folder / "kept").is_file()
+
+
+@pytest.mark.parametrize(
+    ("plant", "kind"),
+    [
+        (lambda path: path.mkdir(mode=0o777), "a folder"),
+        (lambda path: path.touch(), "a file"),
+        (lambda path: path.symlink_to("/etc"), "a link"),
+        (lambda path: path.symlink_to(path.parent / "nowhere"), "a link"),
+    ],
+)
+def test_what_a_stranger_made_first_is_refused_by_name(place: Path, plant: Callable[[Path], None], kind: str) -> None:
+    folder = place / "srl-0-1"
+    as_stranger(lambda: plant(folder))
+    with pytest.raises(BringUpError, match=rf"{kind} of .*Next: .*cluster\.tmp_root"):
+        make_private_folder(folder)
+    remove_tmp_dir(folder)
+    remove_older_tmp_dirs(place / "srl-0-2")
+    assert folder.lstat().st_uid == STRANGER and Path("/etc/passwd").is_file()
+
+
+def test_a_link_that_is_ours_is_refused_too(place: Path) -> None:
+    (place / "real").mkdir(mode=0o700)
+    (place / "srl-0-1").symlink_to(place / "real")
+    with pytest.raises(BringUpError, match="a link of"):
+        make_private_folder(place / "srl-0-1")
+
+
+def test_what_others_could_put_into_a_folder_of_ours_goes_with_it(place: Path) -> None:
+    folder = place / "srl-0-1"
+    folder.mkdir()
+    folder.chmod(0o777)
+    as_stranger((folder / "planted").touch)
+    make_private_folder(folder)
+    assert list(folder.iterdir()) == [] and stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_place_where_everybody_may_rename_is_refused(place: Path) -> None:
+    place.chmod(0o777)
+    with pytest.raises(BringUpError, match="everybody rename"):
+        make_private_folder(place / "srl-0-1")
+
+
+def test_only_our_own_regular_files_are_kept_as_logs_and_not_opened_to_others(place: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "key"
+    secret.write_text("a 0600 key")
+    secret.chmod(0o600)
+    logs = place / "srl-0-1" / "session_2026" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "gcs.out").write_text("ours")
+    (logs / "private.out").write_text("ours alone")
+    (logs / "private.out").chmod(0o600)
+    (logs / "link.out").symlink_to(secret)
+    os.link(secret, logs / "hard.out")
+    os.mkfifo(logs / "pipe.out")
+    (logs / "empty.out").touch()
+    logs.chmod(0o777)
+    as_stranger(lambda: (logs / "theirs.out").write_text("theirs"))
+    (place / "srl-0-1" / "session_2027").symlink_to(logs.parent)
+    (place / "srl-0-1" / "session_2028").mkdir()
+    (place / "srl-0-1" / "session_2028" / "logs").symlink_to(tmp_path)
+    keep_ray_logs(place / "srl-0-1", tmp_path / "kept")
+    assert {path.name: path.read_text() for path in (tmp_path / "kept").iterdir()} == {
+        "gcs.out": "ours",
+        "private.out": "ours alone",
+    }
+    assert stat.S_IMODE((tmp_path / "kept" / "private.out").stat().st_mode) == 0o600
+
+
+def test_nothing_is_kept_from_a_folder_of_a_stranger(place: Path, tmp_path: Path) -> None:
+    def plant() -> None:
+        logs = place / "srl-0-1" / "session_2026" / "logs"
+        logs.mkdir(parents=True)
+        (logs / "gcs.out").write_text("theirs")
+
+    as_stranger(plant)
+    keep_ray_logs(place / "srl-0-1", tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()

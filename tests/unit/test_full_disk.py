@@ -1,0 +1,192 @@
+"""A run whose disk is full ends soon, says what is full and where, and goes on when there is room.
+
+The disk is a real one of a few megabytes, which somebody else fills meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.disk import describe_disk, keep_room
+from slurm_rl.errors import CheckpointError
+from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_last
+from slurm_rl.slurm.attempts import AttemptEnd
+from slurm_rl.slurm.controller import Controller
+from slurm_rl.train.ending import run_to_outcome
+from slurm_rl.train.engine.background import BackgroundWriter, wait_for_files
+from slurm_rl.train.engine.checkpoint import CheckpointStore
+from slurm_rl.train.saving import StepSaver
+from tests.small_disk import small_disk
+
+NEVER = 3600.0
+"""A deadline that no test waits for: what ends earlier ended by itself."""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path, size_kb=4096) as folder:
+        yield folder
+
+
+def fill(disk: Path) -> Path:
+    """Take every byte that is left, as another user of the file system would."""
+    filler = disk / "filler"
+    with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    return filler
+
+
+def fill_and_write(disk: Path, part: Path) -> None:
+    part.write_bytes(bytes(1000))
+    fill(disk)
+    with part.open("ab") as file:
+        file.write(bytes(100_000))
+
+
+class Policy:
+    """One rank that writes its file in the background."""
+
+    def __init__(self) -> None:
+        self.writer = BackgroundWriter()
+
+    def save(self, folder: Path, content: bytes) -> list[Path]:
+        self.writer.start(folder / "rank-0.pt", lambda part: part.write_bytes(content) and None)
+        return [folder / "rank-0.pt"]
+
+
+def test_the_waiter_learns_at_once_that_the_disk_is_full_and_which(disk: Path) -> None:
+    path, writer = disk / "rank-0.pt", BackgroundWriter()
+
+    def write(part: Path) -> None:
+        try:
+            fill_and_write(disk, part)
+        finally:
+            part.unlink()
+            fill(disk)  # another takes the room that was freed
+
+    writer.start(path, write)
+    with pytest.raises(CheckpointError, match=rf"No space left on device.*{disk} has 0\.0 of 0\.0 GB free"):
+        wait_for_files([path], NEVER, threading.Event())
+
+
+def test_without_room_for_a_reason_nothing_is_begun(disk: Path) -> None:
+    fill(disk)
+    with pytest.raises(OSError, match="No space"):
+        BackgroundWriter().start(disk / "rank-0.pt", lambda part: part.touch())
+
+
+def test_a_checkpoint_that_finds_no_room_costs_none_and_the_next_is_written_when_there_is(disk: Path) -> None:
+    saver, policy = StepSaver(RunDir(disk / "run"), 2, background=True, timeout_s=NEVER), Policy()
+    saver.save(1, {}, lambda folder: policy.save(folder, b"one"))
+    saver.wait()
+    filler = fill(disk)
+    with filler.open("ab") as file:
+        file.truncate(filler.stat().st_size - 600_000)
+    saver.save(2, {}, lambda folder: policy.save(folder, bytes(2_000_000)))
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        saver.wait()
+    store = CheckpointStore(disk / "run" / "checkpoints")
+    assert [path.name for path in store.root.iterdir()] == ["step-1"]
+    fill(disk)
+    with pytest.raises(CheckpointError, match=r"No space left on device.*GB free"):
+        StepSaver(RunDir(disk / "run"), 2).save(2, {}, lambda folder: policy.save(folder, b"two"))
+    filler.unlink()
+    again = StepSaver(RunDir(disk / "run"), 2, background=True, timeout_s=NEVER)
+    newest = again.newest()
+    assert newest is not None and (newest.path / "rank-0.pt").read_bytes() == b"one"
+    again.save(2, {}, lambda folder: policy.save(folder, bytes(2_000_000)))
+    again.wait()
+    newest = store.latest()
+    assert newest is not None and newest.step == 2 and store.skipped == []
+    assert {path.name for path in newest.path.iterdir()} == {"rank-0.pt", "manifest.json"}
+
+
+def test_a_stop_ends_the_wait_for_a_file_that_never_comes(tmp_path: Path) -> None:
+    """Whatever has become of its writer, as with a file system that went away."""
+    stopped = threading.Event()
+    saver = StepSaver(RunDir(tmp_path), 2, background=True, timeout_s=NEVER, is_stopped=stopped.is_set, stop_s=0.0)
+    saver.save(1, {}, lambda folder: [folder / "rank-0.pt"])
+    threading.Timer(0.2, stopped.set).start()
+    with pytest.raises(CheckpointError, match="before the run is left"):
+        saver.wait()
+
+
+def test_a_full_disk_costs_an_event_and_nothing_else(disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    fill(disk)
+    append_event(RunDir(disk), "a/b", step=3)
+    assert '"step": 3' in capfd.readouterr().err
+
+
+def test_the_kept_room_holds_how_the_run_ended(disk: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = RunDir(disk)
+    keep_room(run.reserve)
+    fill(disk)
+    assert write_last(run, run.end, {"state": "failed"})
+    assert read_json(run.end) == {"state": "failed"} and not run.reserve.exists()
+    fill(disk)
+    assert not write_last(run, run.end, {"state": "x" * 9000})
+    assert "No space left" in capfd.readouterr().err
+    with pytest.raises(OSError, match="No space"):
+        keep_room(run.reserve)
+    assert not run.reserve.exists()
+
+
+def test_a_trainer_on_a_full_disk_says_which_and_exits(disk: Path) -> None:
+    run = RunDir(disk)
+    attempt = run.attempt(1)
+    attempt.logs.mkdir(parents=True)
+    keep_room(run.reserve)
+
+    def train(run: RunDir, attempt: AttemptDir) -> None:
+        fill(disk)
+        write_json(run.prompts, {"n": 1})
+
+    assert run_to_outcome(run, attempt, train) == 1
+    outcome = read_json(attempt.outcome)
+    assert outcome["outcome"] == "failed"
+    assert f"No space left on device; {disk} has 0.0" in outcome["cause"] and "make room" in outcome["cause"]
+
+
+@pytest.mark.parametrize("freed_is_taken", [False, True])
+def test_a_controller_on_a_full_disk_ends_and_says_so(
+    disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], freed_is_taken: bool
+) -> None:
+    """Also when another takes the room that it kept; then its exit status and its output are all that is left."""
+    run = RunDir(disk / "run")
+    plan = build_plan(load_config(["job.max_failures=3"]), str(run.path), SubmitFacts("/python", 4, "1"))
+    write_json(run.plan, plan.to_json())
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+
+    def run_nodes(self: Controller, attempt: AttemptDir) -> AttemptEnd:
+        fill(disk)
+        if freed_is_taken:
+            run.reserve.unlink()
+            fill(disk)
+        return AttemptEnd("failed", "the policy must be able to write its checkpoint", 1)
+
+    monkeypatch.setattr(Controller, "_run_nodes", run_nodes)
+    try:
+        assert Controller(run).main() == 1
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    said = capfd.readouterr().err
+    if freed_is_taken:
+        assert "must have room for an attempt" in said
+    else:
+        assert "must have room for an attempt" in read_json(run.end)["cause"]
+        assert read_json(run.attempt(1).end)["cause"] == "the policy must be able to write its checkpoint"
+    assert not run.reserve.exists()
+
+
+def test_a_disk_is_named_by_its_mount_also_below_what_is_not_there(disk: Path) -> None:
+    assert describe_disk(disk / "not" / "there").startswith(f"{disk} has 0.0 of 0.0 GB free, ")
