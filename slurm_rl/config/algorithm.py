@@ -32,6 +32,15 @@ class KLConfig(Section):
     """Completions in which an error of 20 % or more changes the coefficient by 20 %."""
 
     @model_validator(mode="after")
+    def _a_loss_has_a_gradient(self) -> KLConfig:
+        if self.coefficient > 0 and self.where == "loss" and self.estimator == "k1":
+            raise ValueError(
+                "algorithm.kl.estimator must be k2 or k3 with algorithm.kl.where=loss, since the expected gradient of "
+                "k1 is 0 whatever the distance; got 'k1'. Next: algorithm.kl.estimator=k2, or algorithm.kl.where=reward"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_target_needs_a_start(self) -> KLConfig:
         if self.target is not None and (self.coefficient == 0 or self.where != "reward"):
             raise ValueError(
@@ -76,7 +85,8 @@ class FilterConfig(Section):
     """Completions left out of the loss and of its mean; they still count in their group's baseline."""
 
     zero_variance: bool = False
-    """Leave out groups whose rewards are all equal."""
+    """Leave out groups whose completions are all equally right: by the verifiers that judge the answer (arithmetic,
+    math, code; of services and functions the scores acc_rewards and scores), else by the reward before overlong."""
     truncated: bool = False
     """Leave out completions that the length limit cut."""
     min_tokens: NonNegativeInt = 0
@@ -116,10 +126,13 @@ class AlgorithmConfig(Section):
     """For sequence-mean: divide each sequence's sum by this constant (Dr. GRPO: rollout.max_tokens)."""
     group_size: Annotated[int, Field(ge=1)] = 8
     """Completions sampled for each prompt."""
-    clip_low: PositiveFloat = 0.2
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The ratio is clipped at 1 - clip_low."""
     clip_high: PositiveFloat = 0.2
     """The ratio is clipped at 1 + clip_high (DAPO's clip-higher: 0.28)."""
+    clip_dual: Annotated[float, Field(gt=1)] | None = 3.0
+    """With loss=grpo and a negative advantage the ratio counts for so much at most (dual clip,
+    https://arxiv.org/abs/1912.09729; verl's clip_ratio_c and its 3, TRL's delta); null: no bound."""
     correction: CorrectionConfig = CorrectionConfig()
     """For completions whose sampler was not the policy: older weights, another program."""
     overlong: OverlongConfig = OverlongConfig()
@@ -127,8 +140,8 @@ class AlgorithmConfig(Section):
     filters: FilterConfig = FilterConfig()
     """What the loss leaves out."""
     dynamic_sampling_rounds: PositiveInt = 1
-    """Sample other prompts until the batch is full of groups with unequal rewards, at most so often (DAPO); at the
-    bound, groups of equal rewards fill it. 1: take what comes."""
+    """Sample other prompts until the batch is full of groups that filters.zero_variance keeps, at most so often (DAPO);
+    at the bound, others fill it. 1: take what comes."""
     entropy_bonus: NonNegativeFloat = 0.0
     """Weight of the policy's entropy, which the loss then raises."""
     kl: KLConfig = KLConfig()

@@ -22,5 +22,7 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         # YAML already typed the values; silently turning "8" or 8.0 into 8 would hide a typo.
         strict=False,
+        # A bound such as > 0 lets infinity pass, which no number of a config may be.
+        allow_inf_nan=False,
         protected_namespaces=(),
     )

@@ -21,4 +21,4 @@ class CriticConfig(Section):
     clip: PositiveFloat | None = 0.2
     """A value that moved further than this in one step is not pulled on; null: no clipping."""
     warmup_steps: NonNegativeInt = 0
-    """First steps in which it learns alone, while the policy stays as it is."""
+    """First steps in which it learns alone, while the policy, its schedule and the KL coefficient stay as they are."""

@@ -90,7 +90,8 @@ class RewardConfig(Section):
     timeout_s: PositiveFloat = 10.0
     """Deadline of one completion; a verifier that is late is ended and counted as a failure."""
     max_failure_rate: Fraction = 0.02
-    """Largest share of failed rewards in one step; above it the run stops with the cause."""
+    """Largest share of failed rewards among the newest 1,000 or more, in whole steps: at 0.02 twenty may fail before
+    the run stops with the cause. It also stops when all of a step fail. Failed completions are not trained on."""
     code: CodeConfig = CodeConfig()
     """Settings of the `code` verifier."""
     service: RewardServiceConfig = RewardServiceConfig()

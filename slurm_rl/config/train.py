@@ -193,9 +193,11 @@ class TrainerConfig(Section):
     prompts_per_step: PositiveInt = 32
     """Prompts of one step; times algorithm.group_size completions."""
     num_minibatches: PositiveInt = 1
-    """Optimizer steps made of one step's completions; prompts_per_step must be a multiple."""
+    """Optimizer steps made of one step's completions: whole groups in random order, each step a mean of its own;
+    prompts_per_step must be a multiple."""
     num_epochs: PositiveInt = 1
-    """Passes over one step's completions; the ratio's denominator stays that of the first."""
+    """Passes over one step's completions, each in an order of its own; the ratio's denominator stays that of the
+    first."""
     step_timeout_s: PositiveFloat = 3600.0
     """Deadline of one phase (sampling, training, ...); then the run ends and names the silent actor."""
 

@@ -23,6 +23,7 @@ from slurm_rl.train.engine.forward import compute_sequence_logprobs, forward_pac
 from slurm_rl.train.engine.model import load_model
 from slurm_rl.train.engine.policy import PolicyEngine
 from slurm_rl.train.engine.tiny import build_tiny_model
+from slurm_rl.train.grpo.policy import PolicyWorker
 from slurm_rl.train.math.packing import build_packed_batch
 from slurm_rl.train.types import PackedBatch, TrainSequence
 
@@ -218,6 +219,17 @@ def test_a_step_without_any_work_changes_nothing(folder: Path) -> None:
 def test_temperature_divides_the_logits(folder: Path) -> None:
     [warm], [cold] = (build_engine(folder, t).compute_logprobs([build_sequences(1)])[0] for t in (1.0, 0.5))
     assert not np.allclose(warm, cold)
+
+
+def test_the_warm_up_learns_at_temperature_1_whatever_the_sampling_has(folder: Path) -> None:
+    """Of an engine that samples at 0.5 it would teach a flatter distribution than that of the answers."""
+    sequences, found = build_sequences(4), []
+    for temperature in (0.5, 1.0):
+        worker = PolicyWorker.__new__(PolicyWorker)
+        worker.engine = build_engine(folder, temperature)
+        found.append((worker.train_answers([sequences], 1e-2), state_of(worker.engine)))
+    assert found[0][0] == found[1][0]
+    assert_same(found[0][1], found[1][1])
 
 
 def test_two_runs_give_the_same_bits(folder: Path) -> None:

@@ -15,7 +15,7 @@ it is, except that the rewards are ours. What stands where:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch
 
 from slurm_rl.config.algorithm import AdvantageName, AggregationName, LossName
 from slurm_rl.train.math.advantages import ADVANTAGES
+from slurm_rl.train.math.gae import whiten
 from slurm_rl.train.math.kl import compute_kl
 from slurm_rl.train.math.logprobs import compute_token_logprobs
 from slurm_rl.train.math.losses import POLICY_LOSSES, ClipRange, LossInputs, aggregation_weights
@@ -31,7 +32,7 @@ from slurm_rl.train.math.losses import POLICY_LOSSES, ClipRange, LossInputs, agg
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
 
-CLIP = ClipRange(low=0.2, high=0.4)
+CLIP = ClipRange(low=0.2, high=0.4, dual=None)
 MAX_LENGTH = 6
 # Long, full, single and empty completions; the last is where a mean would divide by zero.
 LENGTHS = [3, MAX_LENGTH, 1, 5, 0]
@@ -155,7 +156,12 @@ def compute_theirs(trainer: Any, case: Case, **settings: Any) -> tuple[float, to
 
 
 def compute_ours(
-    case: Case, name: LossName, mode: AggregationName, constant_length: int | None = None, kl_coefficient: float = 0.0
+    case: Case,
+    name: LossName,
+    mode: AggregationName,
+    constant_length: int | None = None,
+    kl_coefficient: float = 0.0,
+    clip: ClipRange = CLIP,
 ) -> tuple[float, torch.Tensor, torch.Tensor]:
     """Our loss, its gradient by the logprobs [N], and which tokens [N] were clipped."""
     logprobs = case.logprobs[MASK].requires_grad_()
@@ -167,7 +173,7 @@ def compute_ours(
         sequence_ids=sequence_ids,
         num_sequences=len(LENGTHS),
     )
-    token_loss = POLICY_LOSSES[name](inputs, CLIP)
+    token_loss = POLICY_LOSSES[name](inputs, clip)
     kl = compute_kl(logprobs, case.ref_logprobs[MASK], "k3")
     weights = torch.from_numpy(aggregation_weights(mode, LENGTHS, constant_length)).float()[sequence_ids]
     loss = ((token_loss.loss + kl_coefficient * kl) * weights).sum()
@@ -206,6 +212,30 @@ def test_token_ratios(
     torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-5)
     assert 0 < clipped.sum() < len(clipped)
     assert clipped.mean().item() == pytest.approx(trainer._metrics["train"]["clip_ratio/region_mean"][0])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_dual_clip(trainer: Any, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """TRL's delta bounds the ratio of either sign; above 1 + high that of a negative advantage alone has an effect."""
+    dual, case = 1.5, make_case(seed)
+    case = replace(case, advantages=-case.advantages)  # that sequences drift up whose advantage is negative
+    monkeypatch.setattr(trainer.args, "delta", dual)
+    theirs, their_gradient = compute_theirs(
+        trainer,
+        case,
+        loss_type="dapo",
+        importance_sampling_level="token",
+        epsilon_low=CLIP.low,
+        epsilon_high=CLIP.high,
+        beta=0.0,
+    )
+    ours, our_gradient, _ = compute_ours(
+        case, "grpo", "token-mean", clip=ClipRange(low=CLIP.low, high=CLIP.high, dual=dual)
+    )
+    without, _, _ = compute_ours(case, "grpo", "token-mean")
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-5)
+    assert ours < without
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -272,13 +302,23 @@ def test_advantages(
 ) -> None:
     trainer = build_trainer(kind, tiny_model, tokenizer, tmp_path, (4, 4), beta=0.0, **settings)
     theirs = compute_their_advantages(trainer, REWARDS)
-    torch.testing.assert_close(ADVANTAGES[name](REWARDS), theirs, rtol=0, atol=1e-5)
+    ours = ADVANTAGES[name](REWARDS, torch.ones_like(REWARDS, dtype=torch.bool))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
+def whiten_like_trl(name: AdvantageName) -> torch.Tensor:
+    """Ours for completions of one token each, with the deviation over n - 1, as TRL takes it."""
+    scores = ADVANTAGES[name](REWARDS, torch.ones_like(REWARDS, dtype=torch.bool)).flatten()
+    count = len(scores)
+    whitened = whiten([score.numpy() for score in scores.split(1)], [True] * count)
+    return torch.tensor(whitened).reshape(REWARDS.shape) * ((count - 1) / count) ** 0.5
 
 
 def test_reinforce_pp_is_one_group_of_the_whole_batch(tiny_model: Any, tokenizer: Any, tmp_path: Path) -> None:
     trainer = build_trainer("GRPO", tiny_model, tokenizer, tmp_path, (1, 16), scale_rewards="batch")
     theirs = compute_their_advantages(trainer, REWARDS)
-    torch.testing.assert_close(ADVANTAGES["reinforce_pp"](REWARDS), theirs, rtol=0, atol=1e-5)
+    # TRL adds 1e-4 to the deviation, which is 0.4.
+    torch.testing.assert_close(whiten_like_trl("reinforce_pp"), theirs, rtol=1e-3, atol=0)
 
 
 def test_reinforce_pp_baseline_is_batch_scaling_of_centred_rewards(
@@ -287,7 +327,7 @@ def test_reinforce_pp_baseline_is_batch_scaling_of_centred_rewards(
     # TRL's scale_rewards="batch" divides by the deviation of what it is given; REINFORCE++ by that of the centred.
     trainer = build_trainer("GRPO", tiny_model, tokenizer, tmp_path, (4, 4), scale_rewards="batch")
     theirs = compute_their_advantages(trainer, REWARDS - REWARDS.mean(1, keepdim=True))
-    torch.testing.assert_close(ADVANTAGES["reinforce_pp_baseline"](REWARDS), theirs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(whiten_like_trl("reinforce_pp_baseline"), theirs, rtol=1e-3, atol=1e-6)
 
 
 def test_logprobs_and_entropy() -> None:

@@ -146,12 +146,19 @@ class PolicyEngine:
         ]
 
     def train(
-        self, micro_batches: MicroBatches, loss_fn: LossFn, lr: float, *, entropy_gradient: bool = False
+        self,
+        micro_batches: MicroBatches,
+        loss_fn: LossFn,
+        lr: float,
+        *,
+        entropy_gradient: bool = False,
+        temperature: float | None = None,
     ) -> dict[str, float]:
         """One optimizer step over the micro-batches of all ranks.
 
         Args:
             entropy_gradient: `loss_fn` differentiates the entropy; costs the memory of a softmax.
+            temperature: None is the engine's own.
 
         Returns:
             `loss` and the sums of `loss_fn`, over all ranks, and `grad_norm` before clipping.
@@ -164,7 +171,9 @@ class PolicyEngine:
         self.module.train()
         sums = {"loss": 0.0}
         for sequences in micro_batches:
-            loss, metrics = self._compute_loss(sequences, loss_fn, entropy_gradient)
+            loss, metrics = self._compute_loss(
+                sequences, loss_fn, entropy_gradient, temperature=temperature or self.temperature
+            )
             self.backend.backward(loss)
             add_totals(sums, {"loss": float(loss.detach()), **metrics})
         totals = distributed.sum_over_ranks(sums)
@@ -181,7 +190,9 @@ class PolicyEngine:
         self.module.eval()
         sums = {"loss": 0.0}
         for sequences in micro_batches:
-            loss, metrics = self._compute_loss(sequences, loss_fn, False, measure=compute_token_hits)
+            loss, metrics = self._compute_loss(
+                sequences, loss_fn, False, temperature=self.temperature, measure=compute_token_hits
+            )
             add_totals(sums, {"loss": float(loss), **metrics})
         return distributed.sum_over_ranks(sums)
 
@@ -190,6 +201,8 @@ class PolicyEngine:
         sequences: Sequence[TrainSequence],
         loss_fn: LossFn,
         entropy_gradient: bool,
+        *,
+        temperature: float,
         measure: Measure = compute_token_logprobs,
     ) -> tuple[Tensor, dict[str, float]]:
         trains = any(s.num_trained for s in sequences)
@@ -203,7 +216,7 @@ class PolicyEngine:
             logprobs, entropy = forward_packed(
                 self.backend.model,
                 batch,
-                self.temperature,
+                temperature,
                 chunk_tokens=self.chunk_tokens,
                 entropy_gradient=entropy_gradient,
                 measure=measure,

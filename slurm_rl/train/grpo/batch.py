@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, FilterConfig, OverlongConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, GAEConfig, OverlongConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
+from slurm_rl.train.grpo.minibatches import keep_mask
 from slurm_rl.train.grpo.types import Completion, Group
-from slurm_rl.train.math.advantages import ADVANTAGES
+from slurm_rl.train.math.advantages import ADVANTAGES, PER_TOKEN
 from slurm_rl.train.math.correction import CORRECTIONS
 from slurm_rl.train.math.gae import compute_gae, spread_reward, whiten
 from slurm_rl.train.math.kl import compute_kl
@@ -21,17 +22,15 @@ from slurm_rl.train.types import FloatArray, TrainSequence
 
 Metrics = dict[str, float]
 
+_REWARD_TO_GO = GAEConfig(discount=1.0, smoothing=1.0, whiten=True)
+"""Of REINFORCE++, whose paper has no discount."""
 
-def group_rewards(groups: Sequence[Group]) -> torch.Tensor:
-    """Rewards [P, G]; a failed reward takes the mean of its group's others, so that its advantage is
-    about 0 and it pushes the policy nowhere. A group with no reward at all is all zeros."""
-    rows = []
-    for group in groups:
-        values = [result.value for result in group.results]
-        known = [value for value in values if value is not None]
-        fill = sum(known) / len(known) if known else 0.0
-        rows.append([fill if value is None else value for value in values])
-    return torch.tensor(rows, dtype=torch.float32)
+
+def group_rewards(groups: Sequence[Group]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rewards [P, G] float32, and which of them are known [P, G] bool: a failed one stands as 0 and is not."""
+    values = [[result.value for result in group.results] for group in groups]
+    rewards = torch.tensor([[value or 0.0 for value in row] for row in values], dtype=torch.float32)
+    return rewards, torch.tensor([[value is not None for value in row] for row in values])
 
 
 def overlong_penalty(length: int, max_tokens: int, config: OverlongConfig) -> float:
@@ -53,7 +52,8 @@ def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: 
         penalty = overlong_penalty(len(completion.token_ids), max_tokens, config)
         if result.value is None or penalty == 0:
             return result
-        return replace(result, value=result.value + penalty, parts={**result.parts, "overlong": penalty})
+        parts = {**result.parts, "overlong": penalty}
+        return replace(result, value=result.value + penalty, unshaped=result.value, parts=parts)
 
     return [
         replace(group, results=[shape(*pair) for pair in zip(group.results, group.completions, strict=True)])
@@ -74,29 +74,6 @@ def build_plain_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
     ]
 
 
-def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
-    """For each completion, in order of groups, whether the loss has it."""
-    return [
-        (has_signal(group) or not config.zero_variance)
-        and not (item.truncated and config.truncated)
-        and len(item.token_ids) >= config.min_tokens
-        and (config.max_tokens is None or len(item.token_ids) <= config.max_tokens)
-        for group in groups
-        for item in group.completions
-    ]
-
-
-def count_kept_tokens(groups: Sequence[Group], config: FilterConfig) -> int:
-    """Tokens of the completions that the loss has."""
-    completions = [item for group in groups for item in group.completions]
-    return sum(len(item.token_ids) for item, keep in zip(completions, keep_mask(groups, config), strict=True) if keep)
-
-
-def has_signal(group: Group) -> bool:
-    """The rewards of the group differ; failed ones have none."""
-    return len({result.value for result in group.results if result.value is not None}) > 1
-
-
 def build_train_sequences(
     groups: Sequence[Group],
     config: AlgorithmConfig,
@@ -104,7 +81,7 @@ def build_train_sequences(
     proximal_logprobs: Sequence[FloatArray] | None = None,
     values: Sequence[FloatArray] | None = None,
 ) -> list[TrainSequence]:
-    """One sequence a completion, in order of groups, then completions. What the filters leave out has no weight.
+    """One sequence a completion, in order of groups, then completions; `split_minibatches` gives them weight.
 
     Args:
         ref_logprobs: one array a completion, or None without a KL term.
@@ -114,27 +91,16 @@ def build_train_sequences(
     """
     completions = [completion for group in groups for completion in group.completions]
     old = [np.asarray(completion.logprobs, dtype=np.float32) for completion in completions]
-    kept = keep_mask(groups, config.filters)
-    if values is not None:
-        # There may be no other completion of its prompt whose reward could stand for one that failed.
-        known = [result.value is not None for group in groups for result in group.results]
-        kept = [keep and is_known for keep, is_known in zip(kept, known, strict=True)]
     kl = None
     if ref_logprobs is not None and config.kl.where == "reward":
         kl = kl_of_tokens(old, ref_logprobs, config)
-    advantages, returns = compute_advantages(group_rewards(groups), config, kl, values, kept)
-    lengths = [len(completion.token_ids) for completion in completions]
-    weights = np.zeros(len(lengths))
-    weights[kept] = aggregation_weights(
-        config.aggregation, [n for n, keep in zip(lengths, kept, strict=True) if keep], config.aggregation_length
-    )
+    advantages, returns = compute_advantages(groups, config, kl, values)
     prompts = [group.prompt for group in groups for _ in group.completions]
     corrections = correct(old, proximal_logprobs, config.correction)
     return [
         TrainSequence(
             token_ids=np.asarray([*prompt.token_ids, *completion.token_ids], dtype=np.int64),
             trained_from=len(prompt.token_ids),
-            weight=float(weight),
             advantages=advantage * corrections[index],
             old_logprobs=logprobs if proximal_logprobs is None else proximal_logprobs[index],
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
@@ -142,8 +108,8 @@ def build_train_sequences(
             returns=None if returns is None else returns[index],
             images=prompt.images,
         )
-        for index, (prompt, completion, weight, advantage, logprobs) in enumerate(
-            zip(prompts, completions, weights, advantages, old, strict=True)
+        for index, (prompt, completion, advantage, logprobs) in enumerate(
+            zip(prompts, completions, advantages, old, strict=True)
         )
     ]
 
@@ -156,37 +122,45 @@ def kl_of_tokens(
     return [compute_kl(torch.from_numpy(lp), torch.from_numpy(ref), config.kl.estimator).numpy() for lp, ref in pairs]
 
 
-def completion_kl(groups: Sequence[Group], ref_logprobs: Sequence[FloatArray], config: AlgorithmConfig) -> float:
-    """KL of a completion to the reference, summed over its tokens; mean over the completions."""
+def completion_kl(groups: Sequence[Group], ref_logprobs: Sequence[FloatArray], config: AlgorithmConfig) -> list[float]:
+    """KL to the reference of each completion whose reward is known, summed over its tokens."""
+    known = [result.value is not None for group in groups for result in group.results]
     old = [np.asarray(item.logprobs, dtype=np.float32) for group in groups for item in group.completions]
-    return float(np.mean([one.sum() for one in kl_of_tokens(old, ref_logprobs, config)]))
+    kl = kl_of_tokens(old, ref_logprobs, config)
+    return [float(one.sum()) for one, is_known in zip(kl, known, strict=True) if is_known]
 
 
 def compute_advantages(
-    rewards: torch.Tensor,
+    groups: Sequence[Group],
     config: AlgorithmConfig,
     kl: Sequence[FloatArray] | None,
     values: Sequence[FloatArray] | None,
-    kept: Sequence[bool],
 ) -> tuple[list[FloatArray], list[FloatArray] | None]:
     """Advantages of each completion, for all its tokens [1] or for each [L]; and what a critic should have said.
 
     Args:
-        rewards: [P, G].
         kl: of each completion's tokens, to be taken from the reward.
-        kept: which completions the loss has.
+        values: of a critic; None without one.
     """
-    if values is None:
+    score, coefficient = ADVANTAGES[config.advantage], config.kl.coefficient
+    rewards, known = group_rewards(groups)
+    if config.advantage not in PER_TOKEN:
         if kl is not None:
-            rewards = rewards - config.kl.coefficient * torch.tensor([float(one.sum()) for one in kl]).view_as(rewards)
-        found = ADVANTAGES[config.advantage](rewards).flatten().tolist()
+            rewards = rewards - coefficient * torch.tensor([float(one.sum()) for one in kl]).view_as(rewards)
+        found = score(rewards, known).flatten().tolist()
         return [np.array([advantage], dtype=np.float32) for advantage in found], None
+    lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
     spread = [
-        spread_reward(float(score), None if kl is None else kl[index], len(values[index]), config.kl.coefficient)
-        for index, score in enumerate(rewards.flatten())
+        spread_reward(one, None if kl is None else kl[index], lengths[index], coefficient)
+        for index, one in enumerate(score(rewards, known).flatten().tolist())
     ]
-    advantages, returns = compute_gae(spread, values, discount=config.gae.discount, smoothing=config.gae.smoothing)
-    return whiten(advantages, kept) if config.gae.whiten else advantages, returns
+    # Without a critic nothing is expected, and the advantage is all that is still to come.
+    rule = _REWARD_TO_GO if values is None else config.gae
+    baseline = [np.zeros(length, dtype=np.float32) for length in lengths] if values is None else values
+    advantages, returns = compute_gae(spread, baseline, discount=rule.discount, smoothing=rule.smoothing)
+    if rule.whiten:
+        advantages = whiten(advantages, keep_mask(groups, config.filters))
+    return advantages, None if values is None else returns
 
 
 def correct(
@@ -201,35 +175,17 @@ def correct(
 
 
 def correction_metrics(groups: Sequence[Group], proximal: Sequence[FloatArray], config: CorrectionConfig) -> Metrics:
-    """How far the sampler was from the policy, and what the correction made of it; means over tokens."""
+    """How far the sampler was from the policy, and what the correction made of it; means over all tokens sampled."""
     sampled = [np.asarray(c.logprobs, dtype=np.float32) for group in groups for c in group.completions]
-    difference = np.concatenate([policy - sampler for policy, sampler in zip(proximal, sampled, strict=True)])
-    weights = np.concatenate(correct(sampled, proximal, config))
+    policy, sampler = np.concatenate(proximal), np.concatenate(sampled)
+    difference, weights = policy - sampler, np.concatenate(correct(sampled, proximal, config))
     return {
-        # k3 of the sampler to the policy.
-        "mismatch/kl": float(np.mean(np.expm1(difference) - difference)),
+        "mismatch/kl": float(compute_kl(torch.from_numpy(sampler), torch.from_numpy(policy), "k3").mean()),
         "mismatch/mean": float(np.mean(np.abs(difference))),
         "mismatch/max": float(np.max(np.abs(difference))),
         "correction/weight_mean": float(weights.mean()),
         "correction/dropped": float(np.mean(weights == 0)),
     }
-
-
-def drop_without_weight(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
-    """The sequences that the filters keep; a critic learns of them all, whatever their advantages."""
-    return [s for s in sequences if s.weight > 0]
-
-
-def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:
-    """The sequences that move the policy: where every advantage is 0 (a group of equal rewards) nothing does.
-
-    Weights were made from the whole batch before, so the gradient is the same in every digit but rounding.
-    With a KL term in the loss, or an entropy bonus, each sequence of weight has a gradient.
-    """
-    sequences = drop_without_weight(sequences)
-    if (config.kl.coefficient > 0 and config.kl.where == "loss") or config.entropy_bonus > 0:
-        return sequences
-    return [s for s in sequences if s.advantages is not None and s.advantages.any()]
 
 
 def build_answer_sequences(prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]) -> list[TrainSequence]:
@@ -243,18 +199,4 @@ def build_answer_sequences(prompts: Sequence[EncodedPrompt], answers: Sequence[S
             images=prompt.images,
         )
         for prompt, answer, weight in zip(prompts, answers, weights, strict=True)
-    ]
-
-
-def split_minibatches(sequences: list[TrainSequence], num_minibatches: int) -> list[list[TrainSequence]]:
-    """Consecutive equal parts; each part's weights are scaled so that every optimizer step is a mean.
-
-    Weights were made for the whole batch; a part holds about 1/n of their sum.
-    """
-    if num_minibatches == 1:
-        return [sequences]
-    size = len(sequences) // num_minibatches
-    return [
-        [replace(item, weight=item.weight * num_minibatches) for item in sequences[start : start + size]]
-        for start in range(0, size * num_minibatches, size)
     ]

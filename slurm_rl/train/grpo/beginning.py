@@ -41,7 +41,7 @@ def warm_up(
             totals = policy.train_answers(sequences, lr)
         state.step += 1
         num_tokens = sum(sequence.num_trained for sequence in sequences)
-        write_row("warmup", {**training_metrics([totals], num_tokens), "policy/lr": lr, **timer.seconds})
+        write_row("warmup", {**training_metrics([totals], num_tokens, num_tokens), "policy/lr": lr, **timer.seconds})
     if warmup.num_steps and state.stage == "warmup":
         policy.use_optimizer(config.optim)
         state.stage = "grpo"

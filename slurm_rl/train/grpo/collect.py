@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slurm_rl.train.grpo.batch import has_signal
+from slurm_rl.train.grpo.minibatches import has_signal
 from slurm_rl.train.grpo.types import Group
 
 
@@ -37,6 +37,6 @@ def collect_groups(draw: Callable[[int], Sequence[Group]], count: int, max_round
     while sum(map(has_signal, sampled)) < count and num_rounds < max_rounds:
         sampled += draw(num_rounds)
         num_rounds += 1
-    # Stable: within each kind the order of sampling stays.
-    chosen = sorted(sampled, key=lambda group: not has_signal(group))[:count]
-    return Collected(chosen, sampled, num_rounds)
+    # Which groups follows from their signal, their order from the sampling alone.
+    by_signal = sorted(range(len(sampled)), key=lambda place: not has_signal(sampled[place]))
+    return Collected([sampled[place] for place in sorted(by_signal[:count])], sampled, num_rounds)

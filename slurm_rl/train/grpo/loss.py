@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from slurm_rl.config.algorithm import AlgorithmConfig
@@ -17,9 +16,12 @@ BatchLoss = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, floa
 
 
 def build_policy_loss(config: AlgorithmConfig) -> BatchLoss:
-    """The policy loss with its KL term; token weights come with the batch."""
+    """The policy loss with its KL term; token weights come with the batch.
+
+    Its sums are over the tokens of the batch, which are those with a gradient; see `training_metrics`.
+    """
     policy_loss = POLICY_LOSSES[config.loss]
-    clip = ClipRange(low=config.clip_low, high=config.clip_high)
+    clip = ClipRange(low=config.clip_low, high=config.clip_high, dual=config.clip_dual)
     kl_in_loss = config.kl.where == "loss"
 
     def compute(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
@@ -39,8 +41,8 @@ def build_policy_loss(config: AlgorithmConfig) -> BatchLoss:
         sums = {
             "policy/clip_fraction": float(token.clipped.sum()),
             "entropy/mean": float(entropy.detach().sum()),
-            # k3 of the sampler to the policy: what the two programs disagree on for the same weights.
-            "mismatch/kl": float((torch.expm1(mismatch) - mismatch).sum()),
+            # Of the sampler to the policy: what the two programs disagree on for the same weights.
+            "mismatch/kl": float(compute_kl(batch.old_logprobs, logprobs.detach(), "k3").sum()),
             "mismatch/mean": float(mismatch.abs().sum()),
             "mismatch/max": float(mismatch.abs().max()),
         }

@@ -71,8 +71,8 @@ class PolicyWorker:
         )
 
     def train_answers(self, micro_batches: MicroBatches, lr: float) -> dict[str, float]:
-        """One supervised optimizer step."""
-        return self.engine.train(micro_batches, build_warmup_loss(), lr)
+        """One supervised optimizer step, of the model as it is: no temperature of any sampling has a part in it."""
+        return self.engine.train(micro_batches, build_warmup_loss(), lr, temperature=1.0)
 
     def load_reference(self, model_path: str) -> None:
         """Load the frozen model that the KL term is measured against."""

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from slurm_rl.config.algorithm import FilterConfig
+from slurm_rl.train.grpo.minibatches import has_signal, keep_mask
 from slurm_rl.train.grpo.types import Group
 from slurm_rl.train.rewards.types import RewardResult
+from slurm_rl.train.rewards.verifiers import JUDGES
 from slurm_rl.train.totals import add_totals, is_maximum
-
-# Scores that judge the answer, from verifiers and from OpenRLHF's services and functions; others judge its form.
-_CORRECTNESS = ("arithmetic", "math", "code", "acc_rewards", "scores")
 
 
 def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -22,10 +22,9 @@ def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
     rewards = np.array([result.value for result in results if result.value is not None])
     completions = [completion for group in groups for completion in group.completions]
     lengths = np.array([len(completion.token_ids) for completion in completions])
-    spread = [len({result.value for result in group.results}) > 1 for group in groups]
     metrics = {
         "reward/failed": float(sum(result.failure is not None for result in results)),
-        "reward/groups_with_signal": float(np.mean(spread)),
+        "reward/groups_with_signal": float(np.mean([has_signal(group) for group in groups])),
         "completion/length_mean": float(lengths.mean()),
         "completion/length_max": float(lengths.max()),
         "completion/truncated": float(np.mean([completion.truncated for completion in completions])),
@@ -41,12 +40,31 @@ def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
-def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int) -> dict[str, float]:
-    """Means over the minibatches of one step of what `PolicyWorker.train_*` returned.
+def kept_metrics(groups: Sequence[Group], config: FilterConfig) -> dict[str, float]:
+    """Of the completions that the loss has: their tokens, and the entropy that their sampling shows.
+
+    That is the mean of `-log p` of the sampled tokens. Its expectation is the entropy, of every token kept and without
+    a forward pass; `entropy/mean` is exact, but of the tokens computed on alone.
+    """
+    completions = [completion for group in groups for completion in group.completions]
+    pairs = zip(completions, keep_mask(groups, config), strict=True)
+    logprobs = [logprob for completion, keep in pairs if keep for logprob in completion.logprobs]
+    found = {"tokens/trained": float(len(logprobs))}
+    return found | {"entropy/sampled": -float(np.mean(logprobs))} if logprobs else found
+
+
+def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int, num_kept: int) -> dict[str, float]:
+    """Means over the optimizer steps of one step of what `PolicyWorker.train_*` returned.
+
+    `entropy/mean`, `mismatch/*` and `kl/reference` are over the tokens computed on: those that are known to have no
+    gradient (of groups without signal) cost no forward pass. `tokens/computed` beside `tokens/trained` says how many
+    these are. The clip changes nothing where the advantage is 0, so `policy/clip_fraction` is a share of all tokens
+    kept.
 
     Args:
-        totals: one a minibatch: the loss, the gradient norm, and sums over tokens.
-        num_tokens: trained tokens of all minibatches.
+        totals: one an optimizer step: the loss, the gradient norm, and sums over tokens.
+        num_tokens: tokens computed on in all of them.
+        num_kept: tokens that the loss has, in all of them.
     """
     metrics = {
         "policy/loss": float(np.mean([total["loss"] for total in totals])),
@@ -55,7 +73,8 @@ def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int) -> 
     added: dict[str, float] = {}
     for total in totals:
         add_totals(added, {name: value for name, value in total.items() if name not in ("loss", "grad_norm")})
-    means = {name: value if is_maximum(name) else value / max(num_tokens, 1) for name, value in added.items()}
+    counts = {"policy/clip_fraction": max(num_kept, 1)}
+    means = {n: v if is_maximum(n) else v / counts.get(n, max(num_tokens, 1)) for n, v in added.items()}
     return metrics | means
 
 
@@ -86,7 +105,7 @@ def accuracy(results: Sequence[RewardResult]) -> float:
 
 
 def _find_judge(results: Sequence[RewardResult]) -> str | None:
-    return next((name for name in _CORRECTNESS if any(name in result.parts for result in results)), None)
+    return next((name for name in JUDGES if any(name in result.parts for result in results)), None)
 
 
 def _judge(result: RewardResult, judge: str | None) -> float:

@@ -7,6 +7,7 @@ lines of `grpo_step`, the run can be resumed at the last saved step and goes on 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import compress
 from pathlib import Path
 
 from slurm_rl.config.algorithm import AlgorithmConfig
@@ -19,10 +20,6 @@ from slurm_rl.train.grpo.batch import (
     build_train_sequences,
     completion_kl,
     correction_metrics,
-    count_kept_tokens,
-    drop_without_gradient,
-    drop_without_weight,
-    split_minibatches,
 )
 from slurm_rl.train.grpo.batches import BatchSource
 from slurm_rl.train.grpo.beginning import prepare_models, warm_up
@@ -30,17 +27,19 @@ from slurm_rl.train.grpo.collect import Collected, collect_groups
 from slurm_rl.train.grpo.critic import CriticGroup, value_metrics
 from slurm_rl.train.grpo.dump import dump_groups, log_samples, replay_groups
 from slurm_rl.train.grpo.evaluation import Evaluator
+from slurm_rl.train.grpo.minibatches import drop_without_gradient, keep_mask, split_minibatches
 from slurm_rl.train.grpo.pipeline import RolloutPipeline, staleness_metrics
 from slurm_rl.train.grpo.policy_group import PolicyGroup
 from slurm_rl.train.grpo.sampling import Sampler
 from slurm_rl.train.grpo.saving import RunSaver, RunState
-from slurm_rl.train.grpo.step_metrics import sampling_metrics, training_metrics
+from slurm_rl.train.grpo.step_metrics import kept_metrics, sampling_metrics, training_metrics
 from slurm_rl.train.grpo.types import Group, Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.math.kl import adapt_coefficient
 from slurm_rl.train.math.schedule import schedule_lr
-from slurm_rl.train.rewards.failures import check_failures
+from slurm_rl.train.rewards.failures import FailureWatch
 from slurm_rl.train.rewards.scorer import Scorer
+from slurm_rl.train.seeds import derive_seed
 from slurm_rl.train.timer import Timer
 from slurm_rl.train.types import FloatArray, TrainSequence
 
@@ -69,6 +68,7 @@ class GRPOTrainer:
         self.saver, self.metrics, self.critic = saver, metrics, critic
         self.state = RunState()
         self.timer = Timer()
+        self.failures = FailureWatch(config.reward.max_failure_rate)
         self.probe_difference = 0.0
         self.collected = Collected([], [], 0)
         self.extra: dict[str, float] = {}
@@ -159,8 +159,7 @@ class GRPOTrainer:
             self.config.trainer.prompts_per_step,
             self.config.algorithm.dynamic_sampling_rounds,
         )
-        results = [result for group in self.collected.sampled for result in group.results]
-        check_failures(results, self.config.reward.max_failure_rate)
+        self.failures.check([result for group in self.collected.sampled for result in group.results])
         if rollout.dump:
             dump_groups(self.run_dir.rollouts, self.state.step, self.collected.groups)
         return self.collected.groups
@@ -175,33 +174,57 @@ class GRPOTrainer:
         return self.state.step - self.num_warmup
 
     def train(self, groups: Sequence[Group]) -> tuple[list[dict[str, float]], int]:
-        """Advantages and one optimizer step a minibatch and epoch; totals of each, and the tokens computed on."""
-        algorithm, trainer = self.algorithm(), self.config.trainer
+        """Advantages and one optimizer step a minibatch and epoch; totals of each, and the tokens computed on.
+
+        A minibatch without a gradient takes no step: Adam's momentum alone would move the weights.
+        """
+        algorithm, lr = self.algorithm(), self.lr()
         with self.timer.phase("train"):
             proximal = self.proximal_logprobs(groups)
             reference = self.reference_logprobs(groups)
             values = None if self.critic is None else self.critic.values(build_plain_sequences(groups))
             sequences = build_train_sequences(groups, algorithm, reference, proximal, values)
-            minibatches = split_minibatches(sequences, trainer.num_minibatches) * trainer.num_epochs
+            minibatches = self.split(sequences, groups)
             self.extra = {} if proximal is None else correction_metrics(groups, proximal, algorithm.correction)
-            self.extra |= self.train_critic(minibatches, sequences)
-            batches = [drop_without_gradient(part, algorithm) for part in minibatches]
-            if self.critic is not None and self.grpo_steps_done < self.config.critic.warmup_steps:
-                batches = []
-            totals = [self.policy.train_policy(batch, algorithm, self.lr()) for batch in batches]
-        self.adapt_kl(groups, reference)
+            kept = keep_mask(groups, algorithm.filters)
+            self.extra |= self.train_critic(minibatches, list(compress(sequences, kept)))
+            batches = [] if self.critic_learns_alone else [drop_without_gradient(it, algorithm) for it in minibatches]
+            batches = [batch for batch in batches if batch]
+            totals = [self.policy.train_policy(batch, algorithm, lr) for batch in batches]
+        self.extra |= {"policy/lr": lr if totals else 0.0, "policy/optimizer_steps": float(len(totals))}
+        if not self.critic_learns_alone:
+            self.adapt_kl(groups, reference)
         return totals, sum(sequence.num_trained for batch in batches for sequence in batch)
 
+    def split(self, sequences: Sequence[TrainSequence], groups: Sequence[Group]) -> list[list[TrainSequence]]:
+        """The minibatches of all epochs, each epoch in an order of its own that follows from seed and step."""
+        trainer = self.config.trainer
+        place = (self.config.seed, "minibatches", self.state.step)
+        return [
+            part
+            for epoch in range(trainer.num_epochs)
+            for part in split_minibatches(
+                sequences, groups, self.config.algorithm, trainer.num_minibatches, derive_seed(*place, epoch)
+            )
+        ]
+
     def train_critic(
-        self, minibatches: Sequence[Sequence[TrainSequence]], sequences: Sequence[TrainSequence]
+        self, minibatches: Sequence[Sequence[TrainSequence]], kept: Sequence[TrainSequence]
     ) -> dict[str, float]:
-        """The critic learns the returns; its numbers, empty where there is none."""
-        if self.critic is None:
+        """The critic learns the returns; its numbers, empty where there is none.
+
+        Args:
+            kept: the sequences of one epoch.
+        """
+        if self.critic is None or not minibatches:
             return {}
         config = self.config.critic
         lr = schedule_lr(config.optim, self.grpo_steps_done, self.config.trainer.num_steps)
-        found = self.critic.train([drop_without_weight(part) for part in minibatches], config.clip, lr)
-        return value_metrics(sequences) | found
+        return value_metrics(kept) | self.critic.train(minibatches, config.clip, lr)
+
+    @property
+    def critic_learns_alone(self) -> bool:
+        return self.critic is not None and self.grpo_steps_done < self.config.critic.warmup_steps
 
     def algorithm(self) -> AlgorithmConfig:
         """The learning rule of this step: the KL coefficient may have moved."""
@@ -216,9 +239,11 @@ class GRPOTrainer:
         if kl.target is None or reference is None:
             return
         found = completion_kl(groups, reference, self.config.algorithm)
-        before = self.algorithm().kl.coefficient
-        self.extra |= {"kl/completion": found, "kl/coefficient": before}
-        self.state.kl_coefficient = adapt_coefficient(before, found, kl.target, len(reference), kl.horizon)
+        if not found:
+            return
+        before, mean = self.algorithm().kl.coefficient, sum(found) / len(found)
+        self.extra |= {"kl/completion": mean, "kl/coefficient": before}
+        self.state.kl_coefficient = adapt_coefficient(before, mean, kl.target, len(found), kl.horizon)
 
     def proximal_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
         """What the policy says of the completions before it trains on them; None where nothing is corrected."""
@@ -232,7 +257,9 @@ class GRPOTrainer:
         return self.policy.reference_logprobs(build_plain_sequences(groups))
 
     def lr(self) -> float:
-        return schedule_lr(self.config.optim, self.grpo_steps_done, self.config.trainer.num_steps)
+        """Learning rate of the policy's next step; its schedule begins when the critic has had its steps alone."""
+        alone = 0 if self.critic is None else self.config.critic.warmup_steps
+        return schedule_lr(self.config.optim, self.grpo_steps_done - alone, self.config.trainer.num_steps - alone)
 
     def sync_weights(self) -> None:
         """Send the new weights. Who samples ahead waits for older ones alone, which engines have had time to take.
@@ -257,16 +284,17 @@ class GRPOTrainer:
         self.state.num_metric_rows += 1
 
     def log(self, groups: Sequence[Group], totals: Sequence[dict[str, float]], num_tokens: int) -> None:
+        kept = kept_metrics(groups, self.config.algorithm.filters)
+        num_kept = round(kept["tokens/trained"]) * self.config.trainer.num_epochs
         values = {
             **sampling_metrics(self.collected.sampled),
-            **(training_metrics(totals, num_tokens) if totals else {}),
-            "policy/lr": self.lr() if totals else 0.0,
+            **(training_metrics(totals, num_tokens, num_kept) if totals else {}),
             **self.extra,
+            **kept,
         }
         if self.config.algorithm.dynamic_sampling_rounds > 1:
             values["rollout/rounds"] = float(self.collected.num_rounds)
         # What the filters keep is in the loss; `computed` leaves out tokens whose gradient is known to be 0.
-        values["tokens/trained"] = float(count_kept_tokens(groups, self.config.algorithm.filters))
         values["tokens/computed"] = float(num_tokens)
         if self.pipeline.staleness:
             values |= staleness_metrics(groups, self.state.step - 1, mixed=self.config.rollout.continuous)

@@ -74,9 +74,6 @@ class WorkerGroup:
         return [[[sequences[i] for i in batch] for batch in share] for share in places]
 
     def _places(self, sequences: Sequence[TrainSequence], num_parts: int) -> list[list[list[int]]]:
-        if not sequences:
-            # An optimizer step without a gradient; the workers need something to call it with.
-            return [[[]] for _ in range(num_parts)]
         lengths = [len(sequence.token_ids) for sequence in sequences]
         if not self.share_prompts:
             return distribute(lengths, num_parts, self.micro_batch_tokens)

@@ -13,10 +13,8 @@ from collections.abc import Callable
 import numpy as np
 
 from slurm_rl.config.algorithm import CorrectionName
+from slurm_rl.train.math.losses import MAX_LOG_RATIO
 from slurm_rl.train.types import FloatArray
-
-# As in losses.py: far beyond any sane ratio.
-_MAX_LOG_RATIO = 20.0
 
 
 def token_tis(log_ratio: FloatArray, low: float, high: float) -> FloatArray:
@@ -49,4 +47,4 @@ CORRECTIONS: dict[CorrectionName, Callable[[FloatArray, float, float], FloatArra
 
 
 def _exp_bounded(log_ratio: FloatArray) -> FloatArray:
-    return np.exp(np.clip(log_ratio, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)).astype(np.float32)
+    return np.exp(np.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO)).astype(np.float32)

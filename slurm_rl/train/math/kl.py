@@ -12,6 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from slurm_rl.train.math.losses import MAX_LOG_RATIO
+
 KLEstimatorName = Literal["k1", "k2", "k3"]
 
 # The controller moves by at most this share of itself and of the horizon.
@@ -32,8 +34,12 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """`exp(-d) - 1 + d`: unbiased and never negative; GRPO's choice (https://arxiv.org/abs/2402.03300)."""
-    difference = logprobs - ref_logprobs
+    """`exp(-d) - 1 + d`: unbiased and never negative; GRPO's choice (https://arxiv.org/abs/2402.03300).
+
+    With |d| bounded as the losses bound log ratios, and no gradient beyond: one token that the policy has all but
+    given up would else be the whole loss, or infinity.
+    """
+    difference = (logprobs - ref_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     # expm1 keeps the digits that exp(-d) - 1 loses where the two models nearly agree.
     return torch.expm1(-difference) + difference
 

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from slurm_rl.config.algorithm import AggregationName, LossName
 
-# exp(20) is 5e8: far beyond any sane ratio, and far from the infinity whose gradient, times the zero
-# that clipping gives it, would be NaN.
-_MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0
+"""exp(20) is 5e8: far beyond any sane ratio, and far from the infinity whose gradient, times the zero
+that clipping gives it, would be NaN."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,8 @@ class ClipRange:
 
     low: float
     high: float
+    dual: float | None
+    """Read by grpo alone: with a negative advantage no ratio counts for more than this (> 1); None: no bound."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,9 +63,10 @@ def grpo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
     """PPO's clipped surrogate with `r_t = policy(t) / old(t)`: `-min(r_t A, clamp(r_t, 1-low, 1+high) A)`.
 
     PPO: https://arxiv.org/abs/1707.06347. GRPO: https://arxiv.org/abs/2402.03300.
-    Separate bounds (clip-higher): DAPO, https://arxiv.org/abs/2503.14476.
+    Separate bounds (clip-higher): DAPO, https://arxiv.org/abs/2503.14476. Where A < 0 the minimum leaves large ratios
+    as they are, so there the loss is at most `-dual A` (dual clip, https://arxiv.org/abs/1912.09729, eq. 5).
     """
-    return _clip_surrogate(_exp_bounded(inputs.logprobs - inputs.old_logprobs), inputs.advantages, clip)
+    return _clip_surrogate(_exp_bounded(inputs.logprobs - inputs.old_logprobs), inputs.advantages, clip, clip.dual)
 
 
 def gspo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
@@ -95,7 +98,8 @@ def cispo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
     """
     ratio = _exp_bounded(inputs.logprobs.detach() - inputs.old_logprobs)
     weight = ratio.clamp(max=1 + clip.high)
-    return TokenLoss(loss=-weight * inputs.advantages * inputs.logprobs, clipped=(ratio > weight).float())
+    clipped = (ratio > weight) & (inputs.advantages != 0)
+    return TokenLoss(loss=-weight * inputs.advantages * inputs.logprobs, clipped=clipped.float())
 
 
 POLICY_LOSSES: dict[LossName, Callable[[LossInputs, ClipRange], TokenLoss]] = {
@@ -114,7 +118,7 @@ def nll(logprobs: Tensor) -> TokenLoss:
 def aggregation_weights(
     mode: AggregationName, lengths: Sequence[int], constant_length: int | None = None
 ) -> npt.NDArray[np.float64]:
-    """Weight [S] of each trained token of each of the S sequences of the whole global batch.
+    """Weight [S] of each trained token of each of the S sequences of one optimizer step, over all workers.
 
     token-mean                 1 / sum(lengths)       DAPO: long completions weigh more
     sequence-mean-token-mean   1 / (S * length)       GRPO: each completion weighs the same
@@ -135,11 +139,18 @@ def aggregation_weights(
     return np.where(num_tokens > 0, 1.0 / denominators[mode], 0.0)
 
 
-def _clip_surrogate(ratio: Tensor, advantages: Tensor, clip: ClipRange) -> TokenLoss:
-    """`-min(ratio A, clamp(ratio) A)` [N]: the pessimistic of the two, so moving too far earns nothing."""
+def _clip_surrogate(ratio: Tensor, advantages: Tensor, clip: ClipRange, dual: float | None = None) -> TokenLoss:
+    """`-min(ratio A, clamp(ratio) A)` [N]: the pessimistic of the two, so moving too far earns nothing.
+
+    With `dual`, no more pessimistic than `-dual A` where A < 0.
+    """
     free = ratio * advantages
     bounded = ratio.clamp(1 - clip.low, 1 + clip.high) * advantages
-    return TokenLoss(loss=-torch.minimum(free, bounded), clipped=(bounded < free).float())
+    worse, clipped = torch.minimum(free, bounded), bounded < free
+    if dual is not None:
+        floor = torch.where(advantages < 0, dual * advantages, -torch.inf)
+        worse, clipped = torch.maximum(worse, floor), clipped | (worse < floor)
+    return TokenLoss(loss=-worse, clipped=clipped.float())
 
 
 def _compute_sequence_ratio(inputs: LossInputs) -> Tensor:
@@ -151,4 +162,4 @@ def _compute_sequence_ratio(inputs: LossInputs) -> Tensor:
 
 
 def _exp_bounded(log_ratio: Tensor) -> Tensor:
-    return torch.exp(log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO))
+    return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))

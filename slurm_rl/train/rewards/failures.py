@@ -1,14 +1,15 @@
-"""When failed rewards stop a run: above a share of the step, with the first one shown in full."""
+"""When failed rewards stop a run: above a share of the newest ones, with the first one shown in full."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Sequence
 
 from slurm_rl.errors import RewardError
 from slurm_rl.train.rewards.types import FailureCause, RewardResult
 
 _SHOWN_CHARS = 300
+_MIN_REWARDS = 1000
 
 _REMEDIES: dict[FailureCause, str] = {
     "hang": "raise reward.timeout_s, or mend the verifier that is slow on it",
@@ -19,26 +20,51 @@ _REMEDIES: dict[FailureCause, str] = {
 }
 
 
-def check_failures(results: Sequence[RewardResult], max_failure_rate: float) -> None:
-    """Pass when at most `max_failure_rate` of the results failed (0.02: two in a hundred).
+class FailureWatch:
+    """Puts up with rewards that fail now and then, and not with a reward that is broken.
 
-    Raises:
-        RewardError: with the count of each cause, and completion, answer and cause of the first.
+    Counted are the newest whole steps with 1,000 rewards or more between them. Of these, or of 1,000 while there are
+    fewer, `max_failure_rate` may fail: at 0.02 a hang costs its item however small a step is, and so does a prompt
+    whose 16 completions all hang, but a verifier that fails on every twentieth item ends the run after some 400. A step
+    without a single reward ends it at once: there is nothing to learn. A resumed run begins to count anew.
     """
-    failed = [result for result in results if result.failure is not None]
-    if len(failed) <= max_failure_rate * len(results):
-        return
-    first = failed[0]
-    counts = Counter(result.failure for result in failed).most_common()
-    causes = ", ".join(f"{count} {cause}" for cause, count in counts)
-    raise RewardError(
-        f"at most {max_failure_rate:g} of the rewards of a step may fail (reward.max_failure_rate)",
-        seen=(
-            f"{len(failed)} of {len(results)} failed ({causes}); first: {first.failure}, {first.detail}; "
-            f"completion {_shorten(first.item.completion)}, answer {_shorten(first.item.answer)}"
-        ),
-        action=_remedy(first.failure),
-    )
+
+    def __init__(self, max_failure_rate: float) -> None:
+        self.max_failure_rate = max_failure_rate
+        self._steps: deque[tuple[int, int]] = deque()
+        """(failed, all) of each step that counts."""
+
+    def check(self, results: Sequence[RewardResult]) -> None:
+        """Count the rewards of one step.
+
+        Raises:
+            RewardError: with the count of each cause, and completion, answer and cause of the first.
+        """
+        failed = [result for result in results if result.failure is not None]
+        self._steps.append((len(failed), len(results)))
+        while sum(total for _, total in self._steps) - self._steps[0][1] >= _MIN_REWARDS:
+            self._steps.popleft()
+        num_failed, num_rewards = (sum(counts) for counts in zip(*self._steps, strict=True))
+        is_over = num_failed > self.max_failure_rate * max(num_rewards, _MIN_REWARDS)
+        if failed and (is_over or (len(failed) == len(results) and self.max_failure_rate < 1)):
+            raise self._explain(failed, len(results), num_failed, num_rewards)
+
+    def _explain(
+        self, failed: Sequence[RewardResult], num_results: int, num_failed: int, num_rewards: int
+    ) -> RewardError:
+        first = failed[0]
+        counts = Counter(result.failure for result in failed).most_common()
+        causes = ", ".join(f"{count} {cause}" for cause, count in counts)
+        return RewardError(
+            f"at most {self.max_failure_rate:g} of the newest rewards may fail, of {_MIN_REWARDS} or more "
+            "(reward.max_failure_rate), and never all of a step",
+            seen=(
+                f"{len(failed)} of {num_results} failed in this step ({causes}), {num_failed} of the newest "
+                f"{num_rewards}; first: {first.failure}, {first.detail}; "
+                f"completion {_shorten(first.item.completion)}, answer {_shorten(first.item.answer)}"
+            ),
+            action=_remedy(first.failure),
+        )
 
 
 def _remedy(cause: FailureCause | None) -> str:

@@ -2,7 +2,7 @@
 
 with RewardPool(config.reward) as pool:
     results = pool.score(items)                               # one result an item, in order
-check_failures(results, config.reward.max_failure_rate)       # RewardError when too many failed
+FailureWatch(config.reward.max_failure_rate).check(results)   # RewardError when too many failed
 """
 
 from __future__ import annotations

@@ -37,7 +37,9 @@ class RewardResult:
 
     item: RewardItem
     value: float | None
-    """Sum over verifiers of weight x score."""
+    """Sum over verifiers of weight x score; with `algorithm.overlong` less what the length costs."""
+    unshaped: float | None = None
+    """The value before the length lowered it; None where it did not."""
     parts: dict[str, float] = field(default_factory=dict)
     """Verifier name to its score in [0, 1], before the weight; of a reward function or another's service, what
     it told beside the reward, under its own names. Empty for a failure."""

@@ -3,6 +3,7 @@
 The table holds import paths, not functions: only the worker processes import them, so the trainer
 never pays for sympy, and a verifier that breaks on import breaks there. Settings travel in the same
 string, as JSON after a question mark: `module:function?{"score": "share"}` is called with `score="share"`.
+Some judge the answer, others its form: the first are what accuracy means, in numbers and in `has_signal`.
 """
 
 from __future__ import annotations
@@ -10,18 +11,31 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from slurm_rl.config.reward import CODE_SHARE, RewardConfig, VerifierName
 from slurm_rl.errors import DataError
 from slurm_rl.train.rewards.model import specify_model
 
-VERIFIERS: Final[dict[VerifierName, str]] = {
-    "arithmetic": "slurm_rl.train.rewards.verifiers:score_arithmetic",
-    "format": "slurm_rl.train.rewards.verifiers:score_format",
-    "math": "slurm_rl.train.rewards.math_answer:score_math",
-    "code": "slurm_rl.train.rewards.code_answer:score_code",
+
+class VerifierRow(NamedTuple):
+    """What is known of a verifier without importing it."""
+
+    function: str
+    """`module:function`, a `Verifier`."""
+    judges_answer: bool
+    """Its score says whether the answer is right; else it is of the form."""
+
+
+VERIFIERS: Final[dict[VerifierName, VerifierRow]] = {
+    "arithmetic": VerifierRow("slurm_rl.train.rewards.verifiers:score_arithmetic", judges_answer=True),
+    "math": VerifierRow("slurm_rl.train.rewards.math_answer:score_math", judges_answer=True),
+    "code": VerifierRow("slurm_rl.train.rewards.code_answer:score_code", judges_answer=True),
+    "format": VerifierRow("slurm_rl.train.rewards.verifiers:score_format", judges_answer=False),
 }
+
+JUDGES: Final = (*(name for name, row in VERIFIERS.items() if row.judges_answer), "acc_rewards", "scores")
+"""Names of the scores that judge the answer: verifiers', and what OpenRLHF's services and functions tell."""
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -36,7 +50,8 @@ def choose_verifiers(
         return {"function": config.function}, {"reward": 1.0}
     if config.model.path is not None:
         return {"model": specify_model(config.model, config.num_workers)}, {"model": 1.0}
-    specs: dict[str, str] = {name: (table or VERIFIERS)[name] for name in config.verifiers}
+    functions = table or {name: row.function for name, row in VERIFIERS.items()}
+    specs: dict[str, str] = {name: functions[name] for name in config.verifiers}
     if "code" in specs:
         settings = config.code.model_dump() | {"total_s": CODE_SHARE * config.timeout_s}
         specs["code"] += f"?{json.dumps(settings)}"

@@ -30,6 +30,7 @@ def test_values_that_papers_are_known_by() -> None:
     dapo = load_config(["+algorithm=dapo"]).algorithm
     assert (dapo.clip_low, dapo.clip_high, dapo.aggregation, dapo.kl.coefficient) == (0.2, 0.28, "token-mean", 0.0)
     assert dapo.overlong.buffer_share == 0.2
+    assert dapo.clip_dual == 3.0  # verl's clip_ratio_c
     config = load_config(["+algorithm=dr_grpo"])
     assert config.algorithm.aggregation_length == config.rollout.max_tokens
     assert load_config(["+algorithm=gspo"]).algorithm.clip_low == 3e-4

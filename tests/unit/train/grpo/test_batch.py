@@ -8,18 +8,17 @@ import pytest
 from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, FilterConfig, KLConfig, OverlongConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.batch import (
-    build_answer_sequences,
     build_train_sequences,
     correction_metrics,
-    count_kept_tokens,
-    drop_without_gradient,
     group_rewards,
     overlong_penalty,
     shape_overlong,
-    split_minibatches,
 )
+from slurm_rl.train.grpo.minibatches import drop_without_gradient, split_minibatches
+from slurm_rl.train.grpo.step_metrics import kept_metrics
 from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.rewards.types import RewardItem, RewardResult
+from slurm_rl.train.types import TrainSequence
 
 
 def prompt(answer: str = "7") -> EncodedPrompt:
@@ -39,9 +38,15 @@ def group(values: list[float | None], tokens: list[list[int]]) -> Group:
     return Group(prompt(), [completion(ids) for ids in tokens], [result(value) for value in values])
 
 
+def build_batch(groups: list[Group], config: AlgorithmConfig) -> list[TrainSequence]:
+    """The kept sequences with their weights in one optimizer step."""
+    [batch] = split_minibatches(build_train_sequences(groups, config, None), groups, config, 1, seed=0)
+    return batch
+
+
 def test_a_sequence_holds_prompt_completion_and_its_advantage() -> None:
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo")
-    right, wrong = build_train_sequences([group([1.0, 0.0], [[9, 1], [8, 8, 1]])], config, None)
+    right, wrong = build_batch([group([1.0, 0.0], [[9, 1], [8, 8, 1]])], config)
     assert right.token_ids.tolist() == [5, 12, 6, 13, 9, 1]
     assert right.trained_from == 4
     # Mean reward 0.5: the right one is 0.5 above it, the wrong one 0.5 below.
@@ -54,10 +59,10 @@ def test_a_sequence_holds_prompt_completion_and_its_advantage() -> None:
     assert wrong.weight == pytest.approx(0.2)
 
 
-def test_a_failed_reward_pushes_nowhere() -> None:
-    rewards = group_rewards([group([1.0, 0.0, None], [[1]] * 3), group([None] * 3, [[1]] * 3)])
-    # It takes the mean of the others, 0.5, which is also the mean of all three.
-    assert rewards.tolist() == [[1.0, 0.0, 0.5], [0.0, 0.0, 0.0]]
+def test_a_failed_reward_is_not_known() -> None:
+    rewards, known = group_rewards([group([1.0, 0.0, None], [[1]] * 3), group([None] * 3, [[1]] * 3)])
+    assert rewards.tolist() == [[1.0, 0.0, 0.0], [0.0] * 3]
+    assert known.tolist() == [[True, True, False], [False] * 3]
 
 
 def test_kl_in_the_reward_is_taken_before_the_advantage() -> None:
@@ -72,18 +77,10 @@ def test_kl_in_the_reward_is_taken_before_the_advantage() -> None:
     assert second.advantages[0] == pytest.approx(0.05)
 
 
-def test_minibatches_keep_every_sequence_and_the_mean() -> None:
-    sequences = build_answer_sequences([prompt()] * 4, [[9, 1]] * 4)
-    parts = split_minibatches(sequences, 2)
-    assert [len(part) for part in parts] == [2, 2]
-    # Each part is a mean over its own 4 tokens, as the whole was over its 8.
-    assert [sum(s.weight * s.num_trained for s in part) for part in parts] == pytest.approx([1.0, 1.0])
-
-
 def test_groups_of_equal_rewards_are_not_computed_unless_there_is_a_kl_term() -> None:
     config = AlgorithmConfig(group_size=2)
     groups = [group([1.0, 1.0], [[9, 1], [9, 1]]), group([1.0, 0.0], [[9, 1], [8, 1]])]
-    sequences = build_train_sequences(groups, config, None)
+    sequences = build_batch(groups, config)
     kept = drop_without_gradient(sequences, config)
     assert [s.token_ids.tolist()[-2] for s in kept] == [9, 8]
     # The dropped ones still count in the mean: 8 tokens, not 4.
@@ -105,6 +102,7 @@ def test_shaping_lowers_scores_and_leaves_failures_alone() -> None:
     [shaped] = shape_overlong(groups, OverlongConfig(buffer_share=0.5, penalty=0.25), 10)
     assert [one.value for one in shaped.results] == [0.75, None]
     assert shaped.results[0].parts["overlong"] == -0.25
+    assert shaped.results[0].unshaped == 1.0
     assert shape_overlong(groups, OverlongConfig(), 10) == groups
 
 
@@ -133,10 +131,9 @@ def test_filtered_completions_leave_the_mean_but_not_the_baseline() -> None:
     filters = FilterConfig(zero_variance=True, min_tokens=2, max_tokens=3)
     config = AlgorithmConfig(group_size=2, advantage="dr_grpo", filters=filters)
     groups = [group([1.0, 1.0], [[9, 1], [9, 1]]), group([1.0, 0.0], [[9, 1], [8]])]
-    sequences = build_train_sequences(groups, config, None)
+    [kept] = build_batch(groups, config)
     # Left: the first completion of the second group, 2 tokens; its baseline is still 0.5.
-    assert [s.weight for s in sequences] == [0.0, 0.0, 0.5, 0.0]
-    [kept] = drop_without_gradient(sequences, config)
+    assert kept.weight == 0.5
     assert kept.advantages is not None
     assert kept.advantages.tolist() == [0.5, 0.5]
-    assert count_kept_tokens(groups, filters) == 2
+    assert kept_metrics(groups, filters) == {"tokens/trained": 2.0, "entropy/sampled": 0.5}

@@ -28,7 +28,7 @@ def draw(round_number: int) -> list[Group]:
     ("max_rounds", "chosen", "num_rounds"),
     [
         (1, [0, 1], 1),  # as it came
-        (2, [1, 0], 2),  # the bound: one without signal fills the batch
+        (2, [0, 1], 2),  # the bound: one without signal fills the batch, in its place
         (3, [1, 4], 3),
         (9, [1, 4], 3),  # full: no round more than needed
     ],

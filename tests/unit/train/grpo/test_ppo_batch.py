@@ -12,6 +12,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.batch import build_plain_sequences, build_train_sequences, completion_kl
 from slurm_rl.train.grpo.critic import build_critic_loss, read_before, value_metrics
+from slurm_rl.train.grpo.minibatches import split_minibatches, weigh
 from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.math.packing import build_packed_batch
 from slurm_rl.train.rewards.types import RewardItem, RewardResult
@@ -45,13 +46,15 @@ def test_the_kl_is_taken_from_the_reward_of_its_own_token() -> None:
     [sequence] = build_train_sequences([group(1.0, [9, 1])], WITH_KL, [row(-2.0, -0.5)], None, [row(0.0, 0.0)])
     assert sequence.returns is not None
     assert sequence.returns.tolist() == pytest.approx([1.0 - 0.15, 1.0])
-    assert completion_kl([group(1.0, [9, 1]), group(0.0, [1])], [row(-2.0, -0.5), row(-1.0)], WITH_KL) == 1.0
+    groups = [group(1.0, [9, 1]), group(0.0, [1]), group(None, [9, 1])]
+    assert completion_kl(groups, [row(-2.0, -0.5), row(-1.0), row(-9.0, -9.0)], WITH_KL) == [1.5, 0.5]
 
 
 def test_a_failed_reward_is_no_reward_of_0_and_is_left_out() -> None:
     groups = [group(1.0, [9, 1]), group(None, [8, 8, 1])]
-    first, failed = build_train_sequences(groups, PPO, None, None, [row(0, 0), row(0, 0, 0)])
-    assert (first.weight, failed.weight) == (0.5, 0.0)
+    sequences = build_train_sequences(groups, PPO, None, None, [row(0, 0), row(0, 0, 0)])
+    [[kept]] = split_minibatches(sequences, groups, PPO, 1, seed=0)
+    assert (kept.num_trained, kept.weight) == (2, 0.5)
 
 
 def test_what_is_only_read_has_neither_advantages_nor_weight() -> None:
@@ -62,6 +65,7 @@ def test_what_is_only_read_has_neither_advantages_nor_weight() -> None:
 
 def test_the_critic_speaks_before_each_token_of_the_completion() -> None:
     [sequence] = build_train_sequences([group(1.0, [9, 1])], PPO, None, None, [row(0.25, 0.75)])
+    [sequence] = weigh([sequence], PPO)
     read = read_before(sequence)
     batch = build_packed_batch([read, read])
     # After `6`, the last of the prompt, and after 9; never after the end of the text.

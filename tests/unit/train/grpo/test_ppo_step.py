@@ -16,10 +16,10 @@ from slurm_rl.run_dir import RunDir
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.saving import RunState
 from slurm_rl.train.grpo.trainer import GRPOTrainer
-from slurm_rl.train.grpo.types import Completion, Group, Prompts
-from slurm_rl.train.rewards.types import RewardItem, RewardResult
+from slurm_rl.train.grpo.types import Group, Prompts
 from slurm_rl.train.saving import parse_state
 from slurm_rl.train.types import FloatArray, TrainSequence
+from tests.unit.train.grpo.batch_kit import make_group
 
 WORDS = ("+algorithm=ppo", "trainer.prompts_per_step=4", "trainer.num_minibatches=2", "trainer.num_epochs=2")
 
@@ -29,12 +29,14 @@ class Policy:
 
     def __init__(self) -> None:
         self.trained: list[tuple[list[TrainSequence], float]] = []
+        self.lrs: list[float] = []
 
     def reference_logprobs(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         return [np.full(sequence.num_trained, -1.5, dtype=np.float32) for sequence in sequences]
 
     def train_policy(self, batch: list[TrainSequence], algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
         self.trained.append((batch, algorithm.kl.coefficient))
+        self.lrs.append(lr)
         return {"loss": 0.0, "grad_norm": 1.0}
 
 
@@ -50,13 +52,8 @@ class Critic:
         return {"critic/loss": 0.25}
 
 
-def make_groups() -> list[Group]:
-    found = []
-    for index, value in enumerate((1.0, 0.0, 1.0, 0.0)):
-        result = RewardResult(item=RewardItem(completion="7", answer="7"), value=value, failure=None)
-        completion = Completion([9, 1], [-0.5, -0.5], "7", False, 0)
-        found.append(Group(EncodedPrompt(index=index, token_ids=[5, 6], text="3", answer="7"), [completion], [result]))
-    return found
+def make_groups(values: Sequence[float | None] = (1.0, 0.0, 1.0, 0.0)) -> list[Group]:
+    return [make_group(index, [value]) for index, value in enumerate(values)]
 
 
 def make_trainer(tmp_path: Path, *words: str) -> tuple[GRPOTrainer, Policy, Critic]:
@@ -65,6 +62,13 @@ def make_trainer(tmp_path: Path, *words: str) -> tuple[GRPOTrainer, Policy, Crit
     parts: Any = (policy, nothing, nothing, nothing, nothing, nothing, critic)
     config = load_config([*WORDS, "warmup.num_steps=0", *words])
     return GRPOTrainer(config, RunDir(tmp_path), Prompts(make_prompts(), [], []), *parts), policy, critic
+
+
+def make_trainer_without_critic(tmp_path: Path, *words: str) -> tuple[GRPOTrainer, Policy]:
+    policy, nothing = Policy(), None
+    parts: Any = (policy, nothing, nothing, nothing, nothing, nothing)
+    config = load_config(["warmup.num_steps=0", *words])
+    return GRPOTrainer(config, RunDir(tmp_path), Prompts(make_prompts(), [], []), *parts), policy
 
 
 def make_prompts() -> list[EncodedPrompt]:
@@ -86,12 +90,65 @@ def test_policy_and_critic_learn_of_the_same_minibatches(tmp_path: Path) -> None
 
 
 def test_the_critic_learns_alone_at_first(tmp_path: Path) -> None:
-    trainer, policy, critic = make_trainer(tmp_path, "critic.warmup_steps=1")
-    assert trainer.train(make_groups()) == ([], 0)
-    assert (len(critic.trained), policy.trained) == (1, [])
-    trainer.state.step += 1
+    """Neither the policy's schedule nor the KL coefficient moves before the policy does."""
+    words = ("critic.warmup_steps=3", "optim.schedule=linear", "optim.warmup_steps=2", "optim.lr=1.0")
+    trainer, policy, critic = make_trainer(tmp_path, *words, "algorithm.kl.target=1.0", "trainer.num_steps=5")
+    for _ in range(3):
+        assert trainer.train(make_groups()) == ([], 0)
+        assert (trainer.extra["policy/lr"], trainer.extra["policy/optimizer_steps"]) == (0.0, 0.0)
+        trainer.state.step += 1
+    assert (len(critic.trained), policy.trained, trainer.state.kl_coefficient) == (3, [], None)
     trainer.train(make_groups())
     assert len(policy.trained) == 4
+    assert trainer.state.kl_coefficient is not None
+    trainer.state.step += 1
+    trainer.train(make_groups())
+    # The first two of the policy's steps are those of its warm-up, though the run is in its fourth and fifth.
+    assert policy.lrs == [0.5] * 4 + [1.0] * 4
+
+
+def test_the_row_has_the_learning_rate_of_its_own_step(tmp_path: Path) -> None:
+    trainer, policy, _ = make_trainer(tmp_path, "optim.schedule=constant", "optim.warmup_steps=4", "optim.lr=1.0")
+    rows = []
+    for _ in range(3):
+        trainer.train(make_groups())
+        rows.append(trainer.extra["policy/lr"])
+        trainer.state.step += 1  # as the loop does before it logs
+    assert rows == policy.lrs[::4] == [0.25, 0.5, 0.75]
+
+
+def test_epochs_deal_the_groups_out_anew_and_a_resumed_run_as_it_would_have(tmp_path: Path) -> None:
+    words = ("trainer.prompts_per_step=16", "trainer.num_minibatches=4", "trainer.num_epochs=2")
+    dealt = []
+    for state in (RunState(step=3), RunState(step=3), RunState(step=4)):
+        trainer, policy, _ = make_trainer(tmp_path, *words)
+        trainer.state = state
+        trainer.train(make_groups([float(i % 3) for i in range(16)]))
+        dealt.append([sorted(int(item.token_ids[0]) for item in batch) for batch, _ in policy.trained])
+    assert dealt[0] == dealt[1] != dealt[2]
+    first, second = dealt[0][:4], dealt[0][4:]
+    assert first != second
+    assert sorted(i for part in first for i in part) == sorted(i for part in second for i in part) == list(range(16))
+
+
+def test_a_minibatch_without_a_gradient_moves_nothing(tmp_path: Path) -> None:
+    """No optimizer step: with Adam's momentum an empty one would move the weights."""
+    words = ("+algorithm=dapo", "algorithm.group_size=2", "algorithm.filters.zero_variance=false")
+    config = ("algorithm.dynamic_sampling_rounds=1", "trainer.prompts_per_step=4", "trainer.num_minibatches=2")
+    trainer, policy = make_trainer_without_critic(tmp_path, *words, *config)
+    equal, unequal = ([make_group(i, pair) for i in range(4)] for pair in ((1.0, 1.0), (1.0, 0.0)))
+    assert trainer.train(equal) == ([], 0)
+    assert (policy.trained, trainer.extra["policy/lr"]) == ([], 0.0)
+    totals, num_tokens = trainer.train([*equal[:3], unequal[3]])
+    assert (len(totals), num_tokens, trainer.extra["policy/optimizer_steps"]) == (1, 4, 1.0)
+    [(batch, _)] = policy.trained
+    assert [item.weight for item in batch] == [1 / 8] * 2  # of the whole minibatch: two groups
+
+
+def test_a_step_whose_rewards_all_failed_moves_nothing(tmp_path: Path) -> None:
+    trainer, policy, critic = make_trainer(tmp_path, "algorithm.kl.target=1.0")
+    assert trainer.train(make_groups([None] * 4)) == ([], 0)
+    assert (policy.trained, critic.trained, trainer.state.kl_coefficient) == ([], [], None)
 
 
 def test_the_kl_coefficient_moves_from_step_to_step_and_lives_in_the_state(tmp_path: Path) -> None:

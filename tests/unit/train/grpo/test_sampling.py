@@ -51,7 +51,7 @@ def test_training_metrics_are_means_over_tokens() -> None:
         {"loss": 1.0, "grad_norm": 2.0, "entropy/mean": 6.0},
         {"loss": 3.0, "grad_norm": 4.0, "entropy/mean": 2.0},
     ]
-    metrics = training_metrics(totals, 4)
+    metrics = training_metrics(totals, 4, 4)
     assert metrics == {"policy/loss": 2.0, "policy/grad_norm": 3.0, "entropy/mean": 2.0}
 
 

@@ -81,7 +81,7 @@ def compute_total(name: LossName, sequences: list[TrainSequence], table: torch.T
         sequence_ids=batch.sequence_ids,
         num_sequences=batch.num_sequences,
     )
-    return (POLICY_LOSSES[name](inputs, ClipRange(low=0.2, high=0.28)).loss * batch.weights).sum()
+    return (POLICY_LOSSES[name](inputs, ClipRange(low=0.2, high=0.28, dual=3.0)).loss * batch.weights).sum()
 
 
 @settings(max_examples=40, deadline=None)

@@ -52,3 +52,13 @@ def test_gradients() -> None:
         compute_kl(logprobs, torch.tensor([0.25]).log(), estimator).sum().backward()  # type: ignore[arg-type]
         assert logprobs.grad is not None
         assert logprobs.grad.item() == pytest.approx(expected)
+
+
+def test_k3_is_bounded_and_pulls_no_further_than_its_bound() -> None:
+    # exp(200) is infinity, and its gradient times anything.
+    logprobs = torch.tensor([-250.0, -0.1]).requires_grad_()
+    found = compute_kl(logprobs, torch.tensor([-0.1, -250.0]), "k3")
+    assert found.tolist() == pytest.approx([math.exp(20) - 21, 19 + math.exp(-20)])
+    found.sum().backward()
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [0.0, 0.0]

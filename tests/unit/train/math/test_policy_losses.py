@@ -11,7 +11,7 @@ import torch
 from slurm_rl.config.algorithm import LossName
 from slurm_rl.train.math.losses import POLICY_LOSSES, ClipRange, LossInputs, TokenLoss, nll
 
-CLIP = ClipRange(low=0.2, high=0.3)
+CLIP = ClipRange(low=0.2, high=0.3, dual=None)
 
 
 def run_loss(
@@ -51,10 +51,41 @@ def test_grpo() -> None:
 
 def test_clip_higher_leaves_the_lower_bound() -> None:
     ratios, advantages = [1.25, 0.75], [1.0, -1.0]
-    symmetric, _ = run_loss("grpo", ratios, advantages, [0, 0], ClipRange(low=0.2, high=0.2))
-    higher, _ = run_loss("grpo", ratios, advantages, [0, 0], ClipRange(low=0.2, high=0.28))
+    symmetric, _ = run_loss("grpo", ratios, advantages, [0, 0], ClipRange(low=0.2, high=0.2, dual=None))
+    higher, _ = run_loss("grpo", ratios, advantages, [0, 0], ClipRange(low=0.2, high=0.28, dual=None))
     assert symmetric.clipped.tolist() == [1, 1]
     assert higher.clipped.tolist() == [0, 1]
+
+
+def test_dual_clip_bounds_the_ratio_where_the_advantage_is_negative() -> None:
+    """https://arxiv.org/abs/1912.09729, eq. 5: max(min(r A, clamp(r) A), c A) where A < 0."""
+    # ratio   A   -min(r A, clamp(r) A)   c = 3
+    #   2    -1            2                2       within the bound
+    #  50    -2          100                6       no gradient
+    #  50     1           -1.3             -1.3     a positive advantage is no matter of the bound
+    #   0.5  -1            0.8              0.8
+    #  50     0            0                0
+    ratios, advantages = [2.0, 50.0, 50.0, 0.5, 50.0], [-1.0, -2.0, 1.0, -1.0, 0.0]
+    token_loss, gradient = run_loss("grpo", ratios, advantages, [0] * 5, ClipRange(low=0.2, high=0.3, dual=3.0))
+    assert token_loss.loss.tolist() == pytest.approx([2.0, 6.0, -1.3, 0.8, 0.0])
+    assert token_loss.clipped.tolist() == [0, 1, 1, 1, 0]
+    assert gradient == pytest.approx([2.0, 0.0, 0.0, 0.0, 0.0])
+    free, gradient = run_loss("grpo", ratios, advantages, [0] * 5)
+    assert free.loss.tolist() == pytest.approx([2.0, 100.0, -1.3, 0.8, 0.0])
+    assert gradient[1] == pytest.approx(100.0)
+
+
+@pytest.mark.parametrize("name", ["gspo", "gspo_token", "cispo"])
+def test_other_losses_have_no_dual_clip(name: LossName) -> None:
+    with_dual, _ = run_loss(name, [50.0], [-1.0], [0], ClipRange(low=0.2, high=0.3, dual=1.1))
+    without, _ = run_loss(name, [50.0], [-1.0], [0])
+    assert with_dual.loss.tolist() == without.loss.tolist()
+
+
+@pytest.mark.parametrize("name", list(POLICY_LOSSES))
+def test_nothing_is_clipped_where_the_advantage_is_0(name: LossName) -> None:
+    token_loss, _ = run_loss(name, [9.0, 0.1], [0.0, 0.0], [0, 1], ClipRange(low=0.2, high=0.3, dual=3.0))
+    assert token_loss.clipped.tolist() == [0, 0]
 
 
 def test_gspo() -> None:
