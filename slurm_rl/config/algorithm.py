@@ -24,7 +24,8 @@ class KLConfig(Section):
     estimator: Literal["k1", "k2", "k3"] = "k3"
     """Schulman's estimators (http://joschu.net/blog/kl-approx.html)."""
     where: Literal["loss", "reward"] = "loss"
-    """Add it to the loss, or take it from the reward before the advantage; with gae from that of each token."""
+    """Add it to the loss (k2 or k3), or take it from the reward before the advantage; with gae, reinforce_pp and
+    reinforce_pp_baseline from that of each token."""
     target: PositiveFloat | None = None
     """With where=reward, change the coefficient after each step until the KL of a completion, summed over its
     tokens, comes to so many nats (Ziegler et al. 2019); null: it stays as it is."""

@@ -55,7 +55,7 @@ class TrainSequence:
     trained: npt.NDArray[np.int64] | None = None
     """[num_trained] ascending positions of the trained tokens, the first of them trained_from; None: all from there."""
     weight: float = 0.0
-    """Weight of each trained token in the loss; made by `aggregation_weights` from the whole batch,
+    """Weight of each trained token in the loss; made by `aggregation_weights` from all sequences of an optimizer step,
     so that the loss is the plain sum over tokens, micro-batches and workers."""
     advantages: FloatArray | None = None
     """[num_trained] advantage of each trained token."""

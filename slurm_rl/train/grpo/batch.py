@@ -1,4 +1,4 @@
-"""From scored groups to training sequences: advantages, weights, KL in the reward. Pure."""
+"""From scored groups to training sequences: advantages, KL in the reward, corrections. Pure."""
 
 from __future__ import annotations
 

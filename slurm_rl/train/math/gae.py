@@ -65,18 +65,13 @@ def spread_reward(score: float, kl: FloatArray | None, length: int, coefficient:
 
 
 def whiten(advantages: Sequence[FloatArray], kept: Sequence[bool]) -> list[FloatArray]:
-    """The advantages minus their mean, over their deviation (with n), both over all tokens of the kept completions.
-
-    Exactly 0 where all of these are equal: the first goes first, or what rounding leaves of the mean would be divided
-    by what it leaves of the deviation.
-    """
+    """The advantages minus their mean, over their deviation (with n), both over all tokens of the kept completions."""
     chosen = [values for values, keep in zip(advantages, kept, strict=True) if keep]
     tokens = np.concatenate(chosen).astype(np.float64) if chosen else np.zeros(0)
     if not len(tokens):
         return list(advantages)
-    first = tokens[0]
-    mean, deviation = (tokens - first).mean(), (tokens - first).std()
-    return [((values - first - mean) / (deviation + _EPSILON)).astype(np.float32) for values in advantages]
+    mean, deviation = tokens.mean(), tokens.std()
+    return [((values - mean) / (deviation + _EPSILON)).astype(np.float32) for values in advantages]
 
 
 def explained_variance(values: Sequence[FloatArray], returns: Sequence[FloatArray]) -> float:

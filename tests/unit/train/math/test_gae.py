@@ -56,6 +56,12 @@ def test_whitened_tokens_have_mean_0_and_deviation_1_without_those_left_out() ->
     assert whiten([row(2)], [False])[0].tolist() == [2]
 
 
+def test_equal_tokens_are_whitened_to_exactly_zero() -> None:
+    # A rest of rounding over a deviation of about 0 would be a step of full size. Sums of float32 in float64 have none.
+    for size in range(1, 60):
+        assert not whiten([row(*[0.1] * size), row(0.1)], [True, True])[0].any()
+
+
 def test_a_critic_that_knows_explains_everything_and_a_constant_nothing() -> None:
     returns = [row(1, 2), row(3)]
     assert explained_variance(returns, returns) == 1.0
