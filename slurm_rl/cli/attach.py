@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from typing import NoReturn
 
-from slurm_rl.cli.common import find_run
+from slurm_rl.cli.find import find_run
 from slurm_rl.cli.live import load_live
+from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
 from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.node.rendezvous import HeadRecord
@@ -19,14 +19,8 @@ from slurm_rl.slurm.ends import read_record
 
 
 def run(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m slurm_rl attach", epilog="after --: a command in place of a shell, as in: attach -- ray status"
-    )
-    parser.add_argument("--node", type=int, default=0, help="rank of the node; 0 is the head")
-    parser.add_argument("run", nargs="*")
-    own, command = (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
-    args = parser.parse_args(own)
-    directory = find_run(args.run)
+    told = read_words("attach", words)
+    directory = find_run(told.rest)
     plan, attempt = load_live(directory)
     if plan.address:
         raise ConfigError(
@@ -34,10 +28,10 @@ def run(words: list[str]) -> int:
         )
     found = build_attach(
         plan,
-        command or ["/bin/bash"],
+        told.command or ["/bin/bash"],
         job_key=str(read_json(attempt.start)["job"]),
         attempt=attempt.number,
-        host=find_host(plan, attempt, args.node),
+        host=find_host(plan, attempt, told.flags.node),
         env=ray_environment(directory, attempt),
         user=(os.getuid(), os.getgid()),
         tty=sys.stdin.isatty(),

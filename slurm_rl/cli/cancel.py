@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import sys
 
-from slurm_rl.cli.common import find_run
+from slurm_rl.cli.find import find_run, find_sweep
+from slurm_rl.cli.words import read_words
 from slurm_rl.slurm.jobs import cancel_job
-from slurm_rl.slurm.ledger import SweepDir, runs_of
+from slurm_rl.slurm.ledger import runs_of
 from slurm_rl.slurm.sweep_jobs import cancel_runs
 
 
 def run(words: list[str]) -> int:
-    if len(words) == 1 and (sweep := SweepDir(words[0])).is_sweep:
+    rest = read_words("cancel", words).rest
+    if sweep := find_sweep(rest):
         number = cancel_runs(runs_of(sweep))
         print(f"asked {number} runs to save and end: {sweep.path}", file=sys.stderr)
         return 0
-    directory = find_run(words)
+    directory = find_run(rest)
     if cancel_job(directory):
         print(f"asked to save and end: {directory.path}", file=sys.stderr)
     else:

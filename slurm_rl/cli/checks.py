@@ -3,32 +3,79 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
+import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from slurm_rl.cli.image_line import check_image_is_there
 from slurm_rl.cli.lora_check import check_lora_targets
 from slurm_rl.cli.model_shape import sees_images
 from slurm_rl.cli.weights_check import check_same_model
+from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import ConfigError, MissingLibraryError
+from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import RunDir
+from slurm_rl.slurm.own_folder import check_is_free
+
+
+def check_submission(config: RunConfig, plan: JobPlan, directory: RunDir) -> None:
+    """All that `submit` refuses without a word to a cluster; nothing is written.
+
+    Raises:
+        ConfigError, DataError: every refusal at once.
+    """
+    place, image = (lambda: _check_place(directory)), (lambda: check_image_is_there(plan))
+    _raise_all([place, *_checks_of_inputs(config), image])
 
 
 def check_inputs(config: RunConfig) -> None:
     """Check the model folder, the data files and the reward function that this machine can see.
 
     Raises:
-        ConfigError, DataError: naming the field, the file and the line.
+        ConfigError, DataError: naming the field, the file and the line; of all that are wrong.
     """
+    _raise_all(_checks_of_inputs(config))
+
+
+def _checks_of_inputs(config: RunConfig) -> list[Callable[[], None]]:
     if config.external is not None:  # its program checks its own
-        return
+        return []
     if config.cluster.launcher == "ray":  # its nodes see other folders than this machine does
-        return
-    _check_checkpoint_url(config)
-    _check_model(config)
-    _check_data(config)
-    check_reward(config.reward)
+        return []
+    checks = (_check_checkpoint_url, _check_model, _check_data, lambda config: check_reward(config.reward))
+    return [functools.partial(check, config) for check in checks]
+
+
+def _raise_all(checks: Sequence[Callable[[], None]]) -> None:
+    """Run all checks, then raise what they raised: one error as it is, several as one."""
+    found: list[SlurmRLError] = []
+    for check in checks:
+        try:
+            check()
+        except SlurmRLError as error:
+            found.append(error)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        lines = [str(error).replace("\n", "\n    ") for error in found]
+        raise ConfigError("\n  ".join([f"{len(found)} things are wrong:", *lines]))
+
+
+def _check_place(directory: RunDir) -> None:
+    """Refuse a run directory that holds something, or that could not be made, as far as permissions tell."""
+    check_is_free(directory)
+    parent = next(path for path in [directory.path, *directory.path.parents] if path.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise RunDirError(
+            "the run directory must be in a folder that you may write to",
+            seen=f"{directory.path}, below {parent}",
+            action="choose another run_dir or cluster.run_root",
+        )
 
 
 def _check_checkpoint_url(config: RunConfig) -> None:
@@ -49,10 +96,10 @@ def _check_model(config: RunConfig) -> None:
     }
     for field, value in folders.items():
         # A name without a slash in front may be one of the hub; the node looks that up in its cache.
-        if value and value.startswith(("/", "./", "../", "~")) and not Path(value).expanduser().is_dir():
+        if value and value.startswith(("/", "./", "../", "~")) and not expand_user(value).is_dir():
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
     if config.model.path:
-        _check_pad_token(Path(config.model.path))
+        _check_pad_token(expand_user(config.model.path))
     check_lora_targets(config.model)
     check_same_model("model.init_from", config.model.init_from, config.model)
     check_same_model("critic.init_from", config.critic.init_from, config.model)
@@ -60,7 +107,15 @@ def _check_model(config: RunConfig) -> None:
 
 def _check_pad_token(folder: Path) -> None:
     path = folder / "tokenizer_config.json"
-    if path.is_file() and not json.loads(path.read_text(encoding="utf-8")).get("pad_token"):
+    if not path.is_file():
+        return
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            "tokenizer_config.json must be JSON", seen=f"{path}: {error}", action="fetch it again"
+        ) from None
+    if not (isinstance(tree, dict) and tree.get("pad_token")):
         raise ConfigError(
             "model.path must have a tokenizer with a pad token",
             seen=str(path),
@@ -104,7 +159,7 @@ def check_reward(config: RewardConfig) -> None:
         return
     file, _, name = config.function.rpartition(":")
     try:
-        tree = ast.parse(Path(file).expanduser().read_text(encoding="utf-8"), filename=file)
+        tree = ast.parse(expand_user(file).read_text(encoding="utf-8"), filename=file)
     except OSError as error:
         raise ConfigError(
             "reward.function must name a file that can be read",

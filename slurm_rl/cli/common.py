@@ -1,50 +1,52 @@
-"""What the verbs share: overrides to a plan, a word to a run directory."""
+"""What the verbs share: from overrides to a plan."""
 
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_rl import __version__
+from slurm_rl.cli.find import is_run_or_sweep, parse_path
 from slurm_rl.cli.model_shape import find_shape
+from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.words import find_near
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import ConfigError, RunDirError
+from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir
 
-DEFAULT_ROOT = "runs"
 
-
-def parse_overrides(words: list[str]) -> tuple[list[str], str | None]:
-    """Split `--config-dir` from the overrides.
+def check_overrides(words: Sequence[str]) -> list[str]:
+    """The words, when each is an override.
 
     Raises:
-        ConfigError: a flag that submit and plan do not know.
+        ConfigError: one is none; whether it is nearly a verb, or a run for which the verb is missing.
     """
-    overrides, config_dir, rest = [], None, iter(words)
-    for word in rest:
-        if word == "--config-dir":
-            config_dir = next(rest, None)
-        elif word.startswith("--config-dir="):
-            config_dir = word.partition("=")[2]
-        elif word.startswith("-"):
-            raise ConfigError("the flag must be one that is known", seen=word, action="see python -m slurm_rl --help")
-        elif "=" not in word and not word.startswith("~"):
-            raise ConfigError(
-                "an argument is a verb or an override key=value", seen=word, action="see python -m slurm_rl --help"
-            )
-        else:
-            overrides.append(word)
-    return overrides, config_dir
+    for word in words:
+        if "=" not in word and not word.startswith("~"):
+            raise ConfigError("an argument is a verb or an override key=value", seen=repr(word), action=_guess(word))
+    return list(words)
 
 
-def compose_run(words: list[str]) -> tuple[RunConfig, JobPlan, RunDir]:
+def _guess(word: str) -> str:
+    """What the user may have meant by a word that is no override."""
+    if word in VERBS:
+        return f"one verb a command, and it comes first: python -m slurm_rl {word} ..."
+    if near := find_near(word, VERBS):
+        return f"did you mean {near}? Or see python -m slurm_rl --help"
+    if is_run_or_sweep(word):
+        return f"say what to do with it: python -m slurm_rl status {shlex.quote(word)}"
+    return "see python -m slurm_rl --help"
+
+
+def compose_run(words: Sequence[str], config_dir: str | None) -> tuple[RunConfig, JobPlan, RunDir]:
     """Config, plan and (not yet existing) run directory of a command line."""
-    overrides, config_dir = parse_overrides(words)
-    config = load_config(overrides, config_dir=config_dir)
+    config = load_config(check_overrides(words), config_dir=config_dir)
     run = RunDir(config.run_dir or default_run_dir(config))
     return config, plan_run(config, run), run
 
@@ -69,6 +71,7 @@ def check_path(run: RunDir, launcher: str) -> None:
         ConfigError: a control character; on Slurm also what it replaces in file names.
     """
     path = str(run.path)
+    parse_path(path)
     if not path.isprintable():
         raise ConfigError(
             "run_dir must be printable, without line breaks and control characters",
@@ -86,25 +89,7 @@ def check_path(run: RunDir, launcher: str) -> None:
 def default_run_dir(config: RunConfig) -> Path:
     """<run_root>/<name>-<time>, with a number behind it when that is taken."""
     base = Path(config.cluster.run_root) / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, number = base, 2
+    path, number = parse_path(str(base)), 2
     while path.exists():
         path, number = base.with_name(f"{base.name}-{number}"), number + 1
     return path
-
-
-def find_run(words: list[str]) -> RunDir:
-    """The run named on the command line, or the newest under ./runs.
-
-    Raises:
-        RunDirError: there is no such run.
-    """
-    if len(words) > 1:
-        raise ConfigError("name one run directory", seen=" ".join(words))
-    if words:
-        return RunDir(words[0]).require()
-    runs = sorted(Path(DEFAULT_ROOT).glob("*/plan.json"), key=lambda path: path.stat().st_mtime)
-    if not runs:
-        raise RunDirError(
-            f"name a run directory, or have one under ./{DEFAULT_ROOT}", action="start one: python -m slurm_rl"
-        )
-    return RunDir(runs[-1].parent)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 
 import yaml
 
-from slurm_rl.cli.common import find_run
+from slurm_rl.cli.find import find_run
+from slurm_rl.cli.words import read_words
 from slurm_rl.config.load import parse_config
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.run_dir import RunDir
@@ -16,16 +15,8 @@ from slurm_rl.train.engine.checkpoint import Checkpoint, CheckpointStore
 
 
 def run(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m slurm_rl convert")
-    parser.add_argument("run", nargs="*", help="run directory; the newest under ./runs by default")
-    parser.add_argument("--step", type=int, help="which checkpoint; the newest by default")
-    parser.add_argument("--out", type=Path, help="new folder; <run>/export-step-<k> by default")
-    parser.add_argument("--max-shard-gb", type=float, default=5.0, help="size of one safetensors file")
-    parser.add_argument("--no-check", action="store_true", help="do not load the result to compare its logits")
-    args = parser.parse_args(words)
-    if args.max_shard_gb <= 0:
-        raise ConfigError("--max-shard-gb must be above 0", seen=args.max_shard_gb)
-    directory = find_run(args.run)
+    told = read_words("convert", words)
+    args, directory = told.flags, find_run(told.rest)
     checkpoint = find_checkpoint(directory, args.step)
     out = args.out or directory.path / f"export-step-{checkpoint.step}"
     if out.exists():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-from slurm_rl.cli.common import parse_overrides
+from slurm_rl.cli.common import check_overrides
+from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.export.dstack import render_dstack
@@ -14,14 +14,14 @@ from slurm_rl.export.xpk import XpkTarget, render_xpk
 from slurm_rl.plan.secrets import SECRET_NAMES, secret_names
 from slurm_rl.run_dir import write_text
 
-_PRIORITIES = ["very-low", "low", "medium", "high", "very-high"]
-
 
 def run(words: list[str]) -> int:
-    args, rest = _parser().parse_known_args(words)
-    overrides, config_dir = parse_overrides(rest)
-    config = load_config(overrides, config_dir=config_dir)
-    if args.system == "dstack":
+    told = read_words("export", words)
+    args = told.flags
+    system = choose("what `export` writes for", next(iter(told.rest), None), ["dstack", "xpk"])
+    overrides = check_overrides(told.rest[1:])
+    config = load_config(overrides, config_dir=args.config_dir)
+    if system == "dstack":
         if args.out and not args.out.endswith(".dstack.yml"):
             raise ConfigError("dstack reads files whose name ends with .dstack.yml", seen=args.out)
         text, mode = render_dstack(config, overrides, SECRET_NAMES, args.image), 0o644
@@ -46,16 +46,3 @@ def _write(path: Path, text: str, mode: int) -> None:
     except OSError as error:
         raise ConfigError("--out must be writable", seen=f"{path} ({error.strerror})") from None
     print(path, file=sys.stderr)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m slurm_rl export", allow_abbrev=False)
-    parser.add_argument("system", choices=["dstack", "xpk"])
-    parser.add_argument("--out", help="a file in place of standard output")
-    parser.add_argument("--image", help="Docker reference, in place of container.image")
-    parser.add_argument("--cluster", help="xpk: name of the GKE cluster")
-    parser.add_argument("--tpu-type", help="xpk: such as v5p-128")
-    parser.add_argument("--project", help="xpk: Google Cloud project")
-    parser.add_argument("--num-slices", type=int, default=1, help="xpk: slices of that type")
-    parser.add_argument("--priority", choices=_PRIORITIES, default="medium", help="xpk")
-    return parser

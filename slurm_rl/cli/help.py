@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
+from slurm_rl.cli.verbs import VERBS
 from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, site_dirs
 
 
-def render_help(verbs: Mapping[str, str]) -> str:
+def render_help() -> str:
     """Usage, verbs and the options of every config group."""
     lines = [
         "usage: python -m slurm_rl [verb] [overrides | run]",
@@ -16,8 +16,8 @@ def render_help(verbs: Mapping[str, str]) -> str:
         "  python -m slurm_rl                           the demo: GRPO on this machine's CPU, minutes",
         "  python -m slurm_rl trainer.num_steps=20      with another value; every key: --cfg job",
         "",
-        "verbs (submit when none is given):",
-        *(f"  {verb:<{max(map(len, verbs)) + 2}}{text}" for verb, text in verbs.items()),
+        "verbs (submit when none is given; python -m slurm_rl <verb> --help: its flags and an example):",
+        *(f"  {verb:<{max(map(len, VERBS)) + 2}}{row.about}" for verb, row in VERBS.items()),
         "",
         "config groups (+group=option appends, group=option replaces a default):",
         *(f"  {group:<12}{' '.join(options)}" for group, options in find_groups().items()),

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from slurm_rl.cli.checks import check_inputs
-from slurm_rl.cli.common import parse_overrides, plan_run
+from slurm_rl.cli.common import check_overrides, plan_run
+from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.load import compose, parse_config, shipped_dir
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
@@ -26,11 +27,12 @@ TEMPLATE = "job.sbatch"
 
 
 def run(words: list[str]) -> int:
-    if words == ["--print-template"]:
+    told = read_words("here", words)
+    if told.flags.print_template:
         print((shipped_dir("sbatch_templates", TEMPLATE) / TEMPLATE).read_text(encoding="utf-8"), end="")
         return 0
     allocation = read_allocation(os.environ)
-    config = _configure(words, allocation)
+    config = _configure(told, allocation)
     directory = RunDir(config.run_dir or Path(config.cluster.run_root) / f"{config.name}-{allocation.job_id}")
     if not _is_ours(directory, allocation):
         plan = _with_the_jobs_options(plan_run(config, directory), allocation)
@@ -41,10 +43,10 @@ def run(words: list[str]) -> int:
     return exec_controller(directory)
 
 
-def _configure(words: list[str], allocation: Allocation) -> RunConfig:
+def _configure(told: Words, allocation: Allocation) -> RunConfig:
     """The config with the allocation's numbers in place of the preset's."""
-    overrides, config_dir = parse_overrides(words)
-    tree = compose([*overrides, "cluster.launcher=slurm"], config_dir=config_dir)
+    overrides = [*check_overrides(told.rest), "cluster.launcher=slurm"]
+    tree = compose(overrides, config_dir=told.flags.config_dir)
     on_cpu = tree["cluster"]["accelerator"] == "cpu"
     if not on_cpu and allocation.gpus_per_node == 0:
         raise ConfigError(

@@ -4,19 +4,30 @@ from __future__ import annotations
 
 import sys
 
-from slurm_rl.config.load import conf_dir, register_schema
+from slurm_rl.cli.common import check_overrides
+from slurm_rl.cli.words import Words
+from slurm_rl.config.load import compose, conf_dir, register_schema
 
 
-def run_hydra(words: list[str]) -> int:
-    """Let Hydra parse `words`; it prints and exits by itself on errors of its own."""
+def run_hydra(words: list[str], told: Words) -> int:
+    """Let Hydra parse `words` and print; what would not compose is told in our words first.
+
+    Raises:
+        ConfigError: the overrides do not compose.
+    """
     import hydra
 
     register_schema()
+    if told.flags.cfg or told.flags.info:
+        compose(check_overrides(told.rest), config_dir=told.flags.config_dir)
     sys.argv = ["python -m slurm_rl", *words]
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def application(config: object) -> None:
         raise AssertionError("only flags that print reach Hydra's main")
 
-    application()
+    try:
+        application()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else 2 if end.code else 0
     return 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from slurm_rl.cli.common import parse_overrides
+from slurm_rl.cli.common import check_overrides
+from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
@@ -16,16 +17,17 @@ ACTIONS = ("build", "import", "check")
 
 
 def run(words: list[str]) -> int:
-    args, rest = _parser().parse_known_args(words)
-    if args.action == "check":
+    told = read_words("image", words)
+    args, rest = told.flags, told.rest[1:]
+    action = choose("what `image` does", next(iter(told.rest), None), ACTIONS)
+    if action == "check":
         from slurm_rl.cli.image_check import run_check
 
-        return run_check(rest, timeout_s=args.timeout)
-    overrides, config_dir = parse_overrides(rest)
-    config = load_config(overrides, config_dir=config_dir)
+        return run_check(rest, config_dir=args.config_dir, timeout_s=args.timeout)
+    config = load_config(check_overrides(rest), config_dir=args.config_dir)
     target = Target(config.container.runtime, config.container.image or "")
     how = How(args.engine, tuple(args.engine_arg), args.force)
-    if args.action == "build":
+    if action == "build":
         is_new = build_image(target, _recipe(config, args), how)
     else:
         if args.source is None:
@@ -47,21 +49,3 @@ def _split(pair: str) -> tuple[str, str]:
     if not (name and equals):
         raise ConfigError("a build argument is NAME=value", seen=pair)
     return name, value
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m slurm_rl image",
-        usage="%(prog)s build|import|check [flags] [+cluster=<preset>] [overrides]",
-        description="The preset, or overrides, say which: container.runtime, container.image, cluster.accelerator.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("action", choices=ACTIONS)
-    parser.add_argument("--engine", help="podman, docker or buildah; the first that answers by default")
-    parser.add_argument("--base", help="build: the image to start from, in place of the recipe's")
-    parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="build: of the recipe")
-    parser.add_argument("--engine-arg", action="append", default=[], help="build: as it is to `<engine> build`")
-    parser.add_argument("--from", dest="source", help="import: a reference, or the .tar of a root file system")
-    parser.add_argument("--force", action="store_true", help="make it although it is up to date")
-    parser.add_argument("--timeout", type=float, default=900.0, metavar="S", help="check: for a node and an answer")
-    return parser

@@ -23,13 +23,13 @@ from slurm_rl.slurm.submit import snapshot_code
 _OPTIONS = ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "gres", "gpus-per-node")
 
 
-def run_check(words: list[str], *, timeout_s: float) -> int:
+def run_check(words: list[str], *, config_dir: str | None, timeout_s: float) -> int:
     """Ask one node (this machine, for the local launcher) and print what is in the image.
 
     Raises:
         ConfigError: something is not as expected; each with its remedy.
     """
-    _, plan, directory = compose_run(words)
+    _, plan, directory = compose_run(words, config_dir)
     # Where the run directory would be: a folder that nodes see, when runs are to work.
     root = directory.path.parent
     root.mkdir(parents=True, exist_ok=True)

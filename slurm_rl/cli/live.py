@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from slurm_rl.cli.find import load_plan
 from slurm_rl.errors import RunDirError
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.job import JobPlan
@@ -17,7 +18,7 @@ def load_live(run: RunDir) -> tuple[JobPlan, AttemptDir]:
     Raises:
         RunDirError: the run does not run, with its state.
     """
-    plan, [state] = JobPlan.from_json(read_json(run.plan)), read_states([run])
+    plan, [state] = load_plan(run), read_states([run])
     numbers = run.attempt_numbers()
     # `unknown` is a Slurm that does not answer; the nodes may.
     if not numbers or not (state.is_alive or state.word == "unknown"):

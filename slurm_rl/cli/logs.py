@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
 
-from slurm_rl.cli.common import find_run
 from slurm_rl.cli.far_logs import is_far, print_far_log
+from slurm_rl.cli.find import find_run
+from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir import RunDir
 from slurm_rl.slurm.jobs import RunState, load_job, read_states
@@ -19,16 +19,8 @@ _ASK_EVERY_S = 5.0
 
 
 def run(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m slurm_rl logs")
-    parser.add_argument("-f", "--follow", action="store_true", help="go on as the log grows, until the run ends")
-    parser.add_argument(
-        "--who",
-        default="driver",
-        help="driver, node-<rank>, ray-<rank> or torchrun-<rank>, srun, or job (the batch job's)",
-    )
-    parser.add_argument("run", nargs="*")
-    args = parser.parse_args(words)
-    directory = find_run(args.run)
+    told = read_words("logs", words)
+    args, directory = told.flags, find_run(told.rest)
     if is_far(directory):
         return print_far_log(directory, args.who, follow=args.follow)
     if args.follow:

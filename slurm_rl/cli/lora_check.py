@@ -6,6 +6,7 @@ from pathlib import Path
 
 from slurm_rl.cli.headers import read_shapes
 from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError
 
 # Of the models that are built here.
@@ -20,7 +21,7 @@ def check_lora_targets(model: ModelConfig) -> None:
     """
     if model.lora is None or model.lora.target_modules == "all-linear":
         return
-    known = set(_TINY) if model.path is None else read_matrix_names(Path(model.path).expanduser())
+    known = set(_TINY) if model.path is None else read_matrix_names(expand_user(model.path))
     unknown = [name for name in model.lora.target_modules if name not in known]
     if known and unknown:
         raise ConfigError(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.memory import ModelShape, parse_shape
 
@@ -46,7 +47,7 @@ def _load_config(model: ModelConfig) -> dict[str, Any] | None:
 
 
 def _find_config(name: str) -> Path | None:
-    folder = Path(name).expanduser()
+    folder = expand_user(name)
     if folder.is_dir():
         return folder / "config.json" if (folder / "config.json").is_file() else None
     # As huggingface_hub lays out its cache: models--<org>--<name>/snapshots/<commit>/.

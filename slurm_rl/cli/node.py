@@ -9,7 +9,6 @@ directory, plays the controller and an agent; the others come to it over the net
 
 from __future__ import annotations
 
-import argparse
 import os
 import secrets
 import signal
@@ -23,10 +22,12 @@ from typing import Any
 import yaml
 
 from slurm_rl.cli.checks import check_inputs
-from slurm_rl.cli.common import default_run_dir, parse_overrides, plan_run
+from slurm_rl.cli.common import check_overrides, default_run_dir, plan_run
+from slurm_rl.cli.find import find_run, load_plan
 from slurm_rl.cli.image_line import check_image_is_there
 from slurm_rl.cli.resume import check_is_over
 from slurm_rl.cli.submit import announce_and_follow
+from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.load import compose, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, RunDirError
@@ -36,7 +37,8 @@ from slurm_rl.machines.worker import Invitation, Place, Worker
 from slurm_rl.node.discovery import Flags, NodeIdentity, discover
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
-from slurm_rl.slurm.submit import check_is_free, create_run, snapshot_code, submit_run, write_run
+from slurm_rl.slurm.own_folder import check_is_free
+from slurm_rl.slurm.submit import create_run, snapshot_code, submit_run, write_run
 
 # A file that the head wrote a moment ago may be hidden from us for so long by a network file system.
 _SEE_S = 3.0
@@ -44,24 +46,15 @@ _POLL_S = 0.2
 
 
 def run(words: list[str]) -> int:
-    args, rest = _parser().parse_known_args(words)
+    told = read_words("node", words)
+    args = told.flags
     flags = Flags(args.rank, args.nodes, args.head, args.port)
     identity = discover(os.environ, flags)
-    config = _load(args.run, rest, identity)
+    config = _load(told, identity)
     print(f"slurm_rl: this is {_describe(identity)}, by the word of {identity.source}", file=sys.stderr, flush=True)
     if identity.is_head:
         return _run_head(config, identity, resumed=args.run)
     return _run_worker(config, identity, named=args.run or config.run_dir)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m slurm_rl node", allow_abbrev=False)
-    parser.add_argument("--run", help="go on with this run")
-    parser.add_argument("--rank", type=int, help="0 on the head; a worker may leave it to the head")
-    parser.add_argument("--nodes", type=int, help="of the whole run")
-    parser.add_argument("--head", help="name or address of node 0")
-    parser.add_argument("--port", type=int, help="of the head; cluster.head_port by default")
-    return parser
 
 
 def _describe(identity: NodeIdentity) -> str:
@@ -69,15 +62,15 @@ def _describe(identity: NodeIdentity) -> str:
     return f"{what} of {identity.num_nodes}" if identity.num_nodes else what
 
 
-def _load(named: str | None, words: list[str], identity: NodeIdentity) -> RunConfig:
+def _load(told: Words, identity: NodeIdentity) -> RunConfig:
     """The config with what this machine was told in place of the preset's."""
-    overrides, config_dir = parse_overrides(words)
+    named, overrides = told.flags.run, check_overrides(told.rest)
     if named is None:
-        tree = compose([*overrides, "cluster.launcher=machines"], config_dir=config_dir)
+        tree = compose([*overrides, "cluster.launcher=machines"], config_dir=told.flags.config_dir)
     elif overrides:
         raise ConfigError("a run that goes on keeps its config", seen=" ".join(overrides), action="leave out either")
     else:
-        tree = yaml.safe_load(RunDir(named).require().config.read_text(encoding="utf-8"))
+        tree = yaml.safe_load(find_run([named]).config.read_text(encoding="utf-8"))
     if identity.num_nodes is not None:
         tree["cluster"]["num_nodes"] = identity.num_nodes
     if identity.port is not None:
@@ -126,7 +119,7 @@ def _run_head(config: RunConfig, identity: NodeIdentity, *, resumed: str | None)
 
 def _check_goes_on(directory: RunDir, plan: JobPlan) -> None:
     """Say what is different from before."""
-    before = JobPlan.from_json(read_json(directory.plan))
+    before = load_plan(directory)
     if before.num_nodes != plan.num_nodes:
         print(f"slurm_rl: {plan.num_nodes} nodes now, {before.num_nodes} before", file=sys.stderr)
 

@@ -9,38 +9,22 @@ password in the address, http://any:<token>@<host>:5000/get_reward, or a server 
 
 from __future__ import annotations
 
-import argparse
-import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from slurm_rl.cli.checks import check_reward
+from slurm_rl.cli.words import read_words
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError
 
 
 def run(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m slurm_rl reward-server", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all")
-    parser.add_argument("--port", type=int, default=5000, help="0 takes a free one and prints it")
-    token = parser.add_mutually_exclusive_group()
-    token.add_argument("--token-file", type=Path, help="mode 0600; else the variable SLURM_RL_REWARD_TOKEN")
-    token.add_argument("--no-token", action="store_true", help="everybody who reaches the port may ask")
-    parser.add_argument("--answers", type=Path, help=".jsonl with the answers, for clients that send no labels")
-    parser.add_argument("--prompt-key", default="prompt", help="column of --answers that clients send under prompts")
-    parser.add_argument("--answer-key", default="answer", help="column of --answers with the reference answer")
-    parser.add_argument("--failure-reward", type=float, default=0.0, help="what other clients get for a failed item")
-    parser.add_argument("--config-dir", help="folder with presets of your own")
-    args, overrides = parser.parse_known_args(words)
-    if not math.isfinite(args.failure_reward):
-        raise ConfigError("--failure-reward must be a finite number", seen=args.failure_reward)
+    told = read_words("reward-server", words)
+    args = told.flags
     serve = _import_service()
-    config = configure(overrides, args.config_dir)
+    config = configure(told.rest, args.config_dir)
     return serve(config, args)
 
 

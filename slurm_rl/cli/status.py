@@ -6,7 +6,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.cli.common import find_run
+from slurm_rl.cli.find import find_run, find_sweep, parse_path
+from slurm_rl.cli.words import read_words
 from slurm_rl.jsonl import read_last_rows
 from slurm_rl.run_dir import RunDir
 from slurm_rl.slurm.jobs import RunState, load_job, read_states
@@ -17,11 +18,12 @@ _TAIL_BYTES = 1 << 16
 
 
 def run(words: list[str]) -> int:
-    if len(words) == 1 and (sweep := SweepDir(words[0])).is_sweep:
+    rest = read_words("status", words).rest
+    if sweep := find_sweep(rest):
         print(render_sweep(sweep))
         return 0
-    runs = find_runs(Path(words[0])) if len(words) == 1 else []
-    print(render_table(runs) if runs else render_status(find_run(words)))
+    runs = find_runs(parse_path(rest[0])) if len(rest) == 1 else []
+    print(render_table(runs) if runs else render_status(find_run(rest)))
     return 0
 
 

@@ -6,23 +6,41 @@ import os
 import shlex
 import sys
 
-from slurm_rl.cli.checks import check_inputs
+from slurm_rl.cli.checks import check_submission
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.foreground import follow_to_the_end
-from slurm_rl.cli.image_line import check_image_is_there, describe_image
+from slurm_rl.cli.image_line import describe_image
+from slurm_rl.cli.words import Words, read_words
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
 from slurm_rl.slurm.jobs import OF_THIS_MACHINE
-from slurm_rl.slurm.submit import Submitted, check_is_free, create_run, remove_run, submit_run
+from slurm_rl.slurm.submit import Submitted, create_run, remove_run, submit_run
+
+_SHOWING = ("cfg", "info", "package", "hydra_help", "shell_completion")
 
 
 def run(words: list[str]) -> int:
-    config, plan, directory = compose_run(words)
+    told = read_words("submit", words)
+    flags = told.flags
+    if any(getattr(flags, name) for name in _SHOWING):
+        from slurm_rl.cli.hydra_app import run_hydra
+
+        return run_hydra(words, told)
+    if flags.multirun:
+        from slurm_rl.cli.sweep import run_sweep
+
+        return run_sweep(told)
+    if flags.metric is not None or flags.min:
+        raise ConfigError("--metric and --min are of a sweep", seen=" ".join(words), action="add -m, or leave them out")
+    return _submit(told)
+
+
+def _submit(told: Words) -> int:
+    config, plan, directory = compose_run(told.rest, told.flags.config_dir)
     check_launcher(plan)
-    check_is_free(directory)
-    check_inputs(config)
-    check_cluster(plan)
+    check_submission(config, plan, directory)
+    ask_cluster(plan)
     create_run(directory, config, plan)
     try:
         submitted = submit_run(directory, plan)
@@ -42,9 +60,12 @@ def check_launcher(plan: JobPlan) -> None:
         )
 
 
-def check_cluster(plan: JobPlan) -> None:
-    """Ask the cluster, when there is one, whether it takes this job; and whether its image is there."""
-    check_image_is_there(plan)
+def ask_cluster(plan: JobPlan) -> None:
+    """Ask the cluster, when there is one, whether it takes this job.
+
+    Raises:
+        ConfigError, SubmitError: it does not, in its own words.
+    """
     if plan.address is not None:
         from slurm_rl.ray_jobs.submit import check_ray_cluster, open_dashboard
 

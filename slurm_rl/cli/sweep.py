@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-from slurm_rl.cli.common import parse_overrides
+from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.sweep_checks import check_clusters, plan_runs
 from slurm_rl.cli.sweep_runs import SweepRuns
+from slurm_rl.cli.words import Words
 from slurm_rl.config.load import explain_hydra, open_hydra
 from slurm_rl.errors import RunDirError
 from slurm_rl.slurm.ledger import Ledger, SweepDir
@@ -21,19 +21,15 @@ from slurm_rl.slurm.sweep_submit import remove_sweep
 DEFAULT_METRIC = "accuracy.after.sampled"
 
 
-def run(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m slurm_rl -m", allow_abbrev=False)
-    parser.add_argument("-m", "--multirun", action="store_true")
-    parser.add_argument("--metric", default=DEFAULT_METRIC, help="what `results` ranks by and a sweeper is told")
-    parser.add_argument("--min", action="store_true", help="less of it is better")
-    args, rest = parser.parse_known_args(words)
-    overrides, config_dir = parse_overrides(rest)
-    with open_hydra(config_dir) as extra:
+def run_sweep(told: Words) -> int:
+    """`submit -m`."""
+    args, overrides = told.flags, check_overrides(told.rest)
+    with open_hydra(args.config_dir) as extra:
         config = compose_sweep(overrides, extra)
         directory = choose_directory(config, is_named=any("hydra.sweep.dir=" in word for word in overrides))
         set_sweep_dir(config, str(directory.path))
         with explain_hydra():
-            ledger = Ledger(str(config.name), args.metric, args.min)
+            ledger = Ledger(str(config.name), args.metric or DEFAULT_METRIC, args.min)
         return sweep(config, SweepRuns(directory, ledger), Composer(extra))
 
 

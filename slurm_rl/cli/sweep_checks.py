@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from slurm_rl.cli.checks import check_inputs
 from slurm_rl.cli.common import plan_run
-from slurm_rl.cli.submit import check_cluster, check_launcher
+from slurm_rl.cli.image_line import check_image_is_there
+from slurm_rl.cli.submit import ask_cluster, check_launcher
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, SlurmRLError
@@ -140,7 +141,8 @@ def check_clusters(planned: Sequence[PlannedRun]) -> None:
     problems = Problems([SweepRun(run.index, run.overrides) for run in planned])
     for group in group_members([run.member for run in planned]):
         try:
-            check_cluster(planned[group[0]].plan)
+            check_image_is_there(planned[group[0]].plan)
+            ask_cluster(planned[group[0]].plan)
         except SlurmRLError as error:
             for position in group:
                 problems.add(position, error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import importlib.util
 import shlex
@@ -10,8 +9,9 @@ import socket
 import subprocess
 import sys
 
-from slurm_rl.cli.common import find_run
+from slurm_rl.cli.find import find_run
 from slurm_rl.cli.live import load_head, load_live
+from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
 from slurm_rl.node.ports import dashboard_port
 from slurm_rl.node.ray_cluster import token_file
@@ -23,13 +23,8 @@ _END_S = 5.0
 
 
 def run(words: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m slurm_rl tunnel")
-    parser.add_argument("--open", action="store_true", help="open it, until Ctrl-C; TensorBoard starts here")
-    parser.add_argument("--port", type=_port, default=8265, help="of the dashboard here")
-    parser.add_argument("--tensorboard-port", type=_port, default=6006)
-    parser.add_argument("run", nargs="*")
-    args = parser.parse_args(words)
-    directory = find_run(args.run)
+    told = read_words("tunnel", words)
+    args, directory = told.flags, find_run(told.rest)
     plan, attempt = load_live(directory)
     board = build_tensorboard_argv(sys.executable, str(directory.tensorboard), args.tensorboard_port)
     ssh = [] if plan.address else find_ssh(plan, attempt, args.port)
@@ -112,9 +107,3 @@ def open_all(commands: list[list[str]]) -> int:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) < 65536:
-        raise argparse.ArgumentTypeError(f"a port is a number from 1 to 65535; got {text!r}")
-    return int(text)

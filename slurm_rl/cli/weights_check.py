@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from slurm_rl.cli.headers import read_shapes
 from slurm_rl.cli.model_shape import find_shape
 from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError
 
 _SHOWN = 3
@@ -20,7 +19,7 @@ def check_same_model(field: str, weights: str | None, model: ModelConfig) -> Non
     Raises:
         ConfigError: gives both shapes.
     """
-    found = {} if weights is None else read_shapes(Path(weights).expanduser())
+    found = {} if weights is None else read_shapes(expand_user(weights))
     wanted = _expected(model)
     # Some models have names of their own once they are loaded; the trainer compares those, too.
     wrong = {name: shape for name, shape in found.items() if (short := _find(wanted, name)) and wanted[short] != shape}
@@ -43,7 +42,7 @@ def _expected(model: ModelConfig) -> dict[str, list[int]]:
     if model.path is None:
         tiny = model.tiny
         return {} if tiny is None else {_EMBEDDING: [len(tiny.characters) + _NUM_SPECIAL, tiny.hidden_size]}
-    folder = Path(model.path).expanduser()
+    folder = expand_user(model.path)
     if shapes := read_shapes(folder):
         return shapes
     shape = find_shape(model)

@@ -18,6 +18,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 
 from slurm_rl.config.base import Section
+from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 
@@ -49,7 +50,7 @@ def site_dirs(config_dir: str | None) -> list[Path]:
     found = []
     for source, value in named.items():
         if value:
-            path = Path(value).expanduser().absolute()
+            path = expand_user(value).absolute()
             if not path.is_dir():
                 raise ConfigError(f"{source} must name a folder with presets", seen=str(path))
             found.append(path)
@@ -99,7 +100,8 @@ def explain_hydra() -> Iterator[None]:
 
     try:
         yield
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
+        # The last two are Hydra's own, of a group that is set to a number or to null.
         raise explain_compose_error(error) from None
 
 

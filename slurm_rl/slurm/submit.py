@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import shutil
 import signal
 import socket
@@ -18,11 +17,11 @@ import yaml
 import slurm_rl
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import RunDirError, SlurmRLError
-from slurm_rl.node.private_folder import name_of_user
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, append_event, write_json, write_text
 from slurm_rl.slurm.controller import run_controller
 from slurm_rl.slurm.jobs import OF_THIS_MACHINE
+from slurm_rl.slurm.own_folder import check_is_free, require_own
 
 # submitit's local launcher ends a job after its time limit; ours has none.
 _FOREVER_MIN = 60 * 24 * 365.0
@@ -65,38 +64,6 @@ def write_run(run: RunDir, config: RunConfig, plan: JobPlan) -> None:
     """Write config and plan. The plan comes last: its presence says that the run directory is whole."""
     write_text(run.config, yaml.dump(config.model_dump(mode="json"), Dumper=_DUMPER, sort_keys=False))
     write_json(run.plan, plan.to_json())
-
-
-def check_is_free(run: RunDir, *, again: bool = False) -> None:
-    """Refuse a directory with anything in it.
-
-    Args:
-        again: without a plan it may be half a run of our own.
-    """
-    if run.plan.exists():
-        raise RunDirError(
-            "run_dir must not hold another run",
-            seen=str(run.path),
-            action=f"go on with it: python -m slurm_rl resume {shlex.quote(str(run.path))}, or choose another run_dir",
-        )
-    # Someone's `code` or `config.yaml` would be lost in a folder that is not ours.
-    if not again and run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
-        raise RunDirError("run_dir must be a new or empty folder", seen=str(run.path), action="choose another run_dir")
-    require_own(run.path)
-
-
-def require_own(folder: Path) -> None:
-    """Refuse a folder whose owner could put his own code in the place of ours.
-
-    Raises:
-        RunDirError: it is there, and is another user's.
-    """
-    if folder.exists() and folder.stat().st_uid != os.geteuid():
-        raise RunDirError(
-            "run_dir must be a new folder or your own",
-            seen=f"{folder} of {name_of_user(folder.stat().st_uid)}",
-            action="name a folder in it that is not there yet",
-        )
 
 
 def remove_run(run: RunDir) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import DataError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def parse_source(value: Any, folder: Path, where: str) -> str:
             action="download the images first and write their paths",
         )
     path = unquote(urlsplit(value).path) if value.startswith("file://") else value
-    return str(folder.absolute() / Path(path).expanduser())
+    return str(folder.absolute() / expand_user(path))
 
 
 def list_images(prompt: str | Sequence[dict[str, Any]], where: str) -> list[str]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.config.paths import expand_user
 from slurm_rl.config.urls import is_url
 from slurm_rl.errors import DataError, MissingLibraryError
 from slurm_rl.train.data.lines import build_object, parse_object, read_lines, shorten, unreadable
@@ -55,7 +56,7 @@ class DataSource:
         """Where relative paths in the rows start; None for a hub name and a URL."""
         if is_url(self.name):
             return None
-        path = Path(self.name).expanduser().absolute()
+        path = expand_user(self.name).absolute()
         return path if path.is_dir() else path.parent if path.exists() else None
 
 
@@ -68,7 +69,7 @@ def read_records(source: DataSource) -> Iterator[Record]:
     """
     if is_url(source.name):
         return read_url_records(source.name, lambda path: read_records(replace(source, name=str(path))))
-    path = Path(source.name).expanduser()
+    path = expand_user(source.name)
     if path.is_dir():
         return _read_dataset(source, path)
     if path.suffix == ".jsonl":

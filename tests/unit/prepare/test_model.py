@@ -117,7 +117,7 @@ def test_shards_of_an_older_revision_do_not_stay(hub: Hub, prepare: Prepare, tmp
         (["model", "a/b/c"], "needs the name of a repository"),
         (["model", REPO, "--leave-out-bad-rows"], "is for data sets"),
         (["gsm8k", "extra"], "named by one word"),
-        (["mathv61k"], "invalid choice"),
+        (["mathv61k"], "did you mean mathv60k?"),
         (["model", REPO], "must exist"),
     ],
 )

@@ -1,0 +1,297 @@
+"""The verbs: a row holds all that others must know of one, its flags included. The standard library alone.
+
+The module slurm_rl.cli.<verb> has the rest: `run(words)`, imported once the verb is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag as argparse's `add_argument` takes it."""
+
+    names: tuple[str, ...]
+    options: dict[str, Any]
+    not_with: str | None = None
+    """Of flags with the same word here, a command line has one."""
+
+
+def flag(*names: str, not_with: str | None = None, **options: Any) -> Flag:
+    return Flag(names, options, not_with)
+
+
+def switch(*names: str, not_with: str | None = None, **options: Any) -> Flag:
+    return Flag(names, {"action": "store_true", **options}, not_with)
+
+
+@dataclass(frozen=True)
+class Verb:
+    about: str
+    """One line."""
+    words: str
+    """What may follow, as usage shows it."""
+    example: str
+    """The words of one command."""
+    flags: tuple[Flag, ...] = ()
+    details: str = ""
+    """More, for --help of this verb."""
+    list_details: str | None = None
+    """`module:function` that returns still more, imported for --help alone."""
+    takes_command: bool = False
+    """Whether the words after `--` are a command of the user's."""
+
+
+def parse_port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65536):
+        raise argparse.ArgumentTypeError(f"must be a port, from 1 to 65535; got {text}")
+    return int(text)
+
+
+def parse_server_port(text: str) -> int:
+    return 0 if text == "0" else parse_port(text)
+
+
+def parse_positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number above 0; got {text}")
+    return value
+
+
+def parse_finite(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"must be a finite number; got {text}")
+    return value
+
+
+_OVERRIDES = "overrides: key=value sets a key, group=option or +group=option takes a preset (python -m slurm_rl --help"
+_OVERRIDES += "\nlists them); every key with its value: python -m slurm_rl --cfg job"
+_RUN = "run: its directory; the newest below ./runs when none is named"
+_CONFIG_DIR = flag("--config-dir", metavar="DIR", help="a folder with presets of your own")
+_JSON = switch("--json", help="as JSON")
+
+VERBS = {
+    "prepare": Verb(
+        "fetch and check a data set or a model, on the login node (mathv60k, gsm8k, math; model <repo>)",
+        "what [repo]",
+        "prepare gsm8k --root /shared/data",
+        (
+            flag("--root", type=Path, default=Path("data"), help="folder to write below; ./data by default"),
+            flag("--revision", default="main", help="branch, tag or commit of the repository"),
+            switch("--leave-out-bad-rows", help="go on without rows that are not whole"),
+        ),
+        details="From the Hugging Face hub (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). A call that is cut off"
+        "\ngoes on where it was, and one that finds everything whole does nothing.",
+        list_details="slurm_rl.cli.prepare:list_recipes",
+    ),
+    "submit": Verb(
+        "start a run: here by default, on a cluster with +cluster=...",
+        "[overrides]",
+        "submit +cluster=nvidia_h100 cluster.slurm.partition=gpu",
+        (
+            _CONFIG_DIR,
+            switch("-m", "--multirun", help="a sweep: values with commas between them, optim.lr=1e-4,6e-4"),
+            flag("--metric", help="-m: what `results` ranks by and a sweeper is told"),
+            switch("--min", help="-m: less of it is better"),
+            flag("--cfg", "-c", choices=["job", "hydra", "all"], help="print the composed config, start nothing"),
+            flag("--package", "-p", help="--cfg: of this section alone"),
+            flag("--info", "-i", nargs="?", const="all", metavar="WHAT", help="print how Hydra composed it"),
+            switch("--hydra-help", help="Hydra's own flags"),
+            switch("--shell-completion", "-sc", help="Hydra's, as in: -sc install=bash"),
+        ),
+        details=_OVERRIDES,
+    ),
+    "here": Verb(
+        "run in the Slurm allocation around it, from plain sbatch (--print-template: the script)",
+        "[overrides]",
+        "here --print-template > job.sbatch",
+        (_CONFIG_DIR, switch("--print-template", help="the script for sbatch, which calls this verb")),
+        details=_OVERRIDES,
+    ),
+    "node": Verb(
+        "run over machines without Slurm (RunPod, GCP, dstack, by hand): the same line on each of them",
+        "[overrides]",
+        "node +cluster=runpod --rank 0 --nodes 2",
+        (
+            _CONFIG_DIR,
+            flag("--run", metavar="RUN", help="go on with this run, on as many machines as there are now"),
+            flag("--rank", type=int, help="0 on the head; a worker may leave it to the head"),
+            flag("--nodes", type=int, help="of the whole run"),
+            flag("--head", metavar="HOST", help="name or address of node 0"),
+            flag("--port", type=parse_port, help="of the head; cluster.head_port by default"),
+        ),
+        details=_OVERRIDES,
+    ),
+    "plan": Verb(
+        "print what submit would send, and what it would refuse, without sending it (--json)",
+        "[overrides]",
+        "plan +cluster=nvidia_h100 cluster.num_nodes=4",
+        (_CONFIG_DIR, _JSON),
+        details="Exit code 2 when submit would refuse it, by what this machine sees; a cluster is not asked.\n\n"
+        + _OVERRIDES,
+    ),
+    "image": Verb(
+        "build, import or check the container image that the preset names",
+        "build|import|check [overrides]",
+        "image build +cluster=nvidia_h100 container.runtime=pyxis container.image=/shared/rl.sqsh",
+        (
+            _CONFIG_DIR,
+            flag("--engine", help="podman, docker or buildah; the first that answers by default"),
+            flag("--base", help="build: the image to start from, in place of the recipe's"),
+            flag("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="build: of the recipe"),
+            flag(
+                "--engine-arg", action="append", default=[], metavar="ARG", help="build: for `<engine> build`, as it is"
+            ),
+            flag("--from", dest="source", help="import: a reference, or the .tar of a root file system"),
+            switch("--force", help="make it although it is up to date"),
+            flag("--timeout", type=parse_positive, default=900.0, metavar="S", help="check: for a node and an answer"),
+        ),
+        details="The preset, or overrides, say which: container.runtime, container.image, cluster.accelerator.\n\n"
+        + _OVERRIDES,
+    ),
+    "status": Verb(
+        "state of a run, or of all runs under a folder",
+        "[run | sweep | folder]",
+        "status runs",
+        details=_RUN,
+    ),
+    "logs": Verb(
+        "print a run's logs (-f to follow, --who driver|node-0|ray-0)",
+        "[run]",
+        "logs -f --who node-0",
+        (
+            switch("-f", "--follow", help="go on as the log grows, until the run ends"),
+            flag(
+                "--who",
+                default="driver",
+                help="driver, node-<rank>, ray-<rank> or torchrun-<rank>, srun, or job (the batch job's)",
+            ),
+        ),
+        details=_RUN,
+    ),
+    "tunnel": Verb(
+        "the ssh forward to a run's Ray dashboard and TensorBoard (--open)",
+        "[run]",
+        "tunnel --open",
+        (
+            switch("--open", help="open it, until Ctrl-C; TensorBoard starts here"),
+            flag("--port", type=parse_port, default=8265, help="of the dashboard here; 8265 by default"),
+            flag("--tensorboard-port", type=parse_port, default=6006, metavar="PORT", help="6006 by default"),
+        ),
+        details=_RUN,
+    ),
+    "attach": Verb(
+        "a shell on a node of a running run, in its container (--node, -- command)",
+        "[run] [-- command]",
+        "attach --node 1 -- ray status",
+        (flag("--node", type=int, default=0, metavar="RANK", help="0, the head, by default"),),
+        details=_RUN,
+        takes_command=True,
+    ),
+    "cancel": Verb(
+        "end a run; what it saved stays",
+        "[run | sweep]",
+        "cancel runs/addition-20261121-101500",
+        details=_RUN,
+    ),
+    "resume": Verb(
+        "go on with a run from its newest checkpoint",
+        "[run]",
+        "resume runs/addition-20261121-101500",
+        details=_RUN,
+    ),
+    "results": Verb(
+        "the runs of a sweep (-m), best first (--metric, --min, --json)",
+        "[sweep]",
+        "results --metric reward/mean",
+        (
+            flag("--metric", help="key of metrics.jsonl, or dotted path in the summary; the sweep's by default"),
+            switch("--min", dest="smallest_first", default=None, help="less is better", not_with="order"),
+            flag(
+                "--max",
+                dest="smallest_first",
+                action="store_false",
+                default=None,
+                help="more is better",
+                not_with="order",
+            ),
+            _JSON,
+        ),
+        details="sweep: its directory; the newest below ./runs when none is named",
+    ),
+    "convert": Verb(
+        "write a checkpoint as a Hugging Face model (--step, --out)",
+        "[run]",
+        "convert --step 100 --out /shared/models/mine",
+        (
+            flag("--step", type=int, help="which checkpoint; the newest by default"),
+            flag("--out", type=Path, help="new folder; <run>/export-step-<k> by default"),
+            flag(
+                "--max-shard-gb", type=parse_positive, default=5.0, metavar="GB", help="size of one file; 5 by default"
+            ),
+            switch("--no-check", help="do not load the result to compare its logits"),
+        ),
+        details=_RUN,
+    ),
+    "reward-server": Verb(
+        "answer OpenRLHF's reward requests (--host, --port; reward.* overrides)",
+        "[reward.* overrides]",
+        "reward-server --host 0.0.0.0 --port 5000 +reward=math_format reward.num_workers=16",
+        (
+            _CONFIG_DIR,
+            flag("--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for all"),
+            flag("--port", type=parse_server_port, default=5000, help="0 takes a free one and prints it"),
+            flag(
+                "--token-file", type=Path, help="mode 0600; else the variable SLURM_RL_REWARD_TOKEN", not_with="token"
+            ),
+            switch("--no-token", help="everybody who reaches the port may ask", not_with="token"),
+            flag("--answers", type=Path, help=".jsonl with the answers, for clients that send no labels"),
+            flag("--prompt-key", default="prompt", help="column of --answers that clients send under prompts"),
+            flag("--answer-key", default="answer", help="column of --answers with the reference answer"),
+            flag("--failure-reward", type=parse_finite, default=0.0, help="what other clients get for a failed item"),
+        ),
+        details="A run asks it with reward.url=http://<host>:5000/get_reward. So does OpenRLHF, with --remote_rm_url:"
+        "\nthe token as the password in the address, http://any:<token>@<host>:5000/get_reward, or --no-token here."
+        "\nA token of your own: export SLURM_RL_REWARD_TOKEN=$(openssl rand -hex 16)",
+    ),
+    "export": Verb(
+        "the same run as a .dstack.yml (dstack), or as the xpk command (xpk)",
+        "dstack|xpk [overrides]",
+        "export dstack +cluster=dstack --out train.dstack.yml",
+        (
+            _CONFIG_DIR,
+            flag("--out", metavar="FILE", help="in place of standard output"),
+            flag("--image", help="Docker reference, in place of container.image"),
+            flag("--cluster", help="xpk: name of the GKE cluster"),
+            flag("--tpu-type", metavar="TYPE", help="xpk: such as v5p-128"),
+            flag("--project", help="xpk: Google Cloud project"),
+            flag("--num-slices", type=int, default=1, metavar="N", help="xpk: slices of that type"),
+            flag(
+                "--priority",
+                choices=["very-low", "low", "medium", "high", "very-high"],
+                default="medium",
+                help="xpk: medium by default",
+            ),
+        ),
+        details=_OVERRIDES,
+    ),
+    "report": Verb(
+        "write summary.json and report.html of a run again",
+        "[run]",
+        "report runs/addition-20261121-101500",
+        details=_RUN,
+    ),
+}

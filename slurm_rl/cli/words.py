@@ -1,0 +1,120 @@
+"""The words of a command line, held against the row of its verb: flags, then the rest. The standard library alone."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from slurm_rl.cli.verbs import VERBS
+from slurm_rl.errors import ConfigError
+
+PROGRAM = "python -m slurm_rl"
+
+
+@dataclass(frozen=True)
+class Words:
+    """What a verb was told."""
+
+    flags: argparse.Namespace
+    rest: list[str]
+    """Overrides or a run, in their order."""
+    command: list[str]
+    """What follows `--`."""
+
+
+def read_words(verb: str, words: list[str]) -> Words:
+    """Take the flags of this verb out of its words, wherever they stand.
+
+    Raises:
+        ConfigError: a flag that the verb does not have, one without its value, or a command for a verb that takes none.
+    """
+    own, command = split_command(words)
+    if own != words and not VERBS[verb].takes_command:
+        raise ConfigError(f"`{verb}` takes no command after --", seen=" ".join(["--", *command]), action="leave it out")
+    flags, rest = _build_parser(verb).parse_known_args(own)
+    for word in rest:
+        if word.startswith("-"):
+            _refuse_flag(verb, word)
+    return Words(flags, rest, command)
+
+
+def split_command(words: list[str]) -> tuple[list[str], list[str]]:
+    """What comes before `--`, and after it."""
+    place = words.index("--") if "--" in words else len(words)
+    return words[:place], words[place + 1 :]
+
+
+def choose(what: str, word: str | None, options: Iterable[str]) -> str:
+    """The word, when it is one of the options.
+
+    Raises:
+        ConfigError: it is none of them, or there is none.
+    """
+    known = list(options)
+    if word in known:
+        return word
+    near = find_near(word or "", known)
+    action = f"did you mean {near}?" if near else f"choose one of {', '.join(known)}"
+    raise ConfigError(f"{what} must be one of {', '.join(known)}", seen=word or "none", action=action)
+
+
+def find_near(word: str, options: Iterable[str]) -> str | None:
+    """The option that a mistyped word is closest to.
+
+    >>> find_near("statsu", VERBS)
+    'status'
+    """
+    # Nobody types a long word for a short one, and the comparison takes the product of both lengths.
+    return next(iter(difflib.get_close_matches(word[:100], list(options), n=1)), None)
+
+
+def render_verb_help(verb: str) -> str:
+    """What --help of this verb prints."""
+    row = VERBS[verb]
+    parser = _build_parser(verb)
+    parts = [row.details]
+    if row.list_details is not None:
+        module, _, name = row.list_details.partition(":")
+        parts.append(getattr(importlib.import_module(module), name)())
+    parser.epilog = "\n\n".join([*filter(None, parts), f"example:\n  {PROGRAM} {row.example}"])
+    return parser.format_help()
+
+
+class _Parser(argparse.ArgumentParser):
+    """Bad words are an error like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, action=f"see {self.prog} --help")
+
+
+def _build_parser(verb: str) -> _Parser:
+    row = VERBS[verb]
+    parser = _Parser(
+        prog=f"{PROGRAM} {verb}",
+        usage=f"%(prog)s [flags] {row.words}",
+        description=row.about[0].upper() + row.about[1:] + ".",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    groups: dict[str | None, argparse._ActionsContainer] = {None: parser}
+    for flag in row.flags:
+        if flag.not_with not in groups:
+            groups[flag.not_with] = parser.add_mutually_exclusive_group()
+        groups[flag.not_with].add_argument(*flag.names, **flag.options)
+    return parser
+
+
+def _refuse_flag(verb: str, word: str) -> NoReturn:
+    known = [*(name for flag in VERBS[verb].flags for name in flag.names), "--help"]
+    name = word.partition("=")[0]
+    owners = [other for other, row in VERBS.items() if any(name in flag.names for flag in row.flags)]
+    action = f"see {PROGRAM} {verb} --help"
+    if near := find_near(name, known):
+        action = f"did you mean {near}? Or {action}"
+    elif owners:
+        action = f"{name} is of {' and '.join(owners)}; {action}"
+    raise ConfigError(f"a flag of `{verb}` must be one of {', '.join(known)}", seen=word, action=action)

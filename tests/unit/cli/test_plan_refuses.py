@@ -1,0 +1,88 @@
+"""`plan` refuses what `submit` refuses, in the same words, after it has printed the plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a model that has no pad token and a file that is no image."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "tokenizer_config.json").write_text("[")
+    (tmp_path / "reward.py").write_text("def score(): ...\n")
+    (tmp_path / "rl.sqsh").write_bytes(b"no squashfs")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "notes.txt").write_text("")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json").write_text("{}")
+    return tmp_path
+
+
+REFUSED = {
+    "a model folder that is not there": ["model=hf", "model.path=/nowhere"],
+    "a home that is nobody's": ["reward.function='~nobody-of-this-name/reward.py:score'"],
+    "a tokenizer without a pad token": ["model=hf", "model.path=./model"],
+    "a tokenizer that is no JSON": ["model=hf", "model.path=./broken"],
+    "weights to begin with that are not there": ["model.init_from=/nowhere"],
+    "a data file that is not there": ["+data=gsm8k", "data.train=/nowhere.jsonl", "data.max_prompt_tokens=16"],
+    "a reward function that is not in its file": ["reward.function=reward.py:other"],
+    "LoRA targets that are no layers": ["+lora=attention", "model.lora.target_modules=[no_such_layer]"],
+    "an image that is none": ["container.runtime=pyxis", "container.image={folder}/rl.sqsh"],
+    "an image that is not there": ["container.runtime=pyxis", "container.image={folder}/other.sqsh"],
+    "a run directory with a run": ["run_dir={folder}/run"],
+    "a run directory with other files": ["run_dir={folder}/full"],
+    "a run directory below a file": ["run_dir={folder}/reward.py/run"],
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_plan_refuses_in_the_words_of_submit(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [word.format(folder=folder) for word in REFUSED[name]]
+    before = sorted(folder.rglob("*"))
+    assert main(["submit", *words]) == 2
+    submit = capsys.readouterr()
+    assert main(["plan", *words]) == 2
+    plan = capsys.readouterr()
+    assert plan.err == submit.err != ""
+    assert plan.out.startswith("run        ")
+    assert sorted(folder.rglob("*")) == before, "neither leaves anything"
+
+
+def test_as_json_the_refusals_are_no_part_of_the_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--json", "reward.function=reward.py:other"]) == 2
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["launcher"] == "local"
+    assert "must define other" in shown.err
+
+
+def test_all_refusals_are_told_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run_dir=full", "model.init_from=/nowhere", "reward.function=reward.py:other"]
+    assert main(["plan", *words]) == 2
+    told = capsys.readouterr().err
+    assert "3 things are wrong" in told
+    for said in ("new or empty folder", "model.init_from must be a folder", "must define other"):
+        assert said in told
+
+
+def test_what_is_right_is_not_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "reward.function=reward.py:score", "run_dir=new/run"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_plan_asks_no_cluster(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(*args: object) -> None:
+        raise AssertionError("plan is offline")
+
+    monkeypatch.setattr("slurm_rl.slurm.admission.check_admission", fail)
+    monkeypatch.setattr("slurm_rl.ray_jobs.submit.open_dashboard", fail)
+    assert main(["plan", "+cluster=slurm_cpu"]) == 0
+    assert main(["plan", "+cluster=ray", "cluster.address=http://nowhere:8265"]) in (0, 2)

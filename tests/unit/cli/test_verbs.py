@@ -1,0 +1,174 @@
+"""The table of verbs: every row has a module, help that is cheap, an example that holds; wrong words name the right."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.words import read_words
+from slurm_rl.config.load import load_config
+from slurm_rl.plan.job import PLAN_VERSION
+
+ROOT = Path(__file__).parents[3]
+HEAVY = "torch ray vllm deepspeed transformers wandb numpy tensorboard accelerate datasets submitit"
+TAKE_OVERRIDES = [verb for verb, row in VERBS.items() if "overrides" in row.words]
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_answers_help(verb: str, flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "some-run", flag]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert shown.out.startswith(f"usage: python -m slurm_rl {verb} ")
+    row = VERBS[verb]
+    assert f"python -m slurm_rl {row.example}\n" in shown.out
+    for name in (name for flag in row.flags for name in flag.names):
+        assert name in shown.out
+    assert not [flag.names for flag in row.flags if not flag.options.get("help")]
+
+
+def test_help_of_all_verbs_needs_no_heavy_package() -> None:
+    script = f"""
+import sys
+for name in {HEAVY.split()!r}: sys.modules[name] = None
+from slurm_rl.__main__ import main
+from slurm_rl.cli.verbs import VERBS
+sys.exit(sum(main([*words, "--help"]) for words in [[], *([verb] for verb in VERBS)]))
+"""
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_table_needs_the_standard_library_alone() -> None:
+    script = "import slurm_rl.cli.words, sys; print([m for m in ('pydantic', 'yaml', 'hydra') if m in sys.modules])"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-S", "-c", script], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_help_behind_dashes_is_the_users_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attach", str(tmp_path), "--", "ls", "--help"]) == 2
+    assert "holds plan.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_its_module(verb: str) -> None:
+    assert callable(importlib.import_module(f"slurm_rl.cli.{verb.replace('-', '_')}").run)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
+    first, *words = shlex.split(VERBS[verb].example.partition(" >")[0])
+    assert first == verb
+    told = read_words(verb, words)
+    if verb in TAKE_OVERRIDES:
+        load_config(told.rest[1 if verb in ("image", "export") else 0 :])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plan", "--jsno"], "did you mean --json?"),
+        (["plan", "-m", "seed=1,2"], "-m is of submit"),
+        (["logs", "--json"], "--json is of plan and results"),
+        (["submit", "--frobnicate=1"], "must be one of --config-dir, -m"),
+        (["logs", "--wo=driver"], "did you mean --who?"),
+        (["plan", "--config-dir"], "--config-dir: expected one argument"),
+        (["--metric", "reward/mean"], "add -m"),
+        (["plan", "-5"], "a flag of `plan`"),
+        (["tunnel", "--port=0"], "from 1 to 65535; got 0"),
+        (["convert", "--max-shard-gb=nan"], "above 0; got nan"),
+        (["results", "--min", "--max"], "not allowed with argument"),
+        (["export", "xpk", "--priority=urgent"], "invalid choice: 'urgent'"),
+        (["cancel", "--", "now"], "takes no command after --"),
+        (["statsu"], "did you mean status?"),
+        (["trainer.num_steps=1", "plan"], "it comes first: python -m slurm_rl plan"),
+        (["plan", "plan"], "one verb a command"),
+        (["status", "logs"], "one verb a command"),
+        (["plan", "x"], "got 'x'"),
+        (["plan", ""], "got ''"),
+        (["logs", ""], "a path must not be empty"),
+        (["logs", "seed=1"], "and no overrides"),
+        (["logs", "a", "b"], "name one run directory"),
+        (["image", "bild"], "did you mean build?"),
+        (["image"], "one of build, import, check; got none"),
+        (["export", "dstak"], "did you mean dstack?"),
+        (["prepare", "gms8k"], "did you mean gsm8k?"),
+        (["prepare"], "got none"),
+        (["plan", "name=\udcff"], "must be UTF-8"),
+        (["status", "a\0b"], "no NUL"),
+    ],
+)
+def test_wrong_words_name_the_right_ones(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("slurm_rl: ")
+    assert said in shown.err
+    assert shown.out == ""
+
+
+def make_run(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"version": PLAN_VERSION}))
+    return folder
+
+
+def test_a_word_that_is_no_run_is_told_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "runs" / "math-1")
+    sweep = make_run(tmp_path / "sweep" / "0").parent
+    (sweep / "sweep.json").write_text("{}")
+    for verb, word, said in (
+        ("logs", tmp_path / "runs" / "mth-1", f"did you mean {run}?"),
+        ("logs", tmp_path / "runs", f"as in {run}"),
+        ("logs", sweep, f"as in {sweep}/0"),
+        ("logs", tmp_path / "nothing", "which is not there"),
+        ("resume", run, "can read"),
+        ("attach", run, "can read"),
+        ("tunnel", run, "can read"),
+        ("submit", run, f"python -m slurm_rl status {run}"),
+    ):
+        assert main([verb, str(word)]) == 2, verb
+        assert said in capsys.readouterr().err, verb
+
+
+def test_an_error_that_nobody_foresaw_keeps_its_traceback_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: list[str]) -> int:
+        raise ZeroDivisionError("of the test")
+
+    monkeypatch.setattr("slurm_rl.cli.report.run", fail)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert main(["report"]) == 1
+    [kept] = tmp_path.iterdir()
+    told = capsys.readouterr().err
+    assert str(kept) in told
+    assert "ZeroDivisionError: of the test" in told
+    assert "Traceback" not in told
+    assert "in fail" in kept.read_text()
+    assert kept.stat().st_mode & 0o777 == 0o600
+
+
+def test_what_the_operating_system_refuses_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(words: list[str]) -> int:
+        raise OSError(13, "Permission denied", "/shared/run")
+
+    monkeypatch.setattr("slurm_rl.cli.report.run", fail)
+    assert main(["report"]) == 1
+    assert capsys.readouterr().err == "slurm_rl: this machine refuses: Permission denied; got /shared/run\n"
