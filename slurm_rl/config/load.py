@@ -160,6 +160,9 @@ def explain_compose_error(error: Exception) -> ConfigError:
     match = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text)
     if match:
         return _unknown_key(match.group(1))
+    if isinstance(error, TypeError) or text.startswith("Config group override must be"):
+        action = "python -m slurm_rl --help lists the groups and their presets"
+        return ConfigError("a config group takes the name of a preset, as in model=hf", seen=text, action=action)
     if type(error).__name__ == "OverrideParseException":
         # Hydra's grammar, not the shell's: both take one layer of quotes away.
         hint = """quote values with spaces or special characters for both the shell and Hydra: 'key="a b"'"""

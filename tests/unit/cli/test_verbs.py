@@ -172,3 +172,13 @@ def test_what_the_operating_system_refuses_is_a_sentence(
     monkeypatch.setattr("slurm_rl.cli.report.run", fail)
     assert main(["report"]) == 1
     assert capsys.readouterr().err == "slurm_rl: this machine refuses: Permission denied; got /shared/run\n"
+
+
+def test_the_config_is_shown_with_a_sites_own_presets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "ours.yaml").write_text("num_nodes: 3\n")
+    monkeypatch.setenv("SLURM_RL_CONFIG_DIR", str(tmp_path))
+    assert main(["--cfg", "job", "--package", "cluster", "+cluster=ours"]) == 0
+    assert "\nnum_nodes: 3\n" in capsys.readouterr().out
