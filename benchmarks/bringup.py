@@ -60,7 +60,7 @@ class Bench:
         python.chmod(0o755)
         # Setup lines come first in the batch script, and again on each node, where the moment is known already.
         setup = f"[ -s {folder}/start ] || date +%s.%N > {folder}/start"
-        words = ["+cluster=slurm_cpu", f"cluster.num_nodes={num_nodes}", "cluster.slurm.exclusive=true"]
+        words = ["+exp=demo", "+cluster=slurm_cpu", f"cluster.num_nodes={num_nodes}", "cluster.slurm.exclusive=true"]
         # Ray by itself counts this machine's cores, whatever the nodes claim.
         words += [f"cluster.cpus_per_node={os.cpu_count()}", "cluster.mem_gb_per_node=null"]
         words += [f"cluster.python={python}", f"run_dir={folder}/run", f"cluster.setup=['{setup}']"]

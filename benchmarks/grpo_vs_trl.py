@@ -75,7 +75,7 @@ def run_ours(task: Task, out: Path, steps: int, args: argparse.Namespace) -> dic
     """The whole pipeline, as a user runs it; the step times are the trainer's own."""
     run = out / f"ours-{int(time.time())}"
     overrides = [
-        "model=hf", f"model.path={(out / 'start').absolute()}", "model.dtype=float32",
+        "+exp=demo", "model=hf", f"model.path={(out / 'start').absolute()}", "model.dtype=float32",
         "model.gradient_checkpointing=false", f"run_dir={run}", "warmup.num_steps=0", f"seed={args.seed}",
         f"trainer.num_steps={steps}", f"trainer.prompts_per_step={task.prompts_per_step}", f"optim.lr={args.lr}",
         f"algorithm.group_size={args.group_size}", "checkpoint.every=1000000", "eval.greedy=false", "data.num_eval=8",

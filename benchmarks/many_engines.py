@@ -157,6 +157,7 @@ def measure(folder: Path, staleness: int, continuous: bool, args: argparse.Names
 
     config = load_config(
         [
+            "+exp=demo",
             f"rollout.max_staleness={staleness}", f"rollout.continuous={continuous}", "checkpoint.every=1000000",
             f"rollout.max_num_seqs={args.slots}", f"trainer.num_steps={args.steps}", "warmup.num_steps=0",
             f"trainer.prompts_per_step={args.prompts * args.engines}", f"algorithm.group_size={GROUP_SIZE}",

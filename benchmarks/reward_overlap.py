@@ -55,7 +55,7 @@ def measure(args: argparse.Namespace, staleness: int, reward: str) -> float:
     """Median seconds of a step, the first ones left out: sampling ahead has to get going."""
     run = args.out / f"k{staleness}-{reward}-{int(time.time())}"
     overrides = [
-        f"run_dir={run}", f"trainer.num_steps={args.steps}", f"trainer.prompts_per_step={args.prompts}",
+        "+exp=demo", f"run_dir={run}", f"trainer.num_steps={args.steps}", f"trainer.prompts_per_step={args.prompts}",
         f"algorithm.group_size={args.group_size}", f"rollout.max_staleness={staleness}", "warmup.num_steps=2",
         f"reward.function={Path(__file__).resolve()}:{reward}", f"reward.num_workers={WORKERS}",
         "checkpoint.every=1000000", "eval.greedy=false", "data.num_eval=8",

@@ -18,6 +18,7 @@ from slurm_rl.run_dir import RunDir
 
 # So small a model computes for seconds where the demo's takes half a minute; all the rest is as in the demo.
 OVERRIDES = (
+    "+exp=demo",
     "model.tiny.hidden_size=64",
     "model.tiny.num_layers=2",
     "model.tiny.num_heads=2",

@@ -16,13 +16,14 @@ from slurm_rl.cli.verbs import VERBS
 from slurm_rl.cli.words import find_near
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.words import DEMO
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir
 
 
 def check_overrides(words: Sequence[str]) -> list[str]:
-    """The words, when each is an override.
+    """The words, when each is an override; without any, they are the demo's.
 
     Raises:
         ConfigError: one is none; whether it is nearly a verb, or a run for which the verb is missing.
@@ -30,7 +31,7 @@ def check_overrides(words: Sequence[str]) -> list[str]:
     for word in words:
         if "=" not in word and not word.startswith("~"):
             raise ConfigError("an argument is a verb or an override key=value", seen=repr(word), action=_guess(word))
-    return list(words)
+    return list(words) or list(DEMO)
 
 
 def _guess(word: str) -> str:
@@ -44,9 +45,11 @@ def _guess(word: str) -> str:
     return "see python -m slurm_rl --help"
 
 
-def compose_run(words: Sequence[str], config_dir: str | None) -> tuple[RunConfig, JobPlan, RunDir]:
+def compose_run(
+    words: Sequence[str], config_dir: str | None, *, is_run: bool = True
+) -> tuple[RunConfig, JobPlan, RunDir]:
     """Config, plan and (not yet existing) run directory of a command line."""
-    config = load_config(check_overrides(words), config_dir=config_dir)
+    config = load_config(check_overrides(words), config_dir=config_dir, is_run=is_run)
     run = RunDir(config.run_dir or default_run_dir(config))
     return config, plan_run(config, run), run
 

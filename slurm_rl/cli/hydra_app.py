@@ -7,6 +7,7 @@ import sys
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.words import Words
 from slurm_rl.config.load import compose, conf_dir, register_schema, site_dirs
+from slurm_rl.config.words import normalise_words
 
 
 def run_hydra(words: list[str], told: Words) -> int:
@@ -22,7 +23,7 @@ def run_hydra(words: list[str], told: Words) -> int:
         compose(check_overrides(told.rest), config_dir=told.flags.config_dir)
     # --config-dir is a flag of Hydra's, too; the variable is ours alone.
     search_path = [f"hydra.searchpath=[file://{folder}]" for folder in site_dirs(None)]
-    sys.argv = ["python -m slurm_rl", *words, *search_path]
+    sys.argv = ["python -m slurm_rl", *normalise_words(words), *search_path]
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def application(config: object) -> None:

@@ -24,7 +24,7 @@ def run(words: list[str]) -> int:
         from slurm_rl.cli.image_check import run_check
 
         return run_check(rest, config_dir=args.config_dir, timeout_s=args.timeout)
-    config = load_config(check_overrides(rest), config_dir=args.config_dir)
+    config = load_config(check_overrides(rest), config_dir=args.config_dir, is_run=False)
     target = Target(config.container.runtime, config.container.image or "")
     how = How(args.engine, tuple(args.engine_arg), args.force)
     if action == "build":

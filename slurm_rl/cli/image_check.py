@@ -29,7 +29,7 @@ def run_check(words: list[str], *, config_dir: str | None, timeout_s: float) -> 
     Raises:
         ConfigError: something is not as expected; each with its remedy.
     """
-    _, plan, directory = compose_run(words, config_dir)
+    _, plan, directory = compose_run(words, config_dir, is_run=False)
     # Where the run directory would be: a folder that nodes see, when runs are to work.
     root = directory.path.parent
     root.mkdir(parents=True, exist_ok=True)

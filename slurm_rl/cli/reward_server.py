@@ -39,7 +39,9 @@ def configure(overrides: list[str], config_dir: str | None) -> RewardConfig:
             raise ConfigError(
                 "a reward server takes overrides of reward alone", seen=word, action="see reward-server --help"
             )
-    config = load_config(overrides, config_dir=config_dir).reward
+    config = load_config(overrides, config_dir=config_dir, is_run=False).reward
+    if not config.names_a_scorer:
+        raise ConfigError("a reward server must be given a reward", seen="none", action="+reward=math")
     if config.url is not None:
         raise ConfigError("a reward server scores by itself", seen=f"reward.url={config.url}", action="unset it")
     check_reward(config)

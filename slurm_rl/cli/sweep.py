@@ -12,6 +12,7 @@ from slurm_rl.cli.sweep_checks import check_clusters, plan_runs
 from slurm_rl.cli.sweep_runs import SweepRuns
 from slurm_rl.cli.words import Words
 from slurm_rl.config.load import explain_hydra, open_hydra
+from slurm_rl.config.words import normalise_words
 from slurm_rl.errors import RunDirError
 from slurm_rl.slurm.ledger import Ledger, SweepDir
 from slurm_rl.slurm.sweep_compose import Composer
@@ -25,7 +26,7 @@ def run_sweep(told: Words) -> int:
     """`submit -m`."""
     args, overrides = told.flags, check_overrides(told.rest)
     with open_hydra(args.config_dir) as extra:
-        config = compose_sweep(overrides, extra)
+        config = compose_sweep(normalise_words(overrides), extra)
         directory = choose_directory(config, is_named=any("hydra.sweep.dir=" in word for word in overrides))
         set_sweep_dir(config, str(directory.path))
         with explain_hydra():

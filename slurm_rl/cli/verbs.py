@@ -100,7 +100,7 @@ VERBS = {
     "submit": Verb(
         "start a run: here by default, on a cluster with +cluster=...",
         "[overrides]",
-        "submit +cluster=nvidia_h100 cluster.slurm.partition=gpu",
+        "submit +exp=demo +cluster=nvidia_h100 cluster.slurm.partition=gpu",
         (
             _CONFIG_DIR,
             switch("-m", "--multirun", help="a sweep: values with commas between them, optim.lr=1e-4,6e-4"),
@@ -124,7 +124,7 @@ VERBS = {
     "node": Verb(
         "run over machines without Slurm (RunPod, GCP, dstack, by hand): the same line on each of them",
         "[overrides]",
-        "node +cluster=runpod --rank 0 --nodes 2",
+        "node +exp=demo +cluster=runpod --rank 0 --nodes 2",
         (
             _CONFIG_DIR,
             flag("--run", metavar="RUN", help="go on with this run, on as many machines as there are now"),
@@ -138,7 +138,7 @@ VERBS = {
     "plan": Verb(
         "print what submit would send, and what it would refuse, without sending it (--json)",
         "[overrides]",
-        "plan +cluster=nvidia_h100 cluster.num_nodes=4",
+        "plan +exp=demo +cluster=nvidia_h100 cluster.num_nodes=4",
         (_CONFIG_DIR, _JSON),
         details="Exit code 2 when submit would refuse it, by what this machine sees; a cluster is not asked.\n\n"
         + _OVERRIDES,
@@ -270,7 +270,7 @@ VERBS = {
     "export": Verb(
         "the same run as a .dstack.yml (dstack), or as the xpk command (xpk)",
         "dstack|xpk [overrides]",
-        "export dstack +cluster=dstack --out train.dstack.yml",
+        "export dstack +exp=demo +cluster=dstack --out train.dstack.yml",
         (
             _CONFIG_DIR,
             flag("--out", metavar="FILE", help="in place of standard output"),

@@ -10,9 +10,9 @@ class DataConfig(Section):
 
     root: str = "data"
     """Folder that `prepare --root` wrote to; the presets +data=gsm8k, math and mathv60k begin there."""
-    train: str = "addition"
-    """`addition` (made here); a .jsonl, .json or .parquet file; a folder of the `datasets` library or of such
-    files; or the name of a data set on the Hugging Face hub."""
+    train: str = ""
+    """What to train on, which is asked for: `addition` (made here); a .jsonl, .json or .parquet file; a folder of the
+    `datasets` library or of such files; or the name of a data set on the Hugging Face hub."""
     eval: str | None = None
     """Held-out data, as in `train`; null takes `num_eval` rows away from `train` before training."""
     num_eval: NonNegativeInt = 500

@@ -19,7 +19,9 @@ from pydantic import ValidationError
 
 from slurm_rl.config.base import Section
 from slurm_rl.config.paths import expand_user
+from slurm_rl.config.required import check_required
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.words import normalise_words
 from slurm_rl.errors import ConfigError
 
 SITE_DIR_VARIABLE = "SLURM_RL_CONFIG_DIR"
@@ -108,27 +110,41 @@ def explain_hydra() -> Iterator[None]:
 def compose(overrides: Sequence[str], *, config_dir: str | None = None) -> dict[str, Any]:
     """Compose the config that Hydra would, as plain dicts and lists with interpolations resolved."""
     from hydra import compose as hydra_compose
-    from omegaconf import OmegaConf
 
     with open_hydra(config_dir) as extra, explain_hydra():
-        config = hydra_compose("config", overrides=[*overrides, *extra])
-        tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        config = hydra_compose("config", overrides=[*normalise_words(overrides), *extra])
+        return resolve_tree(config)
+
+
+def resolve_tree(config: Any) -> dict[str, Any]:
+    """Plain dicts and lists of a composed config, with interpolations resolved."""
+    from omegaconf import OmegaConf
+
+    tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
 
 
-def parse_config(tree: dict[str, Any]) -> RunConfig:
-    """Type a composed tree; every error at once, each with its dotted path."""
+def parse_config(tree: dict[str, Any], *, is_run: bool = True) -> RunConfig:
+    """Type a composed tree; every error at once, each with its dotted path.
+
+    Args:
+        tree: as `compose` makes it, or as a saved config.yaml holds it.
+        is_run: it must have what a run needs; false for verbs that read some sections alone.
+    """
     try:
-        return RunConfig.model_validate(tree)
+        config = RunConfig.model_validate(tree)
     except ValidationError as error:
         lines = [_explain_field(item) for item in error.errors()]
         raise ConfigError("the config must be valid:\n  " + "\n  ".join(lines)) from None
+    if is_run:
+        check_required(config)
+    return config
 
 
-def load_config(overrides: Sequence[str], *, config_dir: str | None = None) -> RunConfig:
+def load_config(overrides: Sequence[str], *, config_dir: str | None = None, is_run: bool = True) -> RunConfig:
     """Compose and type in one step."""
-    return parse_config(compose(overrides, config_dir=config_dir))
+    return parse_config(compose(overrides, config_dir=config_dir), is_run=is_run)
 
 
 def valid_keys(model: type[Section] = RunConfig, prefix: str = "") -> Iterator[str]:
@@ -157,6 +173,14 @@ def nearest_key(key: str) -> str | None:
 def explain_compose_error(error: Exception) -> ConfigError:
     """Hydra's error with the nearest valid name and without its advice to append the typo."""
     text = str(error).strip()
+    nested = re.search(r"In '([^']+)': Could not override '(\w+)'", text)
+    if nested and nested.group(1) != "config":
+        group = nested.group(2)
+        return ConfigError(
+            "a preset takes in another by its path",
+            seen=f"an override of {group} in {nested.group(1)}",
+            action=f"write `- /{group}/<name>` in its defaults list",
+        )
     match = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text)
     if match:
         return _unknown_key(match.group(1))

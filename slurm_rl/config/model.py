@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from slurm_rl.config.base import PositiveFloat, PositiveInt, Section
 from slurm_rl.config.tiny_vl import TinyVLConfig
 from slurm_rl.errors import ConfigError
+
+
+def _on_cpu(value: object) -> Callable[[object], object]:
+    """What `auto` means where nothing is known of an accelerator; RunConfig knows it, and fills it in before."""
+    return lambda given: value if given == "auto" else given
+
+
+def fill_auto(model: dict[str, Any], *, has_gpus: bool) -> dict[str, Any]:
+    """A model section with the values that `auto` stands for on this accelerator.
+
+    >>> fill_auto({"path": "a"}, has_gpus=True)
+    {'path': 'a', 'dtype': 'bfloat16', 'gradient_checkpointing': True}
+    """
+    chosen = {
+        "dtype": "bfloat16" if has_gpus else "float32",
+        "gradient_checkpointing": has_gpus and model.get("path") is not None,
+    }
+    return {**model, **{key: value for key, value in chosen.items() if model.get(key, "auto") == "auto"}}
 
 
 class TinyModelConfig(Section):
@@ -77,12 +96,17 @@ class ModelConfig(Section):
     """The same for a vision-language model."""
     init_from: str | None = None
     """A folder with safetensors to start the weights from (never optimizer or data position)."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Number format of parameters and activations."""
+    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_on_cpu("float32"))] = Field(
+        default="auto", validate_default=True
+    )
+    """Number format of parameters and activations; auto: bfloat16 on GPUs, float32 on CPU."""
     attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
     """Attention kernel of the policy."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    gradient_checkpointing: Annotated[bool, BeforeValidator(_on_cpu(False))] = Field(
+        default="auto", validate_default=True
+    )
+    """Recompute activations in the backward pass: less memory, about a third more time; auto: on GPUs, unless the
+    model is built here."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     min_pixels: PositiveInt | None = None
@@ -94,11 +118,12 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
-        if [self.path, self.tiny, self.tiny_vl].count(None) != 2:
+        # None of them is for slurm_rl/config/required.py, which asks for everything at once.
+        if [self.path, self.tiny, self.tiny_vl].count(None) < 2:
             raise ValueError(
-                "exactly one of model.path, model.tiny and model.tiny_vl must be set; "
+                "one of model.path, model.tiny and model.tiny_vl alone must be set; "
                 f"got path={self.path!r}, tiny={'set' if self.tiny else 'null'} "
-                f"and tiny_vl={'set' if self.tiny_vl else 'null'}"
+                f"and tiny_vl={'set' if self.tiny_vl else 'null'}. Next: model=hf model.path=..., to load a model"
             )
         return self
 

@@ -73,7 +73,7 @@ class RewardModelConfig(Section):
 class RewardConfig(Section):
     """Verifiers, and what happens when one fails."""
 
-    verifiers: dict[VerifierName, float] = Field(default={"arithmetic": 1.0}, min_length=1)
+    verifiers: dict[VerifierName, float] = Field(default={})
     """Verifier name to weight; the reward is the weighted sum, and a weight of null leaves a verifier out. Not used
     beside `function`, `model` or `url`."""
     function: str | None = None
@@ -96,6 +96,11 @@ class RewardConfig(Section):
     """Settings of the `code` verifier."""
     service: RewardServiceConfig = RewardServiceConfig()
     """Scoring over HTTP."""
+
+    @property
+    def names_a_scorer(self) -> bool:
+        """Whether anything is said of how a completion is scored."""
+        return bool(self.verifiers or self.function or self.model.path or self.url)
 
     @field_validator("verifiers", mode="before")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,7 +16,7 @@ from slurm_rl.config.existing import check_existing_cluster
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.job import JobConfig
 from slurm_rl.config.logging import LoggingConfig
-from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.model import ModelConfig, fill_auto
 from slurm_rl.config.ray import RayConfig
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.supervised import DPOConfig, SFTConfig, SupervisedConfig
@@ -87,6 +87,16 @@ class RunConfig(Section):
     """Reporting."""
     external: ExternalConfig | None = None
     """Of the tasks openrlhf, verl, maxtext and command: the program that runs in place of ours."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_auto(cls, tree: Any) -> Any:
+        """Saved configs say what `auto` came to."""
+        if not isinstance(tree, dict) or not isinstance(tree.get("model"), dict):
+            return tree
+        cluster = tree.get("cluster")
+        accelerator = cluster.get("accelerator") if isinstance(cluster, dict) else getattr(cluster, "accelerator", None)
+        return {**tree, "model": fill_auto(tree["model"], has_gpus=(accelerator or "cpu") != "cpu")}
 
     @model_validator(mode="after")
     def _sequences_fit_the_context(self) -> RunConfig:

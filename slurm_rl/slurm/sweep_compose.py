@@ -17,9 +17,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
-from omegaconf import OmegaConf
 
-from slurm_rl.config.load import explain_hydra
+from slurm_rl.config.load import explain_hydra, resolve_tree
 
 
 class Composer:
@@ -55,9 +54,7 @@ class Composer:
             ConfigLoaderImpl._apply_overrides_to_config(
                 [item for item in parsed if not self._is_structural(item)], config
             )
-            tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        assert isinstance(tree, dict)
-        return {str(key): value for key, value in tree.items()}
+            return resolve_tree(config)
 
     def _parse(self, text: str) -> Override:
         if text not in self._parsed:

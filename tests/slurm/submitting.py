@@ -34,6 +34,7 @@ def submit(cluster: Cluster, run: Path, python: Path, *words: str, env: Mapping[
     done = cli(
         cluster,
         run.parent,
+        "+exp=demo",
         "+cluster=slurm_cpu",
         f"cluster.python={quote(python)}",
         f"run_dir={quote(run)}",

@@ -27,7 +27,7 @@ def grpo_rows(run: Path) -> list[dict[str, Any]]:
 def test_the_demo_learns_over_two_nodes_twice_at_once_once_by_plain_sbatch(cluster: Cluster, shared_dir: Path) -> None:
     nodes = ",".join(cluster.nodes[:2])
     first, second = shared_dir / "first", shared_dir / "second"
-    words = ["+cluster=slurm_cpu", "trainer.num_steps=60", "logging.wandb.mode=disabled"]
+    words = ["+exp=demo", "+cluster=slurm_cpu", "trainer.num_steps=60", "logging.wandb.mode=disabled"]
     done = cli(cluster, shared_dir, *words, f"run_dir={first}", f"cluster.slurm.nodelist='{nodes}'")
     assert done.returncode == 0, done.stderr
     submit_plainly(cluster, shared_dir, nodes, *words, f"run_dir={second}")

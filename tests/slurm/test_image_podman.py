@@ -46,7 +46,7 @@ def test_a_run_in_a_wrong_image_is_refused_before_it_starts_and_not_tried_again(
     """Debian's own Python has none of the packages."""
     run = shared_dir / "run"
     mounts = [word for word in python_of_this_machine() if word.startswith(("/usr:", "/lib"))]
-    words = ["+cluster=slurm_cpu", *in_podman(BUSYBOX, *mounts), f"run_dir={quote(run)}"]
+    words = ["+exp=demo", "+cluster=slurm_cpu", *in_podman(BUSYBOX, *mounts), f"run_dir={quote(run)}"]
     words[[word.startswith("cluster.python") for word in words].index(True)] = "cluster.python=/usr/bin/python3"
     done = cli(cluster, shared_dir, *words, env=podman)
     assert done.returncode == 0, done.stderr
@@ -61,7 +61,7 @@ def test_a_run_in_a_wrong_image_is_refused_before_it_starts_and_not_tried_again(
 
 def test_an_image_that_no_node_has_is_refused(cluster: Cluster, shared_dir: Path, podman: dict[str, str]) -> None:
     run = shared_dir / "run"
-    words = ["+cluster=slurm_cpu", *in_podman("localhost/nowhere:1"), f"run_dir={quote(run)}"]
+    words = ["+exp=demo", "+cluster=slurm_cpu", *in_podman("localhost/nowhere:1"), f"run_dir={quote(run)}"]
     assert cli(cluster, shared_dir, *words, env=podman).returncode == 0
     end = wait_for_end(run)
     assert end["state"] == "failed" and end["exit_code"] == 2

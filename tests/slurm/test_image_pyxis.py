@@ -65,7 +65,7 @@ def test_check_looks_into_the_sqsh_on_a_node(pyxis_cluster: Cluster, image: list
 
 def test_a_sqsh_without_python_is_refused_and_not_tried_again(pyxis_cluster: Cluster, image: list[str]) -> None:
     run = make_shared_dir(pyxis_cluster) / "run"
-    done = cli(pyxis_cluster, run.parent, "+cluster=slurm_cpu", *image, f"run_dir={run}")
+    done = cli(pyxis_cluster, run.parent, "+exp=demo", "+cluster=slurm_cpu", *image, f"run_dir={run}")
     assert done.returncode == 0 and "rl.sqsh (" in done.stderr, done.stderr
     end = wait_for_end(run)
     assert end["state"] == "failed" and end["exit_code"] == 2

@@ -74,6 +74,8 @@ def trainers() -> list[Path]:
 def test_the_plan_names_secrets_without_their_values(cluster: Cluster, shared_dir: Path) -> None:
     from tests.slurm.submitting import cli
 
-    done: subprocess.CompletedProcess[str] = cli(cluster, shared_dir, "plan", "+cluster=nvidia_h100", env=CANARY)
+    done: subprocess.CompletedProcess[str] = cli(
+        cluster, shared_dir, "plan", "+exp=demo", "+cluster=nvidia_h100", env=CANARY
+    )
     assert "WANDB_API_KEY, HF_TOKEN" in done.stdout
     assert "canary" not in done.stdout + done.stderr

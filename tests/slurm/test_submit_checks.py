@@ -17,7 +17,7 @@ CPU, H100 = "+cluster=slurm_cpu", "+cluster=nvidia_h100"
 def refuse(cluster: Cluster, *words: str) -> str:
     """Submit; nothing may be left behind. The error."""
     folder = make_folder(cluster)
-    done = cli(cluster, folder, *words)
+    done = cli(cluster, folder, "+exp=demo", *words)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert list(folder.iterdir()) == []
@@ -58,7 +58,7 @@ def test_longer_than_the_partition_allows(cluster: Cluster) -> None:
 def test_nodes_that_are_drained_only_make_it_wait(cluster: Cluster) -> None:
     folder, drained = make_folder(cluster), cluster.nodes[0]
     cluster.run(["scontrol", "update", f"nodename={drained}", "state=drain", "reason=test"])
-    done = cli(cluster, folder, CPU, "cluster.num_nodes=4", "run_dir=waits")
+    done = cli(cluster, folder, "+exp=demo", CPU, "cluster.num_nodes=4", "run_dir=waits")
     assert done.returncode == 0, done.stderr
     status = cli(cluster, folder, "status", "waits").stdout
     assert "pending: " in status
@@ -70,7 +70,7 @@ def test_accounts_that_do_not_exist(accounting_cluster: Cluster) -> None:
 
 
 def test_a_machine_without_slurm_points_home(cluster: Cluster, tmp_path: Path) -> None:
-    done = cli(cluster, tmp_path, CPU, env={"PATH": str(tmp_path)})
+    done = cli(cluster, tmp_path, "+exp=demo", CPU, env={"PATH": str(tmp_path)})
     assert done.returncode == 2
     assert "must be on PATH" in done.stderr
     assert "+cluster=local" in done.stderr

@@ -28,7 +28,7 @@ def sbatch(cluster: Cluster, folder: Path, *words: str) -> str:
 
 
 def overrides(folder: Path) -> list[str]:
-    return ["+cluster=slurm_cpu", "name=plain", f"cluster.python={make_light_python(folder)}"]
+    return ["+exp=demo", "+cluster=slurm_cpu", "name=plain", f"cluster.python={make_light_python(folder)}"]
 
 
 def test_the_allocation_decides_and_a_requeue_goes_on(cluster: Cluster, shared_dir: Path) -> None:
@@ -51,7 +51,7 @@ def test_the_allocation_decides_and_a_requeue_goes_on(cluster: Cluster, shared_d
 
 
 def test_a_failing_start_says_why_in_the_jobs_log(cluster: Cluster, shared_dir: Path) -> None:
-    job = sbatch(cluster, shared_dir, "-N1", str(TEMPLATE), "+cluster=nvidia_h100", "optim.lrr=1")
+    job = sbatch(cluster, shared_dir, "-N1", str(TEMPLATE), "+exp=demo", "+cluster=nvidia_h100", "optim.lrr=1")
     log = shared_dir / f"slurm_rl-{job}.log"
     wait_until(lambda: log.is_file() and "did you mean optim.lr" in log.read_text(), "the error")
     assert "Traceback" not in log.read_text()

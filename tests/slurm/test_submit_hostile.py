@@ -12,7 +12,7 @@ from tests.slurm.submitting import cli, queue, quote, submit, wait_for_end, wait
 
 pytestmark = pytest.mark.slurm
 
-CPU = "+cluster=slurm_cpu"
+CPU = ("+exp=demo", "+cluster=slurm_cpu")
 
 
 def test_a_run_in_a_hostile_folder(cluster: Cluster, shared_dir: Path) -> None:
@@ -66,7 +66,7 @@ def test_is_refused_in_words(cluster: Cluster, shared_dir: Path, words: list[str
         # No command line holds a NUL; a site's preset can.
         key, _, value = words[0].partition("=")
         words = write_preset(shared_dir, key, value)
-    done = cli(cluster, shared_dir, CPU, *words)
+    done = cli(cluster, shared_dir, *CPU, *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.startswith("slurm_rl: ")
     assert "Traceback" not in done.stderr

@@ -18,7 +18,13 @@ from tests.slurm.submitting import cli, job_id, queue, wait_for_end, wait_for_st
 pytestmark = pytest.mark.slurm
 
 # Runs small enough that the test cluster has room for all of them at once.
-SMALL = ["+cluster=slurm_cpu", "cluster.num_nodes=1", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=1"]
+SMALL = [
+    "+exp=demo",
+    "+cluster=slurm_cpu",
+    "cluster.num_nodes=1",
+    "cluster.cpus_per_node=1",
+    "cluster.mem_gb_per_node=1",
+]
 
 
 def sweep(cluster: Cluster, folder: Path, *words: str, spy: Path | None = None) -> Path:

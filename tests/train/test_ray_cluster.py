@@ -79,7 +79,7 @@ def slurm_rl(cluster: OthersCluster, folder: Path, *words: str, token: str | Non
 
 
 def test_a_wrong_token_is_refused_by_the_real_thing(cluster: OthersCluster, tmp_path: Path) -> None:
-    words = ["+cluster=ray", f"cluster.address={cluster.address}", "run_dir=here"]
+    words = ["+cluster=ray", f"cluster.address={cluster.address}", "run_dir=here", "+exp=demo"]
     code, output = slurm_rl(cluster, tmp_path, *words, token="wrong")
     assert code == 2
     assert "wants its token" in output

@@ -295,5 +295,5 @@ def test_a_malformed_data_file_is_named_with_its_line(tmp_path: Path, capsys: py
 
 def test_a_tokenizer_without_pad_token_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eos>"}')
-    words = [f"run_dir={tmp_path / 'bad'}", "model=hf", f"model.path={tmp_path}"]
+    words = ["+exp=demo", f"run_dir={tmp_path / 'bad'}", "model=hf", f"model.path={tmp_path}"]
     assert "pad token" in refused(words, capsys)

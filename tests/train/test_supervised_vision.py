@@ -53,7 +53,7 @@ def run(task: str, path: Path, folder: Path) -> list[dict[str, float]]:
     path.mkdir()
     run = RunDir(path)
     words = [f"task={task}", *WORDS, f"data.train={folder / 'rows.jsonl'}", f"data.eval={folder / 'rows.jsonl'}"]
-    config = load_config([*words, "data.num_eval=100", "dpo.reference=live"])
+    config = load_config(["+exp=demo", *words, "data.num_eval=100", "dpo.reference=live"])
     run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     run_training(run, run.attempt(1), Place())
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]

@@ -162,7 +162,7 @@ def test_a_controller_on_a_full_disk_ends_and_says_so(
 ) -> None:
     """Also when another takes the room that it kept; then its exit status and its output are all that is left."""
     run = RunDir(disk / "run")
-    plan = build_plan(load_config(["job.max_failures=3"]), str(run.path), SubmitFacts("/python", 4, "1"))
+    plan = build_plan(load_config(["+exp=demo", "job.max_failures=3"]), str(run.path), SubmitFacts("/python", 4, "1"))
     write_json(run.plan, plan.to_json())
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 

@@ -33,8 +33,9 @@ class LightRun:
         settings = {"num_steps": 60, "step_s": 0.1, "save_every": 5, **trainer}
         # A dashboard would be a third of the CPU time of each bring-up, and these runs need none.
         small = ["+cluster=slurm_cpu", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "ray.dashboard=false"]
+        what = [] if any(word.startswith("+exp=") for word in words) else ["+exp=demo"]
         with _one_at_a_time:  # Hydra has one global state
-            config = load_config([*small, *words])
+            config = load_config([*what, *small, *words])
         plan = build_plan(config, str(folder), SubmitFacts(sys.executable, 2, "test"))
         argv = [sys.executable, str(TRAINER), "--run-dir", str(folder)]
         if plan.torchrun is not None:

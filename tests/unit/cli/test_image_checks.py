@@ -21,7 +21,7 @@ def submit(tmp_path: Path, image: str, capsys: pytest.CaptureFixture[str], *word
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     run_dir = tmp_path / "run"
-    common = [f"run_dir={run_dir}", f"data.train={data}", "data.num_eval=1", "data.chat_template=true"]
+    common = ["+exp=demo", f"run_dir={run_dir}", f"data.train={data}", "data.num_eval=1", "data.chat_template=true"]
     assert main(["submit", *common, *words]) == 2
     assert not run_dir.exists()
     return capsys.readouterr().err

@@ -16,7 +16,9 @@ from tests.unit.image.test_image_files import sqsh
 
 
 def plan_for(*words: str) -> JobPlan:
-    return build_plan(load_config(["+cluster=nvidia_h100", *words]), "/runs/1", SubmitFacts("python", 2, "test"))
+    return build_plan(
+        load_config(["+exp=demo", "+cluster=nvidia_h100", *words]), "/runs/1", SubmitFacts("python", 2, "test")
+    )
 
 
 def with_image(runtime: str, image: Any) -> JobPlan:

@@ -47,8 +47,8 @@ def children_cpu() -> float:
     ("words", "said"),
     [
         (["--help"], "amd_mi300"),
-        (["plan", "+cluster=amd_mi300"], "sbatch --job-name=addition"),
-        (["plan", "--json", "+cluster=nvidia_h100"], '"gpus_per_node": 8'),
+        (["plan", "+exp=demo", "+cluster=amd_mi300"], "sbatch --job-name=addition"),
+        (["plan", "--json", "+exp=demo", "+cluster=nvidia_h100"], '"gpus_per_node": 8'),
         (["--cfg", "job"], "object_store_gb"),
         (["here", "--print-template"], "#SBATCH --requeue"),
         (["status", "run"], "not submitted"),
@@ -117,7 +117,7 @@ def test_the_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None
         cwd=tmp_path, env=env, capture_output=True, text=True,
     )  # fmt: skip
     assert where.stdout.startswith(str(site))
-    assert "gpu:mi300:8" in call("plan", "+cluster=amd_mi300")
+    assert "gpu:mi300:8" in call("plan", "+exp=demo", "+cluster=amd_mi300")
     assert "exec python -m slurm_rl here" in call("here", "--print-template")
     build = ["image", "build", "container.runtime=pyxis", f"container.image={tmp_path}/rl.sqsh"]
     done = subprocess.run(

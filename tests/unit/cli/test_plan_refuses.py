@@ -46,7 +46,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_plan_refuses_in_the_words_of_submit(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [word.format(folder=folder) for word in REFUSED[name]]
+    words = ["+exp=demo", *(word.format(folder=folder) for word in REFUSED[name])]
     before = sorted(folder.rglob("*"))
     assert main(["submit", *words]) == 2
     submit = capsys.readouterr()
@@ -58,14 +58,14 @@ def test_plan_refuses_in_the_words_of_submit(name: str, folder: Path, capsys: py
 
 
 def test_as_json_the_refusals_are_no_part_of_the_plan(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "--json", "reward.function=reward.py:other"]) == 2
+    assert main(["plan", "--json", "+exp=demo", "reward.function=reward.py:other"]) == 2
     shown = capsys.readouterr()
     assert json.loads(shown.out)["launcher"] == "local"
     assert "must define other" in shown.err
 
 
 def test_all_refusals_are_told_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["run_dir=full", "model.init_from=/nowhere", "reward.function=reward.py:other"]
+    words = ["+exp=demo", "run_dir=full", "model.init_from=/nowhere", "reward.function=reward.py:other"]
     assert main(["plan", *words]) == 2
     told = capsys.readouterr().err
     assert "3 things are wrong" in told
@@ -74,7 +74,7 @@ def test_all_refusals_are_told_at_once(folder: Path, capsys: pytest.CaptureFixtu
 
 
 def test_what_is_right_is_not_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", "reward.function=reward.py:score", "run_dir=new/run"]) == 0
+    assert main(["plan", "+exp=demo", "reward.function=reward.py:score", "run_dir=new/run"]) == 0
     assert capsys.readouterr().err == ""
 
 
@@ -84,5 +84,5 @@ def test_plan_asks_no_cluster(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
     monkeypatch.setattr("slurm_rl.slurm.admission.check_admission", fail)
     monkeypatch.setattr("slurm_rl.ray_jobs.submit.open_dashboard", fail)
-    assert main(["plan", "+cluster=slurm_cpu"]) == 0
-    assert main(["plan", "+cluster=ray", "cluster.address=http://nowhere:8265"]) in (0, 2)
+    assert main(["plan", "+exp=demo", "+cluster=slurm_cpu"]) == 0
+    assert main(["plan", "+exp=demo", "+cluster=ray", "cluster.address=http://nowhere:8265"]) in (0, 2)

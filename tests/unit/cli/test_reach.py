@@ -27,7 +27,7 @@ ENV = {"RAY_ADDRESS": "10.0.0.1:10200", "RAY_AUTH_TOKEN_PATH": "/run/secrets/ray
 
 
 def plan_of(*words: str, run_dir: str = "/shared/runs/a b") -> JobPlan:
-    return build_plan(load_config(["name=golden", *words]), run_dir, FACTS)
+    return build_plan(load_config(["+exp=demo", "name=golden", *words]), run_dir, FACTS)
 
 
 def shell_in(runtime: str, image: str) -> list[str]:

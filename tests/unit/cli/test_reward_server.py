@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
         (["reward.url=http://a/b"], "scores by itself"),
         (["reward.function=/none.py:f"], r"must name a file that can be read; got /none.py \(No such file"),
         (["reward.function=f.py"], "reward.function must be file.py:name"),
-        (["reward.verifiers.arithmetic=null"], "at least 1 item"),
+        (["reward.num_workers=2"], r"must be given a reward.*\+reward=math"),
     ],
 )
 def test_bad_words_are_refused(words: list[str], message: str) -> None:
@@ -42,9 +42,10 @@ def test_a_failure_is_worth_a_number() -> None:
         run(["--failure-reward", "nan"])
 
 
-def test_presets_replace_the_demos_verifier() -> None:
+def test_a_named_reward_replaces_that_of_the_experiment() -> None:
     assert configure(["+reward=math_format"], None).verifiers == {"math": 1.0, "format": 0.5}
-    assert load_config(["+reward=[math,service]"]).reward.service.enabled
+    reward = load_config(["+exp=demo", "+reward=[math,service]"]).reward
+    assert reward.verifiers == {"math": 1.0} and reward.service.enabled
 
 
 def test_without_a_token_it_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

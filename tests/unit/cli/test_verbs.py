@@ -16,6 +16,7 @@ from slurm_rl.__main__ import main
 from slurm_rl.cli.verbs import VERBS
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.load import load_config
+from slurm_rl.config.words import DEMO
 from slurm_rl.plan.job import PLAN_VERSION
 
 ROOT = Path(__file__).parents[3]
@@ -73,7 +74,8 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
     assert first == verb
     told = read_words(verb, words)
     if verb in TAKE_OVERRIDES:
-        load_config(told.rest[1 if verb in ("image", "export") else 0 :])
+        overrides = told.rest[1 if verb in ("image", "export") else 0 :]
+        load_config(overrides or DEMO, is_run=verb not in ("image", "reward-server"))
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_what_is_checked_before_a_run_includes_it(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(QWEN25_7B))
     other = write_other(tmp_path)
-    config = load_config(["model=hf", f"model.path={folder}", f"model.init_from={other}"])
+    config = load_config(["+exp=demo", "model=hf", f"model.path={folder}", f"model.init_from={other}"])
     with pytest.raises(ConfigError, match=r"\[152064, 3584\].*\[9, 4\]") as caught:
         check_inputs(config)
     assert caught.value.exit_code == 2
@@ -77,7 +77,14 @@ def test_they_end_a_command_with_status_2(
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(tree))
-    words = ["+cluster=nvidia_h100", "model=hf", f"model.path={folder}", f"run_dir={tmp_path / 'run'}", *words]
+    words = [
+        "+exp=demo",
+        "+cluster=nvidia_h100",
+        "model=hf",
+        f"model.path={folder}",
+        f"run_dir={tmp_path / 'run'}",
+        *words,
+    ]
     assert main(["plan", *words]) == 2
     said = capsys.readouterr().err
     assert all(number in said for number in numbers), said

@@ -50,7 +50,9 @@ def test_a_wrong_rule_is_named_with_its_remedy(words: list[str], names: list[str
 
 def test_all_wrong_fields_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(["algorithm.entropy_bonus=-1", "policy.logprob_chunk_tokens=0", "trainer.num_epochs=0"])
+        load_config(
+            ["+exp=demo", "algorithm.entropy_bonus=-1", "policy.logprob_chunk_tokens=0", "trainer.num_epochs=0"]
+        )
     for name in ("algorithm.entropy_bonus", "policy.logprob_chunk_tokens", "trainer.num_epochs"):
         assert name in str(caught.value)
 
@@ -78,5 +80,5 @@ def test_no_number_of_the_config_may_be_infinite_or_none_at_all() -> None:
 
 
 def test_k1_in_the_reward_or_without_weight_is_no_matter() -> None:
-    load_config(["algorithm.kl.estimator=k1"])
-    load_config(["algorithm.kl.coefficient=0.1", "algorithm.kl.estimator=k1", "algorithm.kl.where=reward"])
+    load_config(["+exp=demo", "algorithm.kl.estimator=k1"])
+    load_config(["+exp=demo", "algorithm.kl.coefficient=0.1", "algorithm.kl.estimator=k1", "algorithm.kl.where=reward"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, load_config
 from slurm_rl.errors import ConfigError
@@ -13,32 +14,31 @@ from slurm_rl.errors import ConfigError
 NEEDED = {
     "cluster/ray": ["cluster.address=http://head:8265"],
     "model/hf": ["model.path=hub/model"],
-    "exp/grpo_mathv60k": ["+cluster=nvidia_a100"],
-    "exp/ppo_llama3_8b": ["+cluster=nvidia_h100", "reward.model.path=/models/rm"],
-    "exp/sft_llama3_8b": ["+cluster=nvidia_h100", "model.path=hub/model"],
-    "exp/rm_llama3_8b": ["+cluster=nvidia_h100"],
-    "exp/dpo_llama3_8b": ["+cluster=nvidia_h100"],
+    "exp/ppo_llama3_8b": ["reward.model.path=/models/rm"],
+    "exp/sft_llama3_8b": ["model.path=hub/model"],
     # Longer prompts than the demo's model has room for.
     **{f"data/{name}": ["model=hf", "model.path=hub/model"] for name in ("gsm8k", "math", "mathv60k")},
 }
 PRESETS = sorted(str(path.relative_to(conf_dir()).with_suffix("")) for path in conf_dir().glob("*/*.yaml"))
 NEEDED |= {
-    f"exp/{path.stem}": ["+cluster=nvidia_a100"]
+    f"exp/{path.stem}": [*NEEDED.get(f"exp/{path.stem}", []), "+cluster=nvidia_h100"]
     for path in (conf_dir() / "exp").glob("*_*.yaml")
-    if "external:" in path.read_text()
+    if not path.stem.endswith("_tiny")
 }
-# Groups of the base config's defaults list are replaced, the others appended.
-REPLACED = ("model",)
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_loads(preset: str) -> None:
     group, _, option = preset.partition("/")
-    plus = "" if group in REPLACED else "+"
-    needed = NEEDED.get(preset, [])
-    # An experiment goes over the cluster that it names no part of.
-    words = [*needed, f"{plus}{group}={option}"] if group == "exp" else [f"{plus}{group}={option}", *needed]
-    load_config(words)
+    words = [f"+{group}={option}", *NEEDED.get(preset, []), *([] if group == "exp" else ["+exp=demo"])]
+    assert load_config(words) == load_config([word.removeprefix("+") for word in reversed(words)])
+
+
+def test_an_experiment_names_no_machine_and_a_cluster_no_model() -> None:
+    for path in conf_dir().glob("exp/*.yaml"):
+        assert not {"cluster", "container", "job"} & set(yaml.safe_load(path.read_text())), path
+    for path in conf_dir().glob("cluster/*.yaml"):
+        assert set(yaml.safe_load(path.read_text())) <= {"defaults", "cluster", "container", "job", "ray"}, path
 
 
 def test_there_is_a_preset_for_each_kind_of_machine() -> None:
@@ -53,7 +53,7 @@ def test_a_site_has_presets_of_its_own(by: str, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "cluster" / "mysite.yaml").write_text(template.replace("partition: null", "partition: gpu"))
     if by == "variable":
         monkeypatch.setenv(SITE_DIR_VARIABLE, str(tmp_path))
-    config = load_config(["+cluster=mysite"], config_dir=str(tmp_path) if by == "flag" else None)
+    config = load_config(["+exp=demo", "+cluster=mysite"], config_dir=str(tmp_path) if by == "flag" else None)
     assert (config.cluster.slurm.partition, config.cluster.num_nodes) == ("gpu", 2)
     assert config.cluster.accelerator == "nvidia"
 
@@ -65,20 +65,20 @@ def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_an_unknown_preset_lists_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"(?s)nvidia_h1000.*nvidia_h100"):
-        load_config(["+cluster=nvidia_h1000"])
+        load_config(["+exp=demo", "+cluster=nvidia_h1000"])
 
 
 def test_a_table_says_how_it_grows() -> None:
     with pytest.raises(ConfigError, match=r"\+cluster.slurm.extra.<name>"):
-        load_config(["cluster.slurm.extra={switches: 1}"])
+        load_config(["+exp=demo", "cluster.slurm.extra={switches: 1}"])
 
 
 def test_quoting_is_explained() -> None:
     with pytest.raises(ConfigError, match=r"quote values"):
-        load_config(["run_dir=a(b"])
+        load_config(["+exp=demo", "run_dir=a(b"])
 
 
 def test_presets_of_prepared_data_begin_where_they_were_prepared() -> None:
-    config = load_config(["+data=gsm8k", "data.root=/shared/data", "model=hf", "model.path=hub/model"])
+    config = load_config(["+exp=demo", "+data=gsm8k", "data.root=/shared/data", "model=hf", "model.path=hub/model"])
     assert config.data.train == "/shared/data/gsm8k/train.jsonl"
     assert config.data.eval == "/shared/data/gsm8k/test.jsonl"

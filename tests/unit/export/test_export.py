@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 XPK = ["--cluster=tpus", "--tpu-type=v5p-128", "--project=my-project", "--image=gcr.io/my-project/maxtext:1"]
 BUCKET = "checkpoint.url='gs://bucket/runs'"
 CASES = {
-    "dstack-demo": ["dstack", "name=demo"],
+    "dstack-demo": ["dstack", "+exp=demo", "name=demo"],
     "dstack-grpo_mathv60k": [
         *("dstack", "--image=registry.example/slurm_rl:1", "+cluster=nvidia_a100", "+exp=grpo_mathv60k", BUCKET)
     ],
@@ -73,7 +73,7 @@ def test_secrets_stand_in_it_by_name_alone(name: str, monkeypatch: pytest.Monkey
 HOSTILE = st.text(st.sampled_from("ab $`\"'\\#:{}[]&|;<>*?!~=,%-\t"), min_size=1, max_size=20).filter(str.strip)
 
 
-DEMO = load_config(["name=demo"])
+DEMO = load_config(["+exp=demo", "name=demo"])
 
 
 @given(HOSTILE)
@@ -98,7 +98,13 @@ def test_hydra_reads_a_quoted_value_as_it_was(text: str) -> None:
 
 
 def test_a_node_composes_the_run_of_the_config() -> None:
-    words = ["+cluster=nvidia_h100", "name=a_b", "container.runtime=podman", "container.image=registry.example/rl:1"]
+    words = [
+        "+exp=demo",
+        "+cluster=nvidia_h100",
+        "name=a_b",
+        "container.runtime=podman",
+        "container.image=registry.example/rl:1",
+    ]
     task = build_task(load_config(words), words, [], None)
     assert task["image"] == "registry.example/rl:1"
     overrides = shlex.split(task["commands"][-1])[4:]
@@ -156,11 +162,14 @@ def test_the_xpk_script_runs_xpk_with_our_words_and_the_shells_secrets(tmp_path:
         (["xpk", "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET], "no --cluster, --tpu-type, --image"),
         (["dstack", "--out=a.yml"], "ends with .dstack.yml"),
         (["dstack", "--out=/proc/no/a.dstack.yml"], "--out"),
-        (["dstack", "+cluster=nvidia_h100", "container.runtime=pyxis", "container.image=/a.sqsh"], "Docker images"),
-        (["dstack", "name=7b"], "set name="),
-        (["dstack", "+cluster=amd_mi300"], "--image"),
+        (
+            ["dstack", "+exp=demo", "+cluster=nvidia_h100", "container.runtime=pyxis", "container.image=/a.sqsh"],
+            "Docker images",
+        ),
+        (["dstack", "+exp=demo", "name=7b"], "set name="),
+        (["dstack", "+exp=demo", "+cluster=amd_mi300"], "--image"),
         (["dstack", "+cluster=nvidia_h100", "+exp=verl_ppo_gsm8k"], "--image"),
-        (["dstack", "data.root='${{ secrets.A }}'"], "${{"),
+        (["dstack", "+exp=demo", "data.root='${{ secrets.A }}'"], "${{"),
         (["dstack", "optim.lrr=1"], "optim.lr"),
     ],
 )
@@ -177,7 +186,7 @@ def test_a_system_that_nobody_knows_is_bad_input(capsys: pytest.CaptureFixture[s
 
 
 def test_the_comment_is_no_yaml() -> None:
-    tree = yaml.safe_load(render_dstack(load_config(["name=demo"]), ["name=demo"], ["HF_TOKEN"], None))
+    tree = yaml.safe_load(render_dstack(load_config(["+exp=demo", "name=demo"]), ["name=demo"], ["HF_TOKEN"], None))
     assert tree["type"] == "task"
     assert tree["env"] == ["HF_TOKEN", "SLURM_RL_TOKEN"]
 

@@ -16,9 +16,16 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 NAMES = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml") if "\nexternal:" in path.read_text())
 CLUSTERS = {"verl_ppo_qwen2_7b_amd": "amd_mi300", "command": "slurm_cpu"}
 
+# How many, as the scripts that they come from have it.
+NODES = {
+    **{name: ["cluster.num_nodes=2"] for name in NAMES if name.startswith(("verl_", "openrlhf_ppo_"))},
+    **{name: ["cluster.num_nodes=16", "cluster.gpus_per_node=4"] for name in NAMES if name.startswith("maxtext_")},
+    "openrlhf_grpo_mathv60k": ["cluster.num_nodes=2", "cluster.gpus_per_node=2"],
+}
+
 
 def render(name: str) -> str:
-    config = load_config([f"+cluster={CLUSTERS.get(name, 'nvidia_a100')}", f"+exp={name}"])
+    config = load_config([f"+cluster={CLUSTERS.get(name, 'nvidia_a100')}", f"+exp={name}", *NODES.get(name, [])])
     plan = build_plan(config, "/shared/runs/golden", SubmitFacts(python="python", num_cpus=8, version="VERSION"))
     assert plan.external is not None
     lines = [f"{plan.num_nodes} nodes of {plan.gpus_per_node} {plan.accelerator} GPUs", "", *plan.external.first]

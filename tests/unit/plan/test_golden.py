@@ -27,6 +27,8 @@ IMAGES = {
 FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")
 # Under torchrun: one of each kind.
 UNDER_TORCHRUN = [("local", "none", "sft"), ("slurm_cpu", "none", "sft"), ("nvidia_h100", "pyxis", "dpo")]
+# Task to what is planned; the names stay those of the files.
+EXPERIMENTS = {"grpo": "demo", "sft": "sft_tiny", "dpo": "dpo_tiny"}
 # A Ray cluster of others has its own image.
 OF_OTHERS = ("ray", "none", "grpo")
 CASES = [
@@ -37,9 +39,14 @@ CASES = [
 
 
 def render(cluster: str, runtime: str, task: str) -> str:
-    words = [f"+cluster={cluster}", "name=golden", "run_dir=/shared/runs/golden", "container.mounts=[/data:/data:ro]"]
+    words = [
+        f"+exp={EXPERIMENTS[task]}",
+        f"+cluster={cluster}",
+        "name=golden",
+        "run_dir=/shared/runs/golden",
+        "container.mounts=[/data:/data:ro]",
+    ]
     words += ["cluster.address=http://ray.example:8265"] if cluster == "ray" else []
-    words += [f"task={task}", "supervised.max_tokens=16"] if task != "grpo" else []
     if runtime != "none":
         words += [f"container.runtime={runtime}", f"container.image={IMAGES[runtime]}"]
     return render_plan(build_plan(load_config(words), "/shared/runs/golden", FACTS)) + "\n"

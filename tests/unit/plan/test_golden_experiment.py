@@ -42,8 +42,8 @@ LLAMA3_8B = {
     "tie_word_embeddings": False,
 }
 MODELS: dict[str, tuple[dict[str, object], list[str]]] = {
-    "grpo_mathv60k": (QWEN2_5_VL_3B, []),
-    "ppo_llama3_8b": (LLAMA3_8B, ["reward.model.path=/models/llama3-8b-rm"]),
+    "grpo_mathv60k": (QWEN2_5_VL_3B, ["cluster.num_nodes=2", "cluster.gpus_per_node=2"]),
+    "ppo_llama3_8b": (LLAMA3_8B, ["cluster.num_nodes=2", "reward.model.path=/models/llama3-8b-rm"]),
 }
 """Experiment to its model, and what it wants to be told."""
 

@@ -26,7 +26,14 @@ QWEN3_30B_A3B = {
     "hidden_size": 2048, "num_hidden_layers": 48, "intermediate_size": 6144, "moe_intermediate_size": 768,
     "num_experts": 128, "vocab_size": 151936, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
 }  # fmt: skip
-H100 = ["+cluster=nvidia_h100", "model=hf", "model.path=/m", "data.max_prompt_tokens=1024", "rollout.max_tokens=3072"]
+H100 = [
+    "+exp=demo",
+    "+cluster=nvidia_h100",
+    "model=hf",
+    "model.path=/m",
+    "data.max_prompt_tokens=1024",
+    "rollout.max_tokens=3072",
+]
 
 
 def shape_of(tree: dict[str, object]) -> ModelShape:
@@ -141,7 +148,7 @@ def test_heads_that_the_engine_has_no_kernel_for_are_refused_before_anything_wai
 ) -> None:
     facts = SubmitFacts("/usr/bin/python3", 8, "test", shape_of(tree) if tree else None)
     with pytest.raises(ConfigError, match=seen):
-        build_plan(load_config(words), "/runs/a", facts)
+        build_plan(load_config(["+exp=demo", *words]), "/runs/a", facts)
     build_plan(load_config(["+exp=sft_tiny", "model.tiny.num_heads=8"]), "/runs/a", facts)
 
 
@@ -155,7 +162,7 @@ def test_nothing_is_estimated_of_an_unknown_model() -> None:
 def test_without_a_gpu_roles_that_work_at_once_share_the_cores() -> None:
     def threads(staleness: int) -> dict[str, int | None]:
         facts = SubmitFacts("/usr/bin/python3", 8, "test", None)
-        words = [f"rollout.max_staleness={staleness}", "rollout.num_engines=3"]
+        words = ["+exp=demo", f"rollout.max_staleness={staleness}", "rollout.num_engines=3"]
         return {actor.role: actor.num_threads for actor in build_plan(load_config(words), "/runs/a", facts).actors}
 
     assert threads(0) == {"policy": 8, "rollout": 2}

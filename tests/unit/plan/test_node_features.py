@@ -20,7 +20,7 @@ REFERENCE = ["reference.num_workers=8", "reference.node_feature=v100"]
 
 
 def plan_of(*words: str) -> JobPlan:
-    config = load_config(["+cluster=nvidia_h100", "model=hf", "model.path=/m", *KINDS, *words])
+    config = load_config(["+exp=demo", "+cluster=nvidia_h100", "model=hf", "model.path=/m", *KINDS, *words])
     return build_plan(config, "/runs/a", SubmitFacts("/usr/bin/python3", 8, "test"))
 
 

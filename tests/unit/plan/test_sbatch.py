@@ -21,7 +21,11 @@ printable = st.text(st.characters(exclude_categories=("C", "Z")) | st.just(" "),
 
 def plan_with(run_dir: str = "/runs/a", **cluster: object) -> JobPlan:
     tree = section_defaults(RunConfig)
-    tree["model"]["path"], tree["model"]["tiny"] = "hub/model", None
+    tree["model"]["path"], tree["data"]["train"], tree["reward"]["verifiers"] = (
+        "hub/model",
+        "addition",
+        {"arithmetic": 1},
+    )
     tree["cluster"] |= {"launcher": "slurm", **cluster}
     return build_plan(parse_config(tree), run_dir, FACTS)
 
@@ -29,7 +33,7 @@ def plan_with(run_dir: str = "/runs/a", **cluster: object) -> JobPlan:
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(printable.filter(lambda text: "${" not in text))
 def test_an_override_arrives_as_one_argument(comment: str) -> None:
-    config = load_config(["+cluster=slurm_cpu", f"cluster.slurm.comment={quote_for_hydra(comment)}"])
+    config = load_config(["+exp=demo", "+cluster=slurm_cpu", f"cluster.slurm.comment={quote_for_hydra(comment)}"])
     argv = sbatch_argv(build_plan(config, "/runs/a", FACTS).sbatch)
     assert argv.count(f"--comment={comment}") == 1
 

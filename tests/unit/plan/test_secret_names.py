@@ -14,12 +14,12 @@ PODMAN = ("container.runtime=podman", "container.image=registry.example/rl:1")
 
 @pytest.mark.parametrize("word", ["checkpoint.url='s3://bucket/a'", "data.train='gs://bucket/rows.jsonl'"])
 def test_a_bucket_gets_its_credentials_into_the_container_by_name(word: str) -> None:
-    plan = build_plan(load_config(["name=golden", word, *PODMAN]), "/shared/a", FACTS)
+    plan = build_plan(load_config(["+exp=demo", "name=golden", word, *PODMAN]), "/shared/a", FACTS)
     argv = wrap_agent(plan, 1, "7", None).argv
     assert "--env=AWS_SECRET_ACCESS_KEY" in argv
     assert not any(text.startswith("--env=AWS_SECRET_ACCESS_KEY=") for text in argv)
 
 
 def test_without_a_bucket_they_stay_where_they_are() -> None:
-    plan = build_plan(load_config(["name=golden", *PODMAN]), "/shared/a", FACTS)
+    plan = build_plan(load_config(["+exp=demo", "name=golden", *PODMAN]), "/shared/a", FACTS)
     assert plan.secret_names == ("WANDB_API_KEY", "HF_TOKEN")

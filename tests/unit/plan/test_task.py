@@ -17,7 +17,7 @@ CPU = ["+cluster=slurm_cpu", "cluster.num_nodes=2", "cluster.cpus_per_node=4"]
 
 def plan_of(*words: str) -> JobPlan:
     # The model of the demo is a small one.
-    return build_plan(load_config([*words, "supervised.max_tokens=16"]), "/runs/a", FACTS)
+    return build_plan(load_config(["+exp=demo", *words, "supervised.max_tokens=16"]), "/runs/a", FACTS)
 
 
 def test_every_gpu_gets_a_rank_and_no_engine_is_planned() -> None:
@@ -73,6 +73,6 @@ def test_each_node_has_its_own_rank_and_all_the_same_address() -> None:
 
 
 def test_a_critic_stands_beside_each_worker_of_the_policy() -> None:
-    plan = build_plan(load_config([*H100, "+algorithm=ppo"]), "/runs/a", FACTS)
+    plan = build_plan(load_config([*H100, "+exp=demo", "+algorithm=ppo"]), "/runs/a", FACTS)
     places = {role: [(a.node, a.gpus) for a in plan.actors if a.role == role] for role in ("policy", "critic")}
     assert places["critic"] == places["policy"] != []

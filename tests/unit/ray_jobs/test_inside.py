@@ -32,7 +32,7 @@ with (run / "metrics.jsonl").open("a") as file: print(json.dumps({"step": int(nu
 
 
 def plan_of(run_dir: Path, *words: str) -> JobPlan:
-    config = load_config(["+cluster=ray", "cluster.address=http://head:8265", "name=far", *words])
+    config = load_config(["+exp=demo", "+cluster=ray", "cluster.address=http://head:8265", "name=far", *words])
     plan = build_plan(config, str(run_dir), SubmitFacts(python="python", num_cpus=2, version="VERSION"))
     return replace(plan, expected={"python": ">=3.11"})
 

@@ -32,7 +32,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClu
 
 
 def submit(cluster: FakeCluster, *words: str) -> int:
-    return main(["+cluster=ray", f"cluster.address={cluster.address}", "run_dir=run", *words])
+    return main(["+exp=demo", "+cluster=ray", f"cluster.address={cluster.address}", "run_dir=run", *words])
 
 
 def job_of(cluster: FakeCluster) -> dict[str, object]:
@@ -176,7 +176,9 @@ def test_an_address_where_nobody_is_is_a_clear_error(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["+cluster=ray", f"cluster.address={address.format(port=closed_port())}", "run_dir=run"]) == 2
+    assert (
+        main(["+exp=demo", "+cluster=ray", f"cluster.address={address.format(port=closed_port())}", "run_dir=run"]) == 2
+    )
     assert "must be that of a Ray dashboard" in capsys.readouterr().err
     assert not Path("run").exists()
 
@@ -224,7 +226,17 @@ def test_a_silent_cluster_is_given_up_at_the_deadline(
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        assert main(["+cluster=ray", f"cluster.address=http://127.0.0.1:{silent.getsockname()[1]}", "run_dir=r"]) == 1
+        assert (
+            main(
+                [
+                    "+exp=demo",
+                    "+cluster=ray",
+                    f"cluster.address=http://127.0.0.1:{silent.getsockname()[1]}",
+                    "run_dir=r",
+                ]
+            )
+            == 1
+        )
     assert "must answer within" in capsys.readouterr().err
 
 
@@ -260,7 +272,7 @@ def test_code_beyond_the_limit_is_not_sent(
 def test_what_a_cluster_of_others_cannot_do_is_refused(
     words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["plan", "+cluster=ray", *words]) == 2
+    assert main(["plan", "+exp=demo", "+cluster=ray", *words]) == 2
     error = capsys.readouterr().err
     assert said in error
     assert "hunter2" not in error

@@ -10,7 +10,7 @@ from slurm_rl.slurm.launch import agent_environment
 
 def plan_of(*words: str) -> JobPlan:
     return build_plan(
-        load_config(["+cluster=slurm_cpu", *words]), "/runs/a", SubmitFacts("/usr/bin/python3", 2, "test")
+        load_config(["+exp=demo", "+cluster=slurm_cpu", *words]), "/runs/a", SubmitFacts("/usr/bin/python3", 2, "test")
     )
 
 

@@ -16,7 +16,7 @@ def test_the_run_must_be_named_and_of_torchruns_tasks() -> None:
     with pytest.raises(ConfigError, match="run_dir must be named"):
         find_run(load_config(["+exp=sft_tiny"]))
     with pytest.raises(ConfigError, match="task must be one of dpo, rm, sft; got grpo"):
-        find_run(load_config(["run_dir=a"]))
+        find_run(load_config(["+exp=demo", "run_dir=a"]))
 
 
 def test_the_same_words_go_on_and_others_do_not(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_a_margin_is_read_from_its_column(tmp_path: Path) -> None:
 
 
 def test_a_spoiled_sum_is_wrong_and_the_same_every_time() -> None:
-    config = DataConfig(largest_addend=9, num_eval=10)
+    config = DataConfig(train="addition", largest_addend=9, num_eval=10)
     train, held_out = load_pairs(config, seed=0)
     assert len(train) == 90 and len(held_out) == 10
     assert all(row.chosen != row.rejected and 0 <= int(str(row.rejected)) <= 18 for row in train)

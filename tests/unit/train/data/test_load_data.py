@@ -35,12 +35,12 @@ def test_addition_refuses_more_than_fits_in_memory() -> None:
 
 
 def test_held_out_rows_are_not_trained_on_and_none_is_lost() -> None:
-    train, held_out = load_data(DataConfig(num_eval=30, largest_addend=9), seed=3)
+    train, held_out = load_data(DataConfig(train="addition", num_eval=30, largest_addend=9), seed=3)
     assert (len(train), len(held_out)) == (70, 30)
     assert {r.prompt for r in train} & {r.prompt for r in held_out} == set()
     assert {r.index for r in train} | {r.index for r in held_out} == set(range(100))
-    assert load_data(DataConfig(num_eval=30, largest_addend=9), seed=3) == (train, held_out)
-    assert load_data(DataConfig(num_eval=30, largest_addend=9), seed=4) != (train, held_out)
+    assert load_data(DataConfig(train="addition", num_eval=30, largest_addend=9), seed=3) == (train, held_out)
+    assert load_data(DataConfig(train="addition", num_eval=30, largest_addend=9), seed=4) != (train, held_out)
 
 
 def test_a_prompt_that_the_file_holds_twice_is_on_one_side_only(tmp_path: Path) -> None:
@@ -65,11 +65,11 @@ def test_rows_that_are_all_one_prompt_leave_nothing_to_train_on(tmp_path: Path) 
 
 
 def test_num_eval_zero_keeps_all_rows() -> None:
-    train, held_out = load_data(DataConfig(num_eval=0, largest_addend=1), seed=0)
+    train, held_out = load_data(DataConfig(train="addition", num_eval=0, largest_addend=1), seed=0)
     assert (len(train), held_out) == (4, [])
 
 
 def test_an_eval_file_is_read_up_to_num_eval(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "eval.jsonl", list("abc"))
-    train, held_out = load_data(DataConfig(eval=path, num_eval=2, largest_addend=1), seed=0)
+    train, held_out = load_data(DataConfig(train="addition", eval=path, num_eval=2, largest_addend=1), seed=0)
     assert (len(train), [r.prompt for r in held_out]) == (4, ["a", "b"])

@@ -67,7 +67,7 @@ def test_submit_says_it_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([f"data.train='file://{tmp_path}/no.jsonl'", "run_dir=here"]) == 2
+    assert main(["+exp=demo", f"data.train='file://{tmp_path}/no.jsonl'", "run_dir=here"]) == 2
     assert "no.jsonl" in capsys.readouterr().err
     assert not Path("here").exists()
 

@@ -45,7 +45,7 @@ def make_source(*words: str) -> tuple[BatchSource, Rewards]:
     prompts = [EncodedPrompt(index=i, token_ids=[1], text=str(i), answer="1") for i in range(NUM_PROMPTS)]
     rewards = Rewards()
     sampler: Any = Sampler()
-    config = load_config(["trainer.prompts_per_step=4", "warmup.num_steps=10", *words])
+    config = load_config(["+exp=demo", "trainer.prompts_per_step=4", "warmup.num_steps=10", *words])
     return BatchSource(config, prompts, sampler, rewards), rewards
 
 

@@ -44,7 +44,7 @@ def test_a_missing_step_and_a_foreign_line_are_named(tmp_path: Path) -> None:
 
 def test_a_folder_without_rollouts_is_refused_before_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.replay must name a folder.*Next: name <run>/rollouts"):
-        load_config([f"rollout.replay={tmp_path}"])
+        load_config(["+exp=demo", f"rollout.replay={tmp_path}"])
     dump_groups(tmp_path, 0, [group(1.0)])
     with pytest.raises(ConfigError, match=r"rollout\.replay goes without rollout\.dump"):
-        load_config([f"rollout.replay={tmp_path}", "rollout.dump=true"])
+        load_config(["+exp=demo", f"rollout.replay={tmp_path}", "rollout.dump=true"])

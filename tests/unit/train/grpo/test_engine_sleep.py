@@ -151,11 +151,13 @@ def test_they_sleep_between_sampling_and_new_weights(words: list[str], order: li
     said: list[str] = []
     fake: Any = Recorder(said, verify=0.0)
     prompts: Any = Prompts([None], [], [])  # type: ignore[list-item]
-    trainer = ShortTrainer(load_config(words), RunDir(tmp_path), prompts, fake, fake, fake, fake, fake, fake)
+    trainer = ShortTrainer(
+        load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, fake, fake, fake, fake, fake, fake
+    )
     trainer.grpo_step()
     assert said == order
 
 
 def test_sampling_ahead_on_shared_gpus_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"rollout\.max_staleness must be 0 with rollout\.colocate.*got 1"):
-        load_config(["rollout.colocate=true", "rollout.max_staleness=1"])
+        load_config(["+exp=demo", "rollout.colocate=true", "rollout.max_staleness=1"])

@@ -18,7 +18,7 @@ from slurm_rl.train.grpo.types import Group
 from slurm_rl.train.types import TrainSequence
 from tests.unit.train.grpo.batch_kit import make_group, make_result
 
-DAPO = load_config(["+algorithm=dapo"]).algorithm
+DAPO = load_config(["+exp=demo", "+algorithm=dapo"]).algorithm
 
 
 def make_batch(num_groups: int, num_with_signal: int) -> list[Group]:

@@ -95,4 +95,4 @@ def test_settings_that_contradict_each_other_are_refused(words: list[str], seen:
 
 
 def test_one_completion_a_prompt_will_do() -> None:
-    assert load_config(["+algorithm=ppo"]).algorithm.group_size == 1
+    assert load_config(["+exp=demo", "+algorithm=ppo"]).algorithm.group_size == 1

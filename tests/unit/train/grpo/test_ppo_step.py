@@ -60,14 +60,14 @@ def make_trainer(tmp_path: Path, *words: str) -> tuple[GRPOTrainer, Policy, Crit
     policy, critic = Policy(), Critic()
     nothing: Any = None
     parts: Any = (policy, nothing, nothing, nothing, nothing, nothing, critic)
-    config = load_config([*WORDS, "warmup.num_steps=0", *words])
+    config = load_config(["+exp=demo", *WORDS, "warmup.num_steps=0", *words])
     return GRPOTrainer(config, RunDir(tmp_path), Prompts(make_prompts(), [], []), *parts), policy, critic
 
 
 def make_trainer_without_critic(tmp_path: Path, *words: str) -> tuple[GRPOTrainer, Policy]:
     policy, nothing = Policy(), None
     parts: Any = (policy, nothing, nothing, nothing, nothing, nothing)
-    config = load_config(["warmup.num_steps=0", *words])
+    config = load_config(["+exp=demo", "warmup.num_steps=0", *words])
     return GRPOTrainer(config, RunDir(tmp_path), Prompts(make_prompts(), [], []), *parts), policy
 
 

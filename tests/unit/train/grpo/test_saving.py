@@ -45,7 +45,7 @@ def policy() -> FakePolicy:
 def build_saver(root: Path, policy: Any, *words: str) -> RunSaver:
     run = RunDir(root)
     run.path.mkdir(exist_ok=True)
-    return RunSaver(run, load_config(list(words)), policy)
+    return RunSaver(run, load_config(["+exp=demo", *words]), policy)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ class Workers:
 
 def make_saver(path: Path, policy: Workers, critic: Workers | None) -> RunSaver:
     parts: Any = (policy, critic)
-    return RunSaver(RunDir(path), load_config(["+algorithm=ppo", "checkpoint.background=false"]), *parts)
+    return RunSaver(RunDir(path), load_config(["+exp=demo", "+algorithm=ppo", "checkpoint.background=false"]), *parts)
 
 
 @pytest.mark.parametrize("stage", ["grpo", "warmup"])

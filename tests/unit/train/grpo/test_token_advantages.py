@@ -51,7 +51,7 @@ def test_reinforce_pp_is_the_papers_equations(name: AdvantageName, has_kl: bool)
 
 def test_the_presets_are_the_papers() -> None:
     plain, baseline = (
-        load_config([f"+algorithm={name}"]).algorithm for name in ("reinforce_pp", "reinforce_pp_baseline")
+        load_config(["+exp=demo", f"+algorithm={name}"]).algorithm for name in ("reinforce_pp", "reinforce_pp_baseline")
     )
     assert (plain.advantage, plain.kl.estimator, plain.kl.where) == ("reinforce_pp", "k1", "reward")
     assert (baseline.advantage, baseline.kl.estimator, baseline.kl.where) == ("reinforce_pp_baseline", "k2", "loss")

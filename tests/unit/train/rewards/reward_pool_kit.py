@@ -17,7 +17,9 @@ TABLE: dict[VerifierName, str] = {
 
 
 def build_pool(**options: Any) -> RewardPool:
-    return RewardPool(RewardConfig(**{"num_workers": 2, "timeout_s": 1.0, **options}), TABLE)
+    return RewardPool(
+        RewardConfig(**{"num_workers": 2, "timeout_s": 1.0, "verifiers": {"arithmetic": 1.0}, **options}), TABLE
+    )
 
 
 def build_items(num: int, deeds: dict[int, str]) -> list[RewardItem]:

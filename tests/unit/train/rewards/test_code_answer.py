@@ -196,7 +196,7 @@ def test_the_pool_scores_code_with_the_settings_of_its_section() -> None:
 
 def test_a_test_must_be_able_to_end_before_its_item() -> None:
     with pytest.raises(ConfigError, match=r"code\.test_timeout_s must be at most 0\.8 x timeout_s = 3\.2, got 4"):
-        load_config(["+reward.verifiers.code=1.0", "reward.timeout_s=4"])
+        load_config(["+exp=demo", "+reward.verifiers.code=1.0", "reward.timeout_s=4"])
 
 
 def test_the_probe_names_what_holds_the_code_here() -> None:

@@ -67,7 +67,13 @@ def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
 
 def test_beside_the_critic_each_worker_scores_its_share_and_says_the_same(tmp_path: Path) -> None:
     build_model(tmp_path)
-    words = ["+algorithm=ppo", "reward.model.device=critic", f"reward.model.path={tmp_path}", "critic.num_workers=2"]
+    words = [
+        "+exp=demo",
+        "+algorithm=ppo",
+        "reward.model.device=critic",
+        f"reward.model.path={tmp_path}",
+        "critic.num_workers=2",
+    ]
     config = load_config(words)
     workers = [CriticWorker(config, WorkerPlace(rank, 2, "127.0.0.1", 1, num_threads=1)) for rank in range(2)]
     group = CriticGroup(Calls(), [Actor(f"critic-{n}", Handle(it)) for n, it in enumerate(workers)], 64, 60)  # type: ignore[arg-type]

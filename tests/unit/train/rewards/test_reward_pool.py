@@ -113,7 +113,7 @@ def test_items_travel_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
         return submit(self, chunk, **limits)
 
     monkeypatch.setattr(VerifierProcesses, "submit", count)
-    with RewardPool(RewardConfig(num_workers=2)) as pool:
+    with RewardPool(RewardConfig(num_workers=2, verifiers={"arithmetic": 1.0})) as pool:
         results = pool.score(items)
     assert Counter(r.value for r in results) == {1.0: 200, 0.0: 56}
     assert sizes == [64] * 4

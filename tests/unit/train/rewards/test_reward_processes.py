@@ -68,7 +68,7 @@ def test_a_verifier_that_cannot_be_imported_is_named() -> None:
     before = set(workers())
     table: dict[VerifierName, str] = {"arithmetic": "no_such_module:f"}
     with pytest.raises(RewardError, match=r"arithmetic \(no_such_module:f\): ModuleNotFoundError"):
-        RewardPool(RewardConfig(), table).__enter__()
+        RewardPool(RewardConfig(verifiers={"arithmetic": 1.0}), table).__enter__()
     assert set(workers()) == before
 
 
@@ -76,7 +76,8 @@ def test_a_start_that_takes_too_long_ends() -> None:
     before = set(workers())
     with pytest.raises(RewardError, match=r"1 reward workers must be up within 0\.2 s; got 0 up"):
         RewardPool(
-            RewardConfig(start_timeout_s=0.2), {"arithmetic": "tests.unit.train.rewards.slow_import:never"}
+            RewardConfig(start_timeout_s=0.2, verifiers={"arithmetic": 1.0}),
+            {"arithmetic": "tests.unit.train.rewards.slow_import:never"},
         ).__enter__()
     assert set(workers()) == before
 
@@ -88,7 +89,7 @@ from slurm_rl.train.rewards.pool import RewardItem, RewardPool
 
 if __name__ == "__main__":
     table = {"arithmetic": "tests.unit.train.rewards.bad_verifiers:obey"}
-    pool = RewardPool(RewardConfig(num_workers=2, timeout_s=60), table).__enter__()
+    pool = RewardPool(RewardConfig(num_workers=2, timeout_s=60, verifiers={"arithmetic": 1.0}), table).__enter__()
     print("up", flush=True)
     pool.score([RewardItem(completion=deed, answer="1") for deed in sys.argv[1:]])
 """

@@ -188,7 +188,7 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.train.rewards.supervise import RewardServices
 
 if __name__ == "__main__":
-    with RewardServices(RewardConfig(), Path(sys.argv[1]), Path(sys.argv[1])) as services:
+    with RewardServices(RewardConfig(verifiers={"arithmetic": 1.0}), Path(sys.argv[1]), Path(sys.argv[1])) as services:
         print(services.pids[0], flush=True)
         time.sleep(600)
 """

@@ -28,11 +28,13 @@ def score(
 
 
 def test_the_trainers_own_workers_score_by_default(tmp_path: Path) -> None:
-    assert score(RewardConfig(), tmp_path) == (RewardPool, [1.0, 0.0, 1.0], [])
+    assert score(RewardConfig(verifiers={"arithmetic": 1.0}), tmp_path) == (RewardPool, [1.0, 0.0, 1.0], [])
 
 
 def test_the_runs_own_service_listens_where_it_is_told(tmp_path: Path) -> None:
-    config = RewardConfig.model_validate({"service": {"enabled": True, "address": "cluster"}})
+    config = RewardConfig.model_validate(
+        {"verifiers": {"arithmetic": 1.0}, "service": {"enabled": True, "address": "cluster"}}
+    )
     kind, values, events = score(config, tmp_path, host="127.0.0.2")
     assert (kind, values) == (RewardClient, [1.0, 0.0, 1.0])
     assert events[-1]["urls"][0].startswith("http://127.0.0.2:")
