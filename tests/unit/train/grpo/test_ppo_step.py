@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ import pytest
 
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.load import load_config
+from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.data.tokenize import EncodedPrompt
+from slurm_rl.train.grpo.collect import Collected
 from slurm_rl.train.grpo.saving import RunState
 from slurm_rl.train.grpo.trainer import GRPOTrainer
 from slurm_rl.train.grpo.types import Group, Prompts
@@ -38,6 +40,16 @@ class Policy:
         self.trained.append((batch, algorithm.kl.coefficient))
         self.lrs.append(lr)
         return {"loss": 0.0, "grad_norm": 1.0}
+
+
+class Rows(MetricsLogger):
+    """Keeps what would be written."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, float]] = []
+
+    def log(self, step: int, stage: str, values: Mapping[str, float]) -> None:
+        self.rows.append(dict(values))
 
 
 class Critic:
@@ -109,12 +121,18 @@ def test_the_critic_learns_alone_at_first(tmp_path: Path) -> None:
 
 def test_the_row_has_the_learning_rate_of_its_own_step(tmp_path: Path) -> None:
     trainer, policy, _ = make_trainer(tmp_path, "optim.schedule=constant", "optim.warmup_steps=4", "optim.lr=1.0")
-    rows = []
+    trainer.metrics = rows = Rows()
+    groups = [*make_groups(), make_group(4, [None])]
     for _ in range(3):
-        trainer.train(make_groups())
-        rows.append(trainer.extra["policy/lr"])
+        with trainer.timer.phase("step"):
+            totals, num_tokens = trainer.train(groups)
+        trainer.collected = Collected(groups, groups, 1)
         trainer.state.step += 1  # as the loop does before it logs
-    assert rows == policy.lrs[::4] == [0.25, 0.5, 0.75]
+        trainer.log(groups, totals, num_tokens)
+    assert [row["policy/lr"] for row in rows.rows] == policy.lrs[::4] == [0.25, 0.5, 0.75]
+    # Two epochs; the failed completion is sampled and not trained on.
+    tokens = {"tokens/sampled": 10, "tokens/trained": 8, "tokens/computed": 16, "policy/optimizer_steps": 4}
+    assert {**rows.rows[0], **tokens, "reward/failed": 1, "entropy/sampled": 0.5} == rows.rows[0]
 
 
 def test_epochs_deal_the_groups_out_anew_and_a_resumed_run_as_it_would_have(tmp_path: Path) -> None:
