@@ -13,6 +13,7 @@ from pathlib import Path
 from slurm_rl.cli.image_line import check_image_is_there
 from slurm_rl.cli.lora_check import check_lora_targets
 from slurm_rl.cli.model_shape import sees_images
+from slurm_rl.cli.reward_model_check import check_reward_model
 from slurm_rl.cli.weights_check import check_same_model
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardConfig
@@ -47,8 +48,12 @@ def _checks_of_inputs(config: RunConfig) -> list[Callable[[], None]]:
         return []
     if config.cluster.launcher == "ray":  # its nodes see other folders than this machine does
         return []
-    checks = (_check_checkpoint_url, _check_model, _check_data, lambda config: check_reward(config.reward))
+    checks = (_check_checkpoint_url, _check_model, _check_data, _check_reward)
     return [functools.partial(check, config) for check in checks]
+
+
+def _check_reward(config: RunConfig) -> None:
+    check_reward(config.reward, config.data.chat_template)
 
 
 def _raise_all(checks: Sequence[Callable[[], None]]) -> None:
@@ -149,12 +154,16 @@ def _check_data(config: RunConfig) -> None:
     check_sources(images)
 
 
-def check_reward(config: RewardConfig) -> None:
-    """Look for the reward function in its file, without running the file: that happens in the workers alone.
+def check_reward(config: RewardConfig, chat_template: bool | None = None) -> None:
+    """Look at the reward model, and for the reward function in its file, which is run in the workers alone.
+
+    Args:
+        chat_template: data.chat_template; None of a reward server.
 
     Raises:
-        ConfigError: no such file, no Python, or nothing of that name at its top level.
+        ConfigError: a model that cannot score, no such file, no Python, or nothing of that name at its top level.
     """
+    check_reward_model(config.model, chat_template)
     if config.function is None:
         return
     file, _, name = config.function.rpartition(":")

@@ -64,10 +64,22 @@ class RewardModelConfig(Section):
     """Number format of its weights."""
     batch_size: PositiveInt = 16
     """Completions in one forward pass."""
+    normalize: bool = False
+    """The reward is (logit - mean) / std, by the `mean` and `std` in the model's config.json: those of its scores of
+    preference pairs, which task=rm and OpenRLHF measure. A critic that begins as such a model speaks in this unit."""
 
     @property
     def beside_critic(self) -> bool:
         return self.path is not None and self.device == "critic"
+
+    @model_validator(mode="after")
+    def _a_model_is_normalized(self) -> Self:
+        if self.normalize and self.path is None:
+            raise ValueError(
+                "reward.model.normalize is for reward.model.path, whose scores were measured; got path=null. "
+                "Next: name the model, or in its service: reward-server reward.model.normalize=true"
+            )
+        return self
 
 
 class RewardConfig(Section):

@@ -19,7 +19,7 @@ from slurm_rl.config.logging import LoggingConfig
 from slurm_rl.config.model import ModelConfig, fill_auto
 from slurm_rl.config.ray import RayConfig
 from slurm_rl.config.reward import RewardConfig
-from slurm_rl.config.supervised import DPOConfig, SFTConfig, SupervisedConfig
+from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.train import (
     CheckpointConfig,
     EvalConfig,
@@ -73,6 +73,8 @@ class RunConfig(Section):
     """What sft, rm and dpo share."""
     sft: SFTConfig = SFTConfig()
     """Supervised fine-tuning."""
+    rm: RMConfig = RMConfig()
+    """Reward models."""
     dpo: DPOConfig = DPOConfig()
     """Preferences."""
     warmup: WarmupConfig = WarmupConfig()

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, model_validator
 
 from slurm_rl.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
-DPOLossName = Literal["sigmoid", "ipo"]
+DPOLossName = Literal[
+    "sigmoid",
+    "sigmoid_norm",
+    "hinge",
+    "ipo",
+    "robust",
+    "exo_pair",
+    "nca_pair",
+    "bco_pair",
+    "sppo_hard",
+    "apo_zero",
+    "apo_down",
+    "discopop",
+]
+DivergenceName = Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"]
 ReferenceName = Literal["cached", "live", "none"]
 
 
@@ -38,15 +52,36 @@ class SFTConfig(Section):
     """Noise on the embeddings in training (https://arxiv.org/abs/2310.05914: 5 to 15); 0 adds none."""
 
 
+class RMConfig(Section):
+    """Reward models."""
+
+    centering: NonNegativeFloat = 0.0
+    """Weight of (chosen score + rejected score)^2 in the loss, which keeps scores around 0, where pairs alone leave
+    them anywhere; TRL's center_rewards_coefficient (https://arxiv.org/abs/2312.09244, which takes 0.01)."""
+
+
+SMOOTHED: Final = frozenset({"sigmoid", "robust", "exo_pair"})
+"""Losses that read dpo.label_smoothing."""
+ABSOLUTE: Final = frozenset({"nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down"})
+"""Losses that read each answer's ratio by itself, where others read how far two of one prompt are apart."""
+
+
 class DPOConfig(Section):
     """Direct preference optimization."""
 
     loss: DPOLossName = "sigmoid"
-    """A row of train/math/preference.py."""
+    """A row of train/math/preference.py, under TRL's name (sigmoid is DPO itself)."""
     beta: PositiveFloat = 0.1
     """How dear the distance to the reference is; IPO's tau."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """cDPO: share of pairs taken to be labelled the wrong way round (sigmoid)."""
+    """Share of pairs taken to be labelled the wrong way round (sigmoid: cDPO; robust: 0.1), or the weight that
+    exo_pair gives the rejected answer (above 0; 1e-3)."""
+    discopop_tau: PositiveFloat = 0.05
+    """Temperature of discopop's blend."""
+    divergence: DivergenceName = "reverse_kl"
+    """f-DPO (https://arxiv.org/abs/2309.16240): the distance to the reference, for losses of the difference alone."""
+    divergence_alpha: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Of alpha_divergence: near 0 it is forward KL, near 1 reverse KL."""
     chosen_nll: NonNegativeFloat = 0.0
     """Weight of an additional SFT loss on the chosen answers."""
     reference: ReferenceName = "cached"
@@ -54,10 +89,32 @@ class DPOConfig(Section):
     model in memory that computes them in each step; or none (reference-free)."""
 
     @model_validator(mode="after")
-    def _smoothing_needs_the_sigmoid(self) -> DPOConfig:
-        if self.label_smoothing > 0 and self.loss != "sigmoid":
+    def _smoothing_is_read(self) -> DPOConfig:
+        if self.label_smoothing > 0 and self.loss not in SMOOTHED:
             raise ValueError(
-                f"dpo.label_smoothing is for dpo.loss=sigmoid; got {self.label_smoothing} with {self.loss!r}. "
-                "Next: dpo.label_smoothing=0"
+                f"dpo.label_smoothing is for dpo.loss={', '.join(sorted(SMOOTHED))}; got {self.label_smoothing} with "
+                f"{self.loss!r}. Next: dpo.label_smoothing=0"
+            )
+        if self.label_smoothing == 0 and self.loss == "exo_pair":
+            raise ValueError(
+                "dpo.loss=exo_pair needs dpo.label_smoothing > 0, whose logarithm it takes; got 0. "
+                "Next: dpo.label_smoothing=1e-3, as the paper has it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _what_cancels_in_the_difference_needs_it(self) -> DPOConfig:
+        wanted = {"dpo.divergence": self.divergence != "reverse_kl", "dpo.reference=none": self.reference == "none"}
+        for name, is_wanted in wanted.items():
+            if is_wanted and self.loss in ABSOLUTE:
+                raise ValueError(
+                    f"{name} adds to both answers what only their difference cancels, which dpo.loss={self.loss} does "
+                    f"not take; got divergence={self.divergence!r} and reference={self.reference!r}. "
+                    "Next: dpo.loss=sigmoid, or divergence=reverse_kl with a reference"
+                )
+        if all(wanted.values()):
+            raise ValueError(
+                f"dpo.divergence={self.divergence} is a distance to a reference; got dpo.reference=none. "
+                "Next: dpo.reference=cached, or dpo.divergence=reverse_kl"
             )
         return self

@@ -13,6 +13,7 @@ from transformers import AutoModelForSequenceClassification
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.engine.reward_model import ScoreStatistics
 from slurm_rl.train.engine.tiny import build_tiny_model
 from slurm_rl.train.grpo.critic import build_critic_loss, read_before
 from slurm_rl.train.types import TrainSequence
@@ -76,6 +77,17 @@ def test_it_learns_the_returns_and_goes_on_from_its_checkpoint(folder: Path, tmp
     assert values_of(other, sequences) == values_of(critic, sequences)
     steps = [engine.train([read], build_critic_loss(0.2), 1e-3) for engine in (critic, other)]
     assert steps[0] == steps[1]
+
+
+def test_in_another_unit_it_learns_the_same_values(folder: Path) -> None:
+    unit = ScoreStatistics(mean=2.0, std=0.5)
+    critic, sequences = build_critic(folder), build_completions()
+    read = [read_before(sequence) for sequence in sequences]
+    losses = [critic.train([read], build_critic_loss(None, unit), 3e-3)["loss"] for _ in range(40)]
+    assert losses[-1] < 0.2 * losses[0]
+    values = [unit.normalize(np.array(row, dtype=np.float32)) for row in values_of(critic, sequences)]
+    error = np.concatenate([v - s.returns for v, s in zip(values, sequences, strict=True)])
+    assert 0.5 * np.square(error).mean() < 0.25 * losses[0]
 
 
 def test_it_starts_from_a_reward_model_with_its_head(folder: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.prompts import PromptRow
+from slurm_rl.train.data.prompts import Message, PromptRow
 
 
 def check_chat_template(tokenizer: Any) -> None:
@@ -42,10 +42,29 @@ def render_prompt(row: PromptRow, tokenizer: Any, chat_template: bool) -> str:
     return text
 
 
+def as_messages(text: str | list[Message], role: str = "user") -> list[Message]:
+    """Messages as they are; plain text as one message."""
+    return [{"role": role, "content": text}] if isinstance(text, str) else text
+
+
+def drop_sources(messages: list[Message]) -> list[Message]:
+    """The messages with the kind alone of a part that is no text: the bytes of an image may be in it."""
+    return [
+        {**message, "content": [_drop_source(part) for part in content]}
+        if isinstance(content := message["content"], list)
+        else message
+        for message in messages
+    ]
+
+
+def _drop_source(part: Any) -> Any:
+    kind = part.get("type", "text") if isinstance(part, dict) else "text"
+    return part if kind == "text" else {"type": kind}
+
+
 def _fill_template(row: PromptRow, tokenizer: Any) -> Any:
-    messages = [{"role": "user", "content": row.prompt}] if isinstance(row.prompt, str) else row.prompt
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tokenizer.apply_chat_template(as_messages(row.prompt), tokenize=False, add_generation_prompt=True)
     except Exception as error:  # a template is a program of the model's author and raises what it likes
         raise DataError(
             f"row {row.index}: the tokenizer's chat template must accept the messages",

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.answers import Text
 from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
+from slurm_rl.train.data.chat import as_messages
 from slurm_rl.train.data.images import list_images
 from slurm_rl.train.data.lines import shorten
 from slurm_rl.train.data.placeholders import ImageCounter, expand_placeholders
@@ -62,7 +63,7 @@ def encode_answer(
         DataError: the row cannot be rendered or loses characters, or the template never ends a turn.
     """
     if chat_template:
-        messages = _as_messages(prompt, "user"), _as_messages(answer, "assistant")
+        messages = as_messages(prompt, "user"), as_messages(answer, "assistant")
         return _encode_chat(*messages, tokenizer, name, sees_images)
     if not isinstance(prompt, str) or not isinstance(answer, str):
         raise DataError(
@@ -70,8 +71,8 @@ def encode_answer(
             seen="data.chat_template=false",
             action="data.chat_template=true",
         )
-    before, _ = _tokenize(prompt, tokenizer, name, add_special_tokens=True)
-    after, _ = _tokenize(answer, tokenizer, name, add_special_tokens=False)
+    before, _ = tokenize_text(prompt, tokenizer, name, add_special_tokens=True)
+    after, _ = tokenize_text(answer, tokenizer, name, add_special_tokens=False)
     token_ids = np.array([*before, *after, tokenizer.eos_token_id], dtype=np.int64)
     return EncodedAnswer(token_ids, np.arange(max(len(before), 1), len(token_ids)), name)
 
@@ -103,17 +104,13 @@ def _expand(answer: EncodedAnswer, counter: ImageCounter) -> EncodedAnswer:
     )
 
 
-def _as_messages(text: Text, role: str) -> list[Message]:
-    return [{"role": role, "content": text}] if isinstance(text, str) else text
-
-
 def _encode_chat(
     prompt: list[Message], answer: list[Message], tokenizer: Any, name: str, sees_images: bool
 ) -> EncodedAnswer:
     messages = [*prompt, *answer]
-    _refuse_what_nobody_sees(messages, name, sees_images)
-    text = _render(messages, tokenizer, name, add_generation_prompt=False)
-    token_ids, spans = _tokenize(text, tokenizer, name, add_special_tokens=False)
+    refuse_what_nobody_sees(messages, name, sees_images)
+    text = render_chat(messages, tokenizer, name, add_generation_prompt=False)
+    token_ids, spans = tokenize_text(text, tokenizer, name, add_special_tokens=False)
     ends = [n for n, token in enumerate(token_ids) if token in _special_ids(tokenizer)]
     answered: list[int] = []
     for number in range(len(prompt), len(messages)):
@@ -125,7 +122,7 @@ def _encode_chat(
     return EncodedAnswer(np.array(token_ids, dtype=np.int64), np.array(answered, dtype=np.int64), name, sources)
 
 
-def _refuse_what_nobody_sees(messages: list[Message], name: str, sees_images: bool) -> None:
+def refuse_what_nobody_sees(messages: list[Message], name: str, sees_images: bool) -> None:
     """Without its pixels an image would be read as its placeholders, and nobody would be told."""
     parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
     kinds = [part.get("type", "text") for part in parts if isinstance(part, dict)]
@@ -140,7 +137,7 @@ def _refuse_what_nobody_sees(messages: list[Message], name: str, sees_images: bo
 
 def _find_start(messages: list[Message], number: int, text: str, tokenizer: Any, name: str) -> int:
     """Character at which the model would take over."""
-    before = _render(messages[:number], tokenizer, name, add_generation_prompt=True) if number else ""
+    before = render_chat(messages[:number], tokenizer, name, add_generation_prompt=True) if number else ""
     if not text.startswith(before):
         raise DataError(
             f"{name}: the chat template must write the messages before a turn as it does without the turn",
@@ -186,7 +183,7 @@ def _special_ids(tokenizer: Any) -> set[int]:
     return {n for n, t in tokenizer.added_tokens_decoder.items() if t.special} | set(tokenizer.all_special_ids)
 
 
-def _render(messages: list[Message], tokenizer: Any, name: str, *, add_generation_prompt: bool) -> str:
+def render_chat(messages: list[Message], tokenizer: Any, name: str, *, add_generation_prompt: bool) -> str:
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
     except Exception as error:  # a template is a program of the model's author and raises what it likes
@@ -197,7 +194,7 @@ def _render(messages: list[Message], tokenizer: Any, name: str, *, add_generatio
         ) from error
 
 
-def _tokenize(
+def tokenize_text(
     text: str, tokenizer: Any, name: str, *, add_special_tokens: bool
 ) -> tuple[list[int], list[tuple[int, int]]]:
     """Token ids, and the characters of each."""

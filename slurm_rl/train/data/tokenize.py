@@ -15,10 +15,10 @@ from typing import Any
 
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
-from slurm_rl.train.data.chat import check_chat_template, render_prompt
+from slurm_rl.train.data.chat import as_messages, check_chat_template, drop_sources, render_prompt
 from slurm_rl.train.data.images import list_images
 from slurm_rl.train.data.placeholders import ImageCounter, expand_placeholders
-from slurm_rl.train.data.prompts import PromptRow
+from slurm_rl.train.data.prompts import Message, PromptRow
 from slurm_rl.train.types import ImageSpan, TokenPrompt
 
 _BATCH = 1024
@@ -39,6 +39,8 @@ class EncodedPrompt:
     answer: str
     images: Sequence[ImageSpan] = ()
     """In the order of their placeholders."""
+    messages: list[Message] | None = None
+    """The chat that `text` was rendered of, its images without their sources; None of plain text."""
 
     @property
     def tokens(self) -> TokenPrompt:
@@ -98,7 +100,13 @@ def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, chat_template: bool
     offsets = batch["offset_mapping"] if tokenizer.is_fast else [None] * len(rows)
     for row, text, token_ids, spans in zip(rows, texts, batch["input_ids"], offsets, strict=True):
         _check_characters(row, text, find_lost_characters(text, token_ids, spans, tokenizer))
-        yield EncodedPrompt(index=row.index, token_ids=list(token_ids), text=text, answer=row.answer)
+        yield EncodedPrompt(
+            index=row.index,
+            token_ids=list(token_ids),
+            text=text,
+            answer=row.answer,
+            messages=drop_sources(as_messages(row.prompt)) if chat_template else None,
+        )
 
 
 def _expand_images(

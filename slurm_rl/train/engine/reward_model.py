@@ -1,11 +1,23 @@
-"""Hugging Face's sequence classifiers with one label, as reward models that read packed rows."""
+"""Hugging Face's sequence classifiers with one label, as reward models that read packed rows.
+
+In config.json `mean` and `std` are those of its scores, under the names that OpenRLHF writes and reads
+(https://github.com/OpenRLHF/OpenRLHF, trainer/rm_trainer.py and `--reward.normalize_enable`), and `scores_chats` is
+what data.chat_template was when it was trained.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from transformers import PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import TokenClassifierOutput
+
+from slurm_rl.train.types import FloatArray
+
+Scores = TypeVar("Scores", Tensor, FloatArray)
 
 
 def score_every_token(model: PreTrainedModel) -> None:
@@ -26,3 +38,40 @@ def allow_new_head(loaded: dict[str, Any]) -> None:
     """A language model is welcome: it lacks the head that scores, and has one that we do not need."""
     loaded["missing_keys"] = [name for name in loaded["missing_keys"] if not name.startswith("score.")]
     loaded["unexpected_keys"] = [name for name in loaded["unexpected_keys"] if not name.startswith("lm_head.")]
+
+
+@dataclass(frozen=True)
+class ScoreStatistics:
+    """Mean and deviation of a reward model's scores over the answers of preference pairs, good and bad alike."""
+
+    mean: float
+    std: float
+
+    def normalize(self, scores: Scores) -> Scores:
+        """Scores of any shape in deviations from the mean."""
+        return (scores - self.mean) / self.std
+
+
+def describe_scores(config: PreTrainedConfig, statistics: ScoreStatistics, *, chats: bool) -> None:
+    """Put into the config, which is exported with the model, what whoever scores must know.
+
+    Args:
+        chats: it was trained on chats, which its template rendered, rather than on text.
+    """
+    config.update({"mean": statistics.mean, "std": statistics.std, "scores_chats": chats})
+
+
+def read_score_statistics(config: PreTrainedConfig, path: str) -> ScoreStatistics:
+    """What `describe_scores` wrote.
+
+    Raises:
+        ValueError: nobody measured, or all scores were the same.
+    """
+    mean, std = getattr(config, "mean", None), getattr(config, "std", None)
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in (mean, std)) or std <= 0:
+        raise ValueError(
+            "reward.model.normalize needs the mean and the std > 0 of the model's scores in its config.json, where "
+            f"task=rm writes them when it ends; {path} has mean={mean}, std={std}. Next: train it to its end, write "
+            "them there, or reward.model.normalize=false"
+        )
+    return ScoreStatistics(float(mean), float(std))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor
@@ -23,6 +23,9 @@ from slurm_rl.train.rewards.types import Failure, RewardItem, RewardResult
 from slurm_rl.train.seeds import derive_seed
 from slurm_rl.train.totals import add_totals
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
+
+if TYPE_CHECKING:
+    from slurm_rl.train.engine.reward_model import ScoreStatistics
 
 
 class CriticWorker:
@@ -57,16 +60,18 @@ class CriticWorker:
             temperature=1.0,
             score_seed=derive_seed(self.config.seed, "critic"),
         )
+        self.unit = read_unit(self.config)
         if self.config.reward.model.beside_critic:
             require_loadable(self._specify_rewards())
 
     def values(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """Values at the trained positions."""
-        return self.engine.compute_scores(micro_batches)
+        found = self.engine.compute_scores(micro_batches)
+        return found if self.unit is None else [[self.unit.normalize(values) for values in batch] for batch in found]
 
     def train(self, micro_batches: MicroBatches, clip: float | None, lr: float) -> dict[str, float]:
         """One optimizer step of the value loss."""
-        return self.engine.train(micro_batches, build_critic_loss(clip), lr)
+        return self.engine.train(micro_batches, build_critic_loss(clip, self.unit), lr)
 
     def rewards(self, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:
         """What the reward model of reward.model.path says of each, on this worker's own device."""
@@ -150,11 +155,32 @@ def read_before(sequence: TrainSequence) -> TrainSequence:
     )
 
 
-def build_critic_loss(clip: float | None) -> BatchLoss:
-    """The clipped value loss; token weights come with the batch."""
+def read_unit(config: RunConfig) -> ScoreStatistics | None:
+    """How the scores of the reward model that the critic begins as become rewards; None where they are rewards.
+
+    Else its first values would be off by the mean that normalization takes from every reward.
+    """
+    from transformers import AutoConfig
+
+    from slurm_rl.train.engine.reward_model import read_score_statistics
+
+    path = config.critic.init_from
+    if path is None or not config.reward.model.normalize:
+        return None
+    found = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    return read_score_statistics(found, path) if hasattr(found, "mean") else None
+
+
+def build_critic_loss(clip: float | None, unit: ScoreStatistics | None = None) -> BatchLoss:
+    """The clipped value loss; token weights come with the batch.
+
+    Args:
+        unit: how what the model says becomes a value.
+    """
 
     def compute(batch: PackedBatch, values: Tensor, _: Tensor) -> tuple[Tensor, dict[str, float]]:
         assert batch.old_values is not None and batch.returns is not None
+        values = values if unit is None else unit.normalize(values)
         token = value_loss(values, batch.old_values, batch.returns, clip)
         return (token.loss * batch.weights).sum(), {"clipped": float(token.clipped.sum())}
 

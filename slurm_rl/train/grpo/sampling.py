@@ -130,7 +130,13 @@ def split_evenly(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
 def score_groups(groups: Sequence[Group], scorer: Scorer) -> list[Group]:
     """The groups with one result a completion."""
     items = [
-        RewardItem(completion=completion.text, answer=group.prompt.answer, prompt=group.prompt.text)
+        RewardItem(
+            completion=completion.text,
+            answer=group.prompt.answer,
+            prompt=group.prompt.text,
+            messages=group.prompt.messages,
+            truncated=completion.truncated,
+        )
         for group in groups
         for completion in group.completions
     ]

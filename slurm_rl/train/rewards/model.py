@@ -2,8 +2,9 @@
 
     reward.model.path=runs/my-rm/export reward.model.device=cpu
 
-The text is tokenized as for training (train/supervised/rm.py): the prompt, the completion and the end-of-text token,
-and the score is read at that last token. It is the logit itself, of any size and sign.
+It reads the token ids that training reads (train/data/encode_scored.py), and the score is that of the last of them. It
+is the logit itself, of any size and sign, or with `normalize` in units of the deviation from the mean over the pairs
+that were measured when training ended.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.train.data.encode_scored import encode_scored, is_rendered
 from slurm_rl.train.rewards.types import Failure, RewardItem
 
 PREFIX = "model:"
@@ -33,7 +35,8 @@ class RewardModel:
         settings: the fields of RewardModelConfig, and `num_workers` that share the CPUs.
 
     Raises:
-        OSError, ValueError: the folder holds no such model, or one with other than one output.
+        OSError, ValueError: the folder holds no such model, or one with other than one output, or scores are to be
+            normalized that were never measured.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
@@ -41,6 +44,8 @@ class RewardModel:
 
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        from slurm_rl.train.engine.reward_model import read_score_statistics
 
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["num_workers"]))
         self._tokenizer = AutoTokenizer.from_pretrained(settings["path"])
@@ -51,11 +56,12 @@ class RewardModel:
             raise ValueError(f"a reward model has one output; {settings['path']} has {model.config.num_labels}")
         if not hasattr(model, "score"):
             raise ValueError(f"a reward model has its head under `score`; {type(model).__name__} has none")
+        self._statistics = read_score_statistics(model.config, settings["path"]) if settings["normalize"] else None
         self._model = model.to(settings["device"]).eval()
         self._device, self._batch_size = settings["device"], settings["batch_size"]
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
-        """One logit an item."""
+        """One score an item."""
         tokens = [self._encode(item) for item in items]
         # By length, so that little is padding.
         order = sorted(range(len(items)), key=lambda i: len(tokens[i]))
@@ -67,13 +73,23 @@ class RewardModel:
         return scores
 
     def _encode(self, item: RewardItem) -> list[int]:
-        # A rendered chat template has written its own special tokens.
-        is_rendered = any(item.prompt.startswith(token) for token in self._tokenizer.all_special_tokens)
-        before = self._tokenizer(item.prompt, add_special_tokens=not is_rendered)["input_ids"]
-        after = self._tokenizer(item.completion, add_special_tokens=False)["input_ids"]
-        token_ids = [*before, *after, self._tokenizer.eos_token_id]
+        is_chat, wants_chats = item.messages is not None, getattr(self._model.config, "scores_chats", None)
+        # What other clients rendered may be either.
+        fits = wants_chats in (None, is_chat) or (not is_chat and is_rendered(item.prompt, self._tokenizer))
+        if not fits:
+            raise ValueError(
+                f"the reward model was trained {'on text, got a chat' if is_chat else 'on chats, got text'}: set "
+                f"data.chat_template={str(not is_chat).lower()}, as when it was trained"
+            )
+        token_ids = encode_scored(
+            item.prompt if item.messages is None else list(item.messages),
+            item.completion,
+            self._tokenizer,
+            chat_template=is_chat,
+            truncated=item.truncated,
+        )
         longest = getattr(self._model.config.get_text_config(), "max_position_embeddings", math.inf)
-        if len(token_ids) > longest:
+        if not 0 < len(token_ids) <= longest:
             raise ValueError(f"the reward model reads {longest} tokens; prompt and completion have {len(token_ids)}")
         return token_ids
 
@@ -88,7 +104,8 @@ class RewardModel:
             hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
             # Not `logits`: they are read at the last token that is not padding, and padding is often end of text.
             last = hidden[torch.arange(len(rows)), mask.sum(-1) - 1]
-            return [float(score) for score in self._model.score(last).float().flatten()]
+            scores = self._model.score(last).float().flatten()
+            return (scores if self._statistics is None else self._statistics.normalize(scores)).tolist()
 
 
 @cache

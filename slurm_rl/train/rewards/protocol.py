@@ -7,17 +7,22 @@ Every key of an answer is a list with a number an item, since OpenRLHF's clients
 number cannot say why an item has no reward, so our client sends `"explain": true` beside, which others ignore:
 
     200               {"rewards": [null], "parts": [{}], "failures": [{"cause": "hang", "detail": "..."}]}
+
+Two more keys, which any client may send and none must, say what the text does not: `"truncated": [true]` of a
+completion that the length limit cut, and `"messages": [[{"role": "user", "content": "3+4?"}]]`, the chat before the
+policy's template rendered it. Reward models read them.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from slurm_rl.errors import ConfigError, RewardError
+from slurm_rl.train.data.prompts import parse_prompt
 from slurm_rl.train.rewards.types import FailureCause, RewardItem, RewardResult
 
 _KEYS = {"arithmetic": "acc_rewards", "math": "acc_rewards", "code": "acc_rewards", "format": "format_rewards"}
@@ -35,7 +40,7 @@ class RequestError(ConfigError):
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """A parsed request: three lists of one length."""
+    """A parsed request: lists of one length."""
 
     queries: list[str]
     """Prompt and completion, end to end."""
@@ -44,16 +49,23 @@ class ScoreRequest:
     """Reference answers; None when the client sends none."""
     explain: bool
     """The client is ours and reads causes of failures."""
+    truncated: list[bool] | None = None
+    """None when the client does not say."""
+    messages: list[list[dict[str, Any]] | None] | None = None
+    """Chats before they were rendered; None where the client sends none."""
 
 
 def build_request(items: Sequence[RewardItem]) -> dict[str, Any]:
     """The JSON body that asks for the rewards of `items`."""
-    return {
+    body = {
         "query": [item.prompt + item.completion for item in items],
         "prompts": [item.prompt for item in items],
         "labels": [item.answer for item in items],
+        "truncated": [item.truncated for item in items],
         "explain": True,
     }
+    chats = [item.messages for item in items]
+    return body if all(chat is None for chat in chats) else {**body, "messages": chats}
 
 
 def parse_request(body: bytes) -> ScoreRequest:
@@ -76,23 +88,40 @@ def parse_request(body: bytes) -> ScoreRequest:
     queries = _texts(tree, "query", None)
     if queries is None:
         raise RequestError("the request must have the key 'query'", seen=f"the keys {_show(sorted(tree))}")
-    prompts, labels = _texts(tree, "prompts", len(queries)), _texts(tree, "labels", len(queries))
-    return ScoreRequest(queries, prompts, labels, tree.get("explain") is True)
+    count = len(queries)
+    return ScoreRequest(
+        queries,
+        _texts(tree, "prompts", count),
+        _texts(tree, "labels", count),
+        tree.get("explain") is True,
+        _list(tree, "truncated", count, "true or false", lambda value: isinstance(value, bool)),
+        _list(tree, "messages", count, "a list of chat messages, or null", _is_chat),
+    )
 
 
 def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
+def _is_chat(value: Any) -> bool:
+    return value is None or (isinstance(value, list) and isinstance(parse_prompt(value), list))
+
+
 def _texts(tree: Mapping[str, Any], key: str, length: int | None) -> list[str] | None:
+    return _list(tree, key, length, "a string", lambda value: isinstance(value, str))
+
+
+def _list(
+    tree: Mapping[str, Any], key: str, length: int | None, wanted: str, fits: Callable[[Any], bool]
+) -> list[Any] | None:
     values = tree.get(key)
     if values is None:
         return None
     if not isinstance(values, list):
-        raise RequestError(f"{key!r} must be a list of strings", seen=_show(values))
+        raise RequestError(f"{key!r} must be a list, each of it {wanted}", seen=_show(values))
     for position, value in enumerate(values):
-        if not isinstance(value, str):
-            raise RequestError(f"{key}[{position}] must be a string", seen=_show(value))
+        if not fits(value):
+            raise RequestError(f"{key}[{position}] must be {wanted}", seen=_show(value))
     if length is not None and len(values) != length:
         raise RequestError(f"{key!r} must be as long as 'query', {length}", seen=len(values))
     return values

@@ -4,6 +4,8 @@ OpenRLHF's clients send the decoded sequence with its special tokens. Some send 
 others the data set's row (a JSON list of messages), in which case the chat template's markers tell:
 
     query   <|im_start|>user\n3+4?<|im_end|>\n<|im_start|>assistant\n7<|im_end|>     completion   7
+
+A completion that no end follows, though special tokens show elsewhere, was cut by the length limit.
 """
 
 from __future__ import annotations
@@ -12,12 +14,19 @@ import json
 import re
 from collections.abc import Mapping
 
+from slurm_rl.train.data.prompts import Message, parse_prompt
 from slurm_rl.train.rewards.protocol import RequestError, ScoreRequest
 from slurm_rl.train.rewards.types import RewardItem
 
-_MARKERS = ("<|im_start|>assistant\n", "<|start_header_id|>assistant<|end_header_id|>\n\n")
-"""What opens an answer in the templates of Qwen and Llama 3."""
-_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "</s>", "<eos>", "<pad>")
+_MARKERS = (
+    "<|im_start|>assistant\n",
+    "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "<start_of_turn>model\n",
+)
+"""What opens an answer in the templates of Qwen, Llama 3 and Gemma."""
+_BEGINS = ("<s>", "<bos>", "<|begin_of_text|>")
+"""Special tokens that begin a sequence."""
+_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<end_of_turn>", "</s>", "<eos>", "<pad>")
 """Special tokens that end or pad a sequence; no verifier should see them."""
 
 
@@ -43,8 +52,33 @@ def build_items(request: ScoreRequest, answers: Mapping[str, str] | None = None)
             )
         # With explain the client is ours: no special tokens stand behind its text, and every character counts.
         completion = query[begin:] if request.explain else _strip_ends(query[begin:])
-        items.append(RewardItem(completion=completion, answer=answer, prompt=query[:begin]))
+        has_end = len(completion) < len(query) - begin
+        items.append(
+            RewardItem(
+                completion=completion,
+                answer=answer,
+                prompt=query[:begin],
+                messages=_find_chat(request, position, prompt),
+                truncated=request.truncated[position] if request.truncated else not has_end and _shows_special(query),
+            )
+        )
     return items
+
+
+def _shows_special(query: str) -> bool:
+    """Whether the client decoded with special tokens: a text without any says nothing of its end."""
+    return any(token in query for token in (*_BEGINS, *_MARKERS))
+
+
+def _find_chat(request: ScoreRequest, position: int, prompt: str) -> list[Message] | None:
+    """The chat of an item: as it was sent, or the prompt where that is one in JSON; None of text."""
+    if request.messages is not None or request.explain:
+        return request.messages[position] if request.messages else None
+    try:
+        found = parse_prompt(prompt)
+    except RecursionError:
+        return None
+    return found if isinstance(found, list) else None
 
 
 def _look_up(answers: Mapping[str, str] | None, prompt: str, position: int) -> str:

@@ -9,9 +9,9 @@ A wrong completion has a score; a failure has none, and never turns into a silen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Verifier: TypeAlias = Callable[[str, str], float]
 """(completion text, reference answer) -> score in [0, 1]."""
@@ -28,7 +28,11 @@ class RewardItem:
     completion: str
     answer: str
     prompt: str = ""
-    """What the completion follows, as the model saw it; a reward function and a reward service get it too."""
+    """What the completion follows, as the policy saw it; a reward function and a reward service get it too."""
+    messages: Sequence[dict[str, Any]] | None = None
+    """The chat that `prompt` was rendered of, for a reward model's own template; None of plain text."""
+    truncated: bool = False
+    """The length limit cut the completion, so that no end of text follows it."""
 
 
 @dataclass(frozen=True, kw_only=True)

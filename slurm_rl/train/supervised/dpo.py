@@ -10,19 +10,25 @@ from torch import Tensor
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.supervised import DPOConfig
-from slurm_rl.train.data.encode_answers import EncodedAnswer
+from slurm_rl.train.data.answers import Text
+from slurm_rl.train.data.encode_answers import EncodedAnswer, encode_answer
 from slurm_rl.train.data.placeholders import ImageCounter
 from slurm_rl.train.engine.policy import LossFn
 from slurm_rl.train.math.losses import nll
-from slurm_rl.train.math.preference import DPO_LOSSES, LogRatios, sum_by_sequence
+from slurm_rl.train.math.preference import LogRatios, compute_dpo_loss, sum_by_sequence
 from slurm_rl.train.supervised.pairs import build_pair_examples, share, split_pairs
-from slurm_rl.train.supervised.types import Example, Objective, make_sequence
-from slurm_rl.train.types import PackedBatch, TrainSequence
+from slurm_rl.train.supervised.types import Example, Objective
+from slurm_rl.train.types import PackedBatch
 
 
 def build_dpo(config: RunConfig, tokenizer: Any, images: ImageCounter | None) -> Objective:
     """Pairs, each with the tokens of its answers."""
-    train, held_out, num_left_out = build_pair_examples(config, tokenizer, make_answered, images)
+
+    def encode(prompt: Text, answer: Text, name: str) -> EncodedAnswer:
+        chat_template, sees_images = config.data.chat_template, images is not None
+        return encode_answer(prompt, answer, tokenizer, chat_template=chat_template, name=name, sees_images=sees_images)
+
+    train, held_out, num_left_out = build_pair_examples(config, encode, images)
     build_loss = dpo_loss_builder(config.dpo)
     return Objective(
         train=train,
@@ -32,10 +38,6 @@ def build_dpo(config: RunConfig, tokenizer: Any, images: ImageCounter | None) ->
         num_left_out=num_left_out,
         needs_reference=config.dpo.reference != "none",
     )
-
-
-def make_answered(encoded: EncodedAnswer, _: float) -> TrainSequence:
-    return make_sequence(encoded.token_ids, encoded.answered, images=encoded.images)
 
 
 def dpo_loss_builder(config: DPOConfig) -> Callable[[Sequence[Example]], LossFn]:
@@ -53,7 +55,6 @@ def build_dpo_loss(config: DPOConfig, num_pairs: int, num_chosen_tokens: int) ->
     Metrics are means over pairs. `margin` and the rewards are beta times log ratios to the reference (to nothing, when
     reference-free); `accuracy` is the share of pairs with a margin above 0; `chosen_logprob` is that of an answer.
     """
-    pair_loss = DPO_LOSSES[config.loss]
 
     def compute(batch: PackedBatch, logprobs: Tensor, _: Tensor) -> tuple[Tensor, dict[str, float]]:
         ratios = logprobs if batch.ref_logprobs is None else logprobs - batch.ref_logprobs
@@ -63,19 +64,10 @@ def build_dpo_loss(config: DPOConfig, num_pairs: int, num_chosen_tokens: int) ->
 
         chosen, rejected = add_up(ratios)
         chosen_lengths, rejected_lengths = add_up(torch.ones_like(logprobs))
-        loss = (
-            pair_loss(
-                LogRatios(
-                    chosen=chosen,
-                    rejected=rejected,
-                    chosen_lengths=chosen_lengths,
-                    rejected_lengths=rejected_lengths,
-                ),
-                config.beta,
-                config.label_smoothing,
-            ).sum()
-            / num_pairs
+        pairs = LogRatios(
+            chosen=chosen, rejected=rejected, chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths
         )
+        loss = compute_dpo_loss(pairs, config).sum() / num_pairs
         chosen_nll, _ = add_up(nll(logprobs).loss)
         if config.chosen_nll > 0:
             loss = loss + config.chosen_nll * chosen_nll.sum() / num_chosen_tokens

@@ -3,51 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from torch import Tensor
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.answers import PairRow, load_pairs
-from slurm_rl.train.data.encode_answers import EncodedAnswer, encode_answer, expand_all
+from slurm_rl.train.data.answers import PairRow, Text, load_pairs
+from slurm_rl.train.data.encode_answers import EncodedAnswer, expand_all
 from slurm_rl.train.data.placeholders import ImageCounter
-from slurm_rl.train.supervised.types import Example, keep_fitting
+from slurm_rl.train.supervised.types import Example, keep_fitting, make_sequence
 from slurm_rl.train.types import TrainSequence
 
-MakeSequence = Callable[[EncodedAnswer, float], TrainSequence]
-"""(one answer after its prompt, the pair's margin) -> what the engine reads."""
+Encode = Callable[[Text, Text, str], EncodedAnswer]
+"""(prompt, answer, name of the row) -> its tokens, and which of them the loss reads."""
 
 
 def build_pair_examples(
-    config: RunConfig, tokenizer: Any, make: MakeSequence, images: ImageCounter | None = None
+    config: RunConfig, encode: Encode, images: ImageCounter | None = None
 ) -> tuple[list[Example], list[Example], int]:
     """Examples to train on, held-out ones, and how many rows to train on were too long."""
 
-    def encode(rows: Sequence[PairRow]) -> tuple[list[Example], int]:
-        both = [_encode(row, tokenizer, config, images is not None) for row in rows]
+    def build(rows: Sequence[PairRow]) -> tuple[list[Example], int]:
+        both = [_encode(row, encode) for row in rows]
         answers = expand_all([answer for pair in both for answer in pair], images)
         pairs = zip(rows, answers[::2], answers[1::2], strict=True)
-        examples = [(row.index, Example((make(one, row.margin), make(two, row.margin)))) for row, one, two in pairs]
+        examples = [(row.index, Example((_make(one, row), _make(two, row)))) for row, one, two in pairs]
         return keep_fitting(examples, config)
 
     train, held_out = load_pairs(config.data, config.seed)
-    kept, num_left_out = encode(train)
-    return kept, encode(held_out)[0], num_left_out
+    kept, num_left_out = build(train)
+    return kept, build(held_out)[0], num_left_out
 
 
-def _encode(row: PairRow, tokenizer: Any, config: RunConfig, sees_images: bool) -> tuple[EncodedAnswer, EncodedAnswer]:
-    chosen, rejected = (
-        encode_answer(
-            row.prompt,
-            answer,
-            tokenizer,
-            chat_template=config.data.chat_template,
-            name=f"row {row.index}",
-            sees_images=sees_images,
-        )
-        for answer in (row.chosen, row.rejected)
-    )
+def _make(encoded: EncodedAnswer, row: PairRow) -> TrainSequence:
+    return make_sequence(encoded.token_ids, encoded.answered, images=encoded.images, margin=row.margin)
+
+
+def _encode(row: PairRow, encode: Encode) -> tuple[EncodedAnswer, EncodedAnswer]:
+    chosen, rejected = (encode(row.prompt, answer, f"row {row.index}") for answer in (row.chosen, row.rejected))
     if chosen.token_ids.tolist() == rejected.token_ids.tolist():
         raise DataError(
             f"row {row.index}: chosen and rejected must differ in their tokens",

@@ -21,6 +21,7 @@ from slurm_rl.train.data.placeholders import ImageCounter
 from slurm_rl.train.engine import distributed
 from slurm_rl.train.engine.model import load_tokenizer
 from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.engine.reward_model import describe_scores
 from slurm_rl.train.engine.vision import load_image_reader
 from slurm_rl.train.model_folder import load_context_length, prepare_model
 from slurm_rl.train.stop import StopFlag
@@ -28,7 +29,7 @@ from slurm_rl.train.supervised.dpo import build_dpo
 from slurm_rl.train.supervised.loop import SupervisedLoop
 from slurm_rl.train.supervised.place import Place
 from slurm_rl.train.supervised.reference import AddReference, add_cached_logprobs, load_live_reference
-from slurm_rl.train.supervised.rm import build_rm
+from slurm_rl.train.supervised.rm import build_rm, measure_scores
 from slurm_rl.train.supervised.saving import PolicySaver
 from slurm_rl.train.supervised.sft import build_sft
 from slurm_rl.train.supervised.types import Objective
@@ -77,6 +78,9 @@ def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
         state = loop.run()
     if state.best_step not in (-1, state.step):
         saver.load_step(state.best_step)
+    if objective.is_reward_model:
+        measured = measure_scores(engine, objective, loop.share_of)
+        describe_scores(engine.module.config, measured, chats=config.data.chat_template)
     adapted = config.model.lora
     (engine.export_adapter if adapted and adapted.export == "adapter" else engine.export)(run.export)
     if is_first:

@@ -22,8 +22,10 @@ def encode(tree: Any) -> bytes:
 def test_a_request_comes_back_as_the_items_it_was_built_from() -> None:
     odd = RewardItem(prompt="a\0\ud800", completion="<|im_start|>assistant\nb</s>\n", answer="\u4e2d")
     bare = RewardItem(completion="<|im_start|>assistant\n7", answer="7")
-    items = [*ITEMS, odd, bare]
-    assert build_items(parse_request(encode(build_request(items)))) == items
+    cut = RewardItem(prompt="3+4=", completion="7", answer="7", truncated=True)
+    chat = RewardItem(prompt="<s>Hi", completion="7", answer="7", messages=[{"role": "user", "content": "Hi"}])
+    for items in ([*ITEMS, odd, bare, cut], [*ITEMS, chat, cut]):
+        assert build_items(parse_request(encode(build_request(items)))) == items
 
 
 def test_answers_to_our_client_keep_every_number_and_cause() -> None:
@@ -51,11 +53,15 @@ def test_answers_to_other_clients_are_lists_of_numbers_alone() -> None:
         (b"[" * 100_000, 400, "RecursionError"),
         (b"[]", 400, "must be a JSON object"),
         (b"{}", 422, "must have the key 'query'"),
-        (b'{"query": "text"}', 422, "'query' must be a list of strings; got 'text'"),
+        (b'{"query": "text"}', 422, "'query' must be a list, each of it a string; got 'text'"),
         (b'{"query": ["a", 5]}', 422, r"query\[1\] must be a string; got 5"),
         (b'{"query": ["a"], "labels": [NaN]}', 400, "NaN is no JSON number"),
         (b'{"query": ["a"], "labels": [Infinity]}', 400, "Infinity is no JSON number"),
         (b'{"query": ["a"], "labels": [null]}', 422, r"labels\[0\] must be a string; got None"),
+        (b'{"query": ["a"], "truncated": [0]}', 422, r"truncated\[0\] must be true or false; got 0"),
+        (b'{"query": ["a"], "truncated": [true, true]}', 422, "'truncated' must be as long as 'query', 1; got 2"),
+        (b'{"query": ["a"], "messages": [["hi"]]}', 422, r"messages\[0\] must be a list of chat messages, or null"),
+        (b'{"query": ["a"], "messages": "text"}', 422, "'messages' must be a list, each of it a list of chat"),
         (b'{"query": ["a"], "labels": ["1", "2"]}', 422, "'labels' must be as long as 'query', 1; got 2"),
         (b'{"query": ["a", "b"], "prompts": ["a"]}', 422, "'prompts' must be as long as 'query', 2; got 1"),
     ],
@@ -87,6 +93,32 @@ CHAT = "<|im_start|>user\n3+4?<|im_end|>\n<|im_start|>assistant\n"
 def test_other_clients_queries_are_cut_where_the_completion_begins(query: str, prompt: str, completion: str) -> None:
     request = parse_request(encode({"query": [query], "prompts": [prompt], "labels": ["7"]}))
     assert [item.completion for item in build_items(request)] == [completion]
+
+
+@pytest.mark.parametrize(
+    ("query", "prompt", "truncated"),
+    [
+        (f"{CHAT}7<|im_end|>", CHAT, False),
+        (f"{CHAT}7", CHAT, True),
+        ("<s>3+4=7</s>", "3+4=", False),
+        ("<s>3+4=7", "3+4=", True),
+        ("<bos><start_of_turn>model\n7<end_of_turn>", "not in it", False),
+        # Without a special token to be seen nobody knows; most texts have ended.
+        ("3+4=7", "3+4=", False),
+    ],
+)
+def test_where_special_tokens_show_a_completion_without_an_end_was_cut(
+    query: str, prompt: str, truncated: bool
+) -> None:
+    request = parse_request(encode({"query": [query], "prompts": [prompt], "labels": ["7"]}))
+    [item] = build_items(request)
+    assert (item.completion, item.truncated) == ("7", truncated)
+
+
+def test_a_prompt_nested_beyond_reason_is_text() -> None:
+    prompt = "[" * 100_000 + '"role"'
+    request = parse_request(encode({"query": [prompt + "7"], "prompts": [prompt], "labels": ["7"]}))
+    assert build_items(request)[0].messages is None
 
 
 def test_a_million_end_tokens_are_cut_in_no_time() -> None:

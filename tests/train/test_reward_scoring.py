@@ -1,0 +1,132 @@
+"""A reward model is trained, exported, and scores a GRPO run's completions as its training did."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from slurm_rl.config.load import load_config
+from slurm_rl.config.model import TinyModelConfig
+from slurm_rl.config.reward import RewardModelConfig
+from slurm_rl.config.run import RunConfig
+from slurm_rl.run_dir import RunDir
+from slurm_rl.train.data.answers import load_pairs
+from slurm_rl.train.data.prompts import PromptRow
+from slurm_rl.train.data.tokenize import encode_prompts
+from slurm_rl.train.engine.model import load_tokenizer
+from slurm_rl.train.engine.tiny import build_tiny_model
+from slurm_rl.train.grpo.sampling import score_groups
+from slurm_rl.train.grpo.types import Completion, Group
+from slurm_rl.train.rewards.model import score_all, specify_model
+from slurm_rl.train.rewards.scoring import build_result
+from slurm_rl.train.rewards.types import RewardItem, RewardResult
+from slurm_rl.train.stop import StopFlag
+from slurm_rl.train.supervised.place import Place
+from slurm_rl.train.supervised.session import build_engine, build_objective, train
+from slurm_rl.train.supervised.types import micro_batches_of
+
+TINY = TinyModelConfig(
+    characters="".join(map(chr, range(32, 127))), hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1
+)
+WORDS = [
+    "+exp=rm_tiny",
+    "model=hf",
+    "data.largest_addend=9",
+    "data.num_eval=20",
+    "supervised.batch_size=16",
+    "supervised.max_steps=5",
+    "supervised.max_tokens=64",
+    "policy.num_threads=1",
+    "rm.centering=0.01",
+]
+# As ChatML's, something stands behind the end of a turn; the policy's template is another one.
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<eos> {% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module", params=["text", "chat"])
+def trained(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDir, RunConfig]:
+    folder = tmp_path_factory.mktemp(request.param)
+    build_tiny_model(TINY, seed=0, folder=folder / "model")
+    tokenizer = load_tokenizer(folder / "model")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder / "model")
+    is_chat = str(request.param == "chat").lower()
+    config = load_config([*WORDS, f"model.path={folder / 'model'}", f"data.chat_template={is_chat}"])
+    run = RunDir(folder / "run")
+    run.path.mkdir()
+    run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    Place().join(timeout_s=300)
+    try:
+        train(run, config, Place(), StopFlag())
+    finally:
+        torch.distributed.destroy_process_group()
+    return run, config
+
+
+def scores_of_training(run: RunDir, config: RunConfig) -> list[float]:
+    """Of the held-out pairs' answers, by the engine that trains, from the export."""
+    same = config.model_copy(update={"model": config.model.model_copy(update={"path": str(run.export)})})
+    objective = build_objective(same, str(run.export))
+    engine = build_engine(same, str(run.export), objective, Place())
+    share = [list(range(len(objective.held_out)))]
+    [found] = engine.compute_scores(micro_batches_of(objective.held_out, share))
+    return [float(score) for scores in found for score in scores]
+
+
+def scores_of_grpo(run: RunDir, config: RunConfig, **fields: Any) -> list[float]:
+    """Of the same answers, as completions of a policy's prompts."""
+
+    class Scorer:
+        def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+            spec = specify_model(RewardModelConfig(path=str(run.export), **fields), num_workers=2)
+            outcomes = score_all(spec, items)
+            return [build_result(item, one, {"model": 1.0}) for item, one in zip(items, outcomes, strict=True)]
+
+    policy = load_tokenizer(run.export)
+    policy.chat_template = TEMPLATE.replace(": ", "~ ")
+    _, pairs = load_pairs(config.data, config.seed)
+    rows = [PromptRow(index=pair.index, prompt=pair.prompt, answer="") for pair in pairs]
+    prompts = encode_prompts(
+        rows,
+        policy,
+        chat_template=config.data.chat_template,
+        max_prompt_tokens=32,
+        context_length=64,
+        max_tokens=16,
+    )
+    groups = [
+        Group(prompt, [Completion([1], [0.0], str(text), False, 0) for text in (pair.chosen, pair.rejected)])
+        for prompt, pair in zip(prompts, pairs, strict=True)
+    ]
+    results = [result for group in score_groups(groups, Scorer()) for result in group.results]
+    assert all(result.failure is None for result in results), results[0].detail
+    return [float(result.value or 0.0) for result in results]
+
+
+def test_the_reward_is_the_score_of_training(trained: tuple[RunDir, RunConfig]) -> None:
+    expected, found = scores_of_training(*trained), scores_of_grpo(*trained)
+    assert len(expected) == 40
+    assert np.std(expected) > 0.01
+    print("largest difference", np.abs(np.subtract(expected, found)).max(), "std of scores", np.std(expected))
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def test_normalized_rewards_of_the_held_out_answers_have_mean_0_and_deviation_1(
+    trained: tuple[RunDir, RunConfig],
+) -> None:
+    run, config = trained
+    measured = json.loads((run.export / "config.json").read_text())
+    expected = scores_of_training(run, config)
+    assert (measured["mean"], measured["std"]) == pytest.approx((np.mean(expected), np.std(expected, ddof=1)), rel=1e-4)
+    found = scores_of_grpo(run, config, normalize=True)
+    assert (np.mean(found), np.std(found, ddof=1)) == pytest.approx((0.0, 1.0), abs=1e-4)
+    assert measured["scores_chats"] == config.data.chat_template
