@@ -37,6 +37,7 @@ TINY = TinyModelConfig(
 WORDS = [
     "+exp=rm_tiny",
     "model=hf",
+    "model.dtype=float32",
     "data.largest_addend=9",
     "data.num_eval=20",
     "supervised.batch_size=16",

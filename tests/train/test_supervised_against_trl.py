@@ -4,7 +4,8 @@ Nothing of TRL is replaced: it renders, tokenizes, pads and computes its loss; w
 where:
 
     TRL SFT   assistant_only_loss with the template's own marks      sft.train_on=assistant; all without
-    TRL DPO   loss_type sigmoid, ipo                                 dpo.loss
+    TRL RM    center_rewards_coefficient                             rm.centering
+    TRL DPO   loss_type sigmoid, ipo (all: tests/unit/train/math)    dpo.loss
               ["sigmoid", "sft"] with loss_weights                   dpo.chosen_nll
               reference logprobs of 0                                dpo.reference=none
               (since 1.16 TRL has no cDPO: it is the mean of the losses of pairs and of swapped pairs)
@@ -23,7 +24,7 @@ import torch
 from slurm_rl.config.data import DataConfig
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.supervised import DPOConfig, SFTConfig, SupervisedConfig
+from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.train.engine.model import load_tokenizer
 from slurm_rl.train.engine.policy import PolicyEngine
@@ -143,14 +144,15 @@ def test_sft(train_on: Any, folder: Path, tmp_path: Path) -> None:
     agree(ours, their_step(trainer))
 
 
-@pytest.mark.parametrize("margins", [None, MARGINS])
-def test_reward_model(margins: list[float] | None, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("margins", "centering"), [(None, 0.0), (MARGINS, 0.3)])
+def test_reward_model(margins: list[float] | None, centering: float, folder: Path, tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification
 
     rows: list[dict[str, Any]] = [dict(pair) for pair in PAIRS]
     for row, margin in zip(rows, margins or [], strict=False):
         row["margin"] = margin
-    config = make_config(folder, rows, "rm", data={"margin_key": "margin" if margins else None})
+    data = {"margin_key": "margin" if margins else None}
+    config = make_config(folder, rows, "rm", data=data, rm=RMConfig(centering=centering))
     build_engine(config, str(config.model.path), build_objective(config, str(config.model.path)), Place()).export(
         tmp_path / "scorer"
     )
@@ -159,9 +161,33 @@ def test_reward_model(margins: list[float] | None, folder: Path, tmp_path: Path)
     ]
     trainer = trl.RewardTrainer(
         model=AutoModelForSequenceClassification.from_pretrained(tmp_path / "scorer", dtype=torch.float32),
-        args=trl.RewardConfig(**settings(tmp_path, len(rows))),
+        args=trl.RewardConfig(**settings(tmp_path, len(rows), center_rewards_coefficient=centering or None)),
         processing_class=load_tokenizer(folder / "model"),
         train_dataset=datasets.Dataset.from_list([{k: v for k, v in row.items() if k != "prompt"} for row in whole]),
+    )
+    agree(train_once(config, as_they_are), their_step(trainer))
+
+
+def test_reward_model_of_chats(folder: Path, tmp_path: Path) -> None:
+    """Both read the score at the last token of what the template writes, here a space behind the end of the turn."""
+    from transformers import AutoModelForSequenceClassification
+
+    roles = {"prompt": "user", "chosen": "assistant", "rejected": "assistant"}
+    rows = [{key: [{"role": roles[key], "content": text}] for key, text in pair.items()} for pair in PAIRS]
+    tokenizer = load_tokenizer(folder / "model")
+    tokenizer.chat_template = TEMPLATE.replace("<eos>", "<eos> ")
+    tokenizer.save_pretrained(folder / "chats")
+    for name in ("config.json", "model.safetensors"):
+        (folder / "chats" / name).write_bytes((folder / "model" / name).read_bytes())
+    config = make_config(folder, rows, "rm", data={"chat_template": True})
+    path = str(folder / "chats")
+    config = config.model_copy(update={"model": ModelConfig(path=path)})
+    build_engine(config, path, build_objective(config, path), Place()).export(tmp_path / "scorer")
+    trainer = trl.RewardTrainer(
+        model=AutoModelForSequenceClassification.from_pretrained(tmp_path / "scorer", dtype=torch.float32),
+        args=trl.RewardConfig(**settings(tmp_path, len(rows))),
+        processing_class=tokenizer,
+        train_dataset=datasets.Dataset.from_list(rows),
     )
     agree(train_once(config, as_they_are), their_step(trainer))
 
