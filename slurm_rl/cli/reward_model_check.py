@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
 
@@ -19,7 +20,7 @@ def check_reward_model(config: RewardModelConfig, chat_template: bool | None) ->
     Raises:
         ConfigError: more than one output, scores that were never measured, or chats for a model of text.
     """
-    folder = Path(config.path or "").expanduser()
+    folder = expand_user(config.path or "")
     if config.path is None or not (folder / "config.json").is_file():
         return
     model = _read(folder / "config.json")
