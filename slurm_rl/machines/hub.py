@@ -6,6 +6,7 @@ Nothing blocks and there are no threads: whoever waits for something calls `poll
 from __future__ import annotations
 
 import contextlib
+import functools
 import socket
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError, SlurmRLError
 from slurm_rl.machines.link import Link, LinkClosed, WrongSecret
 from slurm_rl.machines.same import find_difference
+from slurm_rl.machines.strangers import SeldomEvents, choose_to_drop, most_strangers
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json
 
 _POLL_S = 0.05
@@ -23,6 +25,8 @@ BEAT_S = 5.0
 SILENCE_S = 60.0
 """Without a word for so long a machine is gone: its power was cut, or the network between is."""
 _PROOF_S = 20.0
+# What waits in the kernel's queue is taken the next time; nobody keeps the head from everything else.
+_ACCEPTED_AT_ONCE = 64
 _GOODBYE_S = 5.0
 
 
@@ -43,6 +47,10 @@ class Member:
     shares_run_dir: bool = False
     inbox: list[dict[str, Any]] = field(default_factory=list)
     """What it said that is for the attempt."""
+
+    @property
+    def peer(self) -> str:
+        return self.link.peer
 
     @property
     def host(self) -> str:
@@ -114,6 +122,8 @@ class Hub:
         self.notice: str | None = None
         """Which machine was told to stop, and by what."""
         self._beat_at = 0.0
+        self._most_strangers = most_strangers(num_nodes)
+        self._seldom = SeldomEvents(functools.partial(append_event, run))
 
     def open(self) -> None:
         """Listen, unless it does already.
@@ -192,16 +202,24 @@ class Hub:
             member.link.close()
         if self._listener is not None:
             self._listener.close()
+        self._seldom.close()
 
     def _accept(self) -> None:
-        while self._listener is not None:
+        for _ in range(_ACCEPTED_AT_ONCE if self._listener is not None else 0):
+            assert self._listener is not None
             try:
                 sock, _ = self._listener.accept()
+            except OSError:  # nobody
+                break
+            try:
                 link = Link(sock, self._secret, is_head=True)
-            except OSError:  # nobody, or somebody who left at once
-                return
+            except OSError:  # somebody who left at once
+                sock.close()
+                continue
             now = time.monotonic()
             self._strangers.append(Member(link, now, now))
+        for stranger in choose_to_drop(self._strangers, self._most_strangers):
+            self._drop(stranger, f"more than {self._most_strangers} at once had not said who they are")
 
     def _hear(self, member: Member) -> None:
         now = time.monotonic()
@@ -241,7 +259,7 @@ class Hub:
         member.link.close()
         if member in self._strangers:
             self._strangers.remove(member)
-            append_event(self.run_dir, "node/turned_away", address=member.link.peer, cause=how)
+            self._seldom.add("node/turned_away", address=member.peer, cause=how)
         elif self.members.get(member.rank) is member:
             del self.members[member.rank]
             self.lost[member.rank] = member.host
@@ -259,7 +277,7 @@ class Hub:
             with contextlib.suppress(SlurmRLError):
                 member.link.poll()
             # It leaves by itself when it has read that.
-            append_event(self.run_dir, "node/refused", host=member.host, cause=str(error))
+            self._seldom.add("node/refused", host=member.host, cause=str(error))
             return
         self._strangers.remove(member)
         self.members[member.rank] = member

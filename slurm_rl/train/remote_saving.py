@@ -7,7 +7,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
-from slurm_rl.errors import CheckpointError
+from slurm_rl.disk import is_full
+from slurm_rl.errors import CheckpointError, RunDirError
 from slurm_rl.run_dir import RunDir, append_event, read_json
 from slurm_rl.train.engine.checkpoint import MANIFEST, CheckpointStore
 from slurm_rl.train.engine.folders import written_beside
@@ -59,6 +60,8 @@ class RemoteSaver:
             try:
                 self._fetch(step)
             except CheckpointError as error:
+                if error.__cause__ is not None and is_full(error.__cause__):
+                    raise  # the copy may be whole; without it the run would begin anew
                 append_event(self.run_dir, "checkpoint/skipped", reason=f"copy of step {step}: {error}")
                 continue
             append_event(self.run_dir, "checkpoint/fetched", step=step, url=self.remote.url)
@@ -68,8 +71,9 @@ class RemoteSaver:
     def _fetch(self, step: int) -> None:
         folder = self.store.begin(step)
         beside = self.store.root / f".run-{step}"
-        shutil.rmtree(beside, ignore_errors=True)
         try:
+            shutil.rmtree(beside, ignore_errors=True)
+            beside.mkdir()
             files = self.remote.download(f"step-{step}", folder, beside)
             body = read_json(folder / MANIFEST)["body"]
             files.pop(MANIFEST)
@@ -83,8 +87,13 @@ class RemoteSaver:
                 if (beside / path.name).is_file():
                     (beside / path.name).replace(path)
             self.store.commit(step, body["meta"])
+        except (OSError, RunDirError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                "a copy must be one that can be written here", seen=f"{type(error).__name__}: {error}"
+            ) from error
         finally:
             shutil.rmtree(beside, ignore_errors=True)
+            self.store.discard(step)
 
     def _fetch_reference(self) -> None:
         """The reference that the warm-up made, which the policy of a later step cannot give any more."""

@@ -7,6 +7,8 @@ torch and DeepSpeed for each test would take longer than all that they compute.
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -181,8 +183,30 @@ def run_layout(rank: int, policy: PolicyConfig, model: Path, out: Path) -> None:
     (out / "half").mkdir(exist_ok=True)
     half.save(out / "half")
     if rank == 0:
+        plant_code(out / "checkpoint", out / "planted")
+    torch.distributed.barrier()
+    half.load(out / "half")  # with the classes of its own that DeepSpeed keeps for bfloat16
+    found["planted"] = catch(CheckpointError, lambda: third.load(out / "planted"))
+    if rank == 0:
         torch.save(state, out / "state.pt")
     (out / f"found-{rank}.json").write_text(json.dumps(found))
+
+
+class Code:
+    """Pickled, it makes a folder where it is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def plant_code(checkpoint: Path, planted: Path) -> None:
+    """A checkpoint whose files hold what they should, and code beside it."""
+    shutil.copytree(checkpoint, planted)
+    for file in planted.rglob("*.pt"):
+        torch.save({**torch.load(file, weights_only=False), "code": Code(planted / "ran")}, file)
 
 
 def catch(kind: type[Exception], call: Any) -> str:
@@ -385,6 +409,12 @@ def test_two_workers_go_on_where_others_stopped(num_saved: int, root: Path, refe
     found = json.loads((root / f"resharded-{num_saved}.json").read_text())
     for ours, expected in zip(found, reference[0][SAVED_AFTER:], strict=True):
         assert ours == pytest.approx(expected, abs=1e-5, rel=1e-5)
+
+
+def test_a_checkpoint_that_holds_code_is_refused_and_nothing_of_it_runs(layout: Path) -> None:
+    for rank in range(2):
+        assert "tensors and plain values alone" in found_by(layout, rank)["planted"]
+    assert (layout / "planted").is_dir() and not (layout / "planted" / "ran").exists()
 
 
 def test_deepspeed_names_both_numbers_of_workers(root: Path) -> None:

@@ -28,6 +28,7 @@ from slurm_rl.train.engine import optimizer as optimizers
 from slurm_rl.train.engine.backend import export_tensor
 from slurm_rl.train.engine.background import BackgroundWriter
 from slurm_rl.train.engine.distributed import get_device, get_rank, get_world_size
+from slurm_rl.train.engine.saved_weights import load_deepspeed
 
 # The folder DeepSpeed makes inside ours.
 _TAG = "deepspeed"
@@ -51,6 +52,8 @@ class DeepSpeedBackend:
             optimizer=self.optimizer,
             config=_build_config(zero_stage, self.dtype, 0.0 if self.plain else optim.max_grad_norm, offload),
         )
+        # DeepSpeed's own reader would run whatever a checkpoint says.
+        self.engine.checkpoint_engine.load = lambda path, map_location=None: load_deepspeed(Path(path))
         self.model = self.engine
         self.module: PreTrainedModel = self.engine.module
         self._clipped_norm = 0.0

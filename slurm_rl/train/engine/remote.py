@@ -32,6 +32,8 @@ _THREADS = 8
 _RETRY_S = (1.0, 5.0)
 """A bucket that says 503 says so for seconds; training goes on meanwhile."""
 
+_KINDS = ("files", "run")
+
 Result = TypeVar("Result")
 
 
@@ -112,7 +114,7 @@ class RemoteFolder:
         return isinstance(found, dict) and found.get("manifest") == hashlib.sha256(manifest).hexdigest()
 
     def download(self, name: str, folder: Path, run: Path) -> dict[str, Any]:
-        """Fetch what `upload` copied: the folder's files into `folder`, the extra ones into `run`.
+        """Fetch what `upload` copied: the folder's files into `folder`, the extra ones into `run`; both are new.
 
         Returns:
             Size and SHA-256 of the folder's files, by relative name.
@@ -120,16 +122,18 @@ class RemoteFolder:
         Raises:
             CheckpointError: something is missing, or is not as it was written.
         """
-        text = self._read(f"{self.root}/{name}/{MANIFEST}")
-        manifest: dict[str, Any] = json.loads(text or b"{}")
+        # Whoever may write the bucket writes the manifest too: nothing is believed of it before it is looked at.
+        manifest = parse_manifest(self._read(f"{self.root}/{name}/{MANIFEST}") or b"", f"{self.url}/{name}/{MANIFEST}")
 
         def fetch(relative: str) -> None:
             kind, _, rest = relative.partition("/")
             target = (folder if kind == "files" else run) / rest
-            target.parent.mkdir(parents=True, exist_ok=True)
             source = f"{self.root}/{name}/{relative}"
-            self._try("read", relative, lambda: self.fs.get_file(source, str(target)))
-            if _describe(target) != manifest[relative]:
+            size = self._try("read", relative, lambda: self.fs.info(source)["size"])
+            if size == manifest[relative]["size"]:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._try("read", relative, lambda: self.fs.get_file(source, str(target)))
+            if size != manifest[relative]["size"] or _describe(target) != manifest[relative]:
                 raise CheckpointError("a copy must hold the bytes that were written", seen=f"{self.url}/{name}/{rest}")
 
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -193,6 +197,27 @@ class RemoteFolder:
                     ) from error
                 time.sleep(wait_s)
         raise AssertionError("the last round returns or raises")
+
+
+def parse_manifest(text: bytes, place: str) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 by name, when every name stays below the folder that it is joined to.
+
+    Raises:
+        CheckpointError: it is no manifest, or a name is absolute, climbs by `..`, or is none that `upload` gives.
+    """
+    try:
+        manifest = json.loads(text)
+        found = {name: {"size": int(row["size"]), "sha256": str(row["sha256"])} for name, row in manifest.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"a copy's manifest must be what was written ({type(error).__name__}: {error})", seen=place
+        ) from None
+    for name in found:
+        kind, *parts = name.split("/")
+        is_plain = all(part not in ("", ".", "..") and part.isprintable() and "\\" not in part for part in parts)
+        if kind not in _KINDS or not parts or not is_plain or (kind == "run" and len(parts) > 1):
+            raise CheckpointError("a copy must hold files below its own folder alone", seen=f"{name!r} in {place}")
+    return found
 
 
 def _describe(path: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import read_json
-from slurm_rl.train.engine.shards import load_rank
+from slurm_rl.train.engine.shards import load_rank, load_tensors
 
 _FOLDER = "deepspeed"
 
@@ -46,7 +46,7 @@ def _read_fsdp2(policy: Path, num_workers: int, shapes: dict[str, list[int]]) ->
 
 def _read_whole(policy: Path, _: int, shapes: dict[str, list[int]]) -> Iterator[tuple[str, Tensor]]:
     # Every rank has the weights as the model computes with them; the master weights beside them say no more to it.
-    module = _load(policy / _FOLDER / "mp_rank_00_model_states.pt")["module"]
+    module = load_deepspeed(policy / _FOLDER / "mp_rank_00_model_states.pt", mmap=True)["module"]
     for name in shapes:
         yield name, module[name]
 
@@ -58,8 +58,8 @@ def _read_zero3(policy: Path, num_workers: int, shapes: dict[str, list[int]]) ->
             f"the checkpoint must have the files of {num_workers} ranks",
             seen=", ".join(file.name for file in files) or f"none in {policy / _FOLDER}",
         )
-    ranks = [_load(file)["optimizer_state_dict"]["fp32_flat_groups"] for file in files]
-    order = _load(policy / _FOLDER / "zero_pp_rank_0_mp_rank_00_model_states.pt")["param_shapes"]
+    ranks = [load_deepspeed(file, mmap=True)["optimizer_state_dict"]["fp32_flat_groups"] for file in files]
+    order = load_deepspeed(policy / _FOLDER / "zero_pp_rank_0_mp_rank_00_model_states.pt", mmap=True)["param_shapes"]
     offset = 0
     for name in (name for group in order for name in group):
         # Each rank has an equal part of each parameter, padded where it does not come out even.
@@ -89,12 +89,9 @@ def _rank_of(file: Path) -> int:
     return int(found.group(1)) if found else -1
 
 
-def _load(file: Path) -> dict[str, Any]:
-    try:
-        with torch.serialization.safe_globals(_harmless()):
-            return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=True))
-    except FileNotFoundError:
-        raise CheckpointError("the checkpoint must hold every file of its backend", seen=f"no {file.name}") from None
+def load_deepspeed(file: Path, *, mmap: bool = False) -> dict[str, Any]:
+    """One of DeepSpeed's files."""
+    return load_tensors(file, mmap=mmap, classes=_harmless())
 
 
 def _harmless() -> list[Any]:

@@ -8,12 +8,15 @@ does; joined they are the whole tensor.
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from slurm_rl.errors import CheckpointError
 from slurm_rl.train.engine.distributed import get_rank, get_world_size
 
 
@@ -21,9 +24,30 @@ def rank_file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}.pt"
 
 
+def load_tensors(file: Path, *, mmap: bool = False, classes: Sequence[Any] = ()) -> dict[str, Any]:
+    """What torch.save wrote: tensors and plain containers. The one place where such files are read.
+
+    They are pickles, which can run any code, and hashes say nothing of who wrote them; so nothing is made of
+    a class that is not among `classes`.
+
+    Raises:
+        CheckpointError: the file is not there, or holds anything else.
+    """
+    try:
+        with torch.serialization.safe_globals(list(classes)):
+            return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=mmap))
+    except FileNotFoundError:
+        raise CheckpointError("the checkpoint must hold every file of its backend", seen=f"no {file.name}") from None
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            "a checkpoint must hold tensors and plain values alone, or reading it would run code",
+            seen=f"{file} ({str(error).strip().splitlines()[0]})",
+            action="remove it, if you do not know who wrote it, and resume from the checkpoint before it",
+        ) from None
+
+
 def load_rank(folder: Path, rank: int, *, mmap: bool = False) -> dict[str, Any]:
-    # weights_only: tensors and plain containers, never code.
-    return dict(torch.load(rank_file(folder, rank), map_location="cpu", weights_only=True, mmap=mmap))
+    return load_tensors(rank_file(folder, rank), mmap=mmap)
 
 
 class SavedShards:

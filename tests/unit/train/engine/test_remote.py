@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from slurm_rl.train.engine.checkpoint import CheckpointStore
 from slurm_rl.train.engine.remote import RemoteFolder
 from slurm_rl.train.remote_saving import RemoteSaver
 from slurm_rl.train.saving import StepSaver
+from tests.small_disk import small_disk
 
 
 class PowerCutError(RuntimeError):
@@ -145,6 +149,102 @@ def test_damage_after_the_upload_is_found_and_the_one_before_taken(tmp_path: Pat
     assert fetched_step(tmp_path / "b", url) == 1
     kinds = [event["kind"] for event in read_rows(RunDir(tmp_path / "b").events)]
     assert kinds == ["checkpoint/skipped", "checkpoint/fetched"]
+
+
+NAMES = [
+    "/TMP/escaped",
+    "files//TMP/escaped",
+    "files/../../../escaped",
+    "files/policy/../../escaped",
+    "files/./x",
+    "files/",
+    "files",
+    "run/../escaped",
+    "run/a/b",
+    "other/x",
+    "../escaped",
+    "files/a\x1b[2J",
+    "files/a\nb",
+    "files/..\\escaped",
+    "",
+]
+
+
+def forge(saver: RemoteSaver, step: int, change: Callable[[dict[str, Any]], Any]) -> None:
+    """As one who may write the bucket: a manifest of his own, with the marker that goes with it."""
+    place = f"{saver.remote.root}/step-{step}"
+    manifest = json.loads(saver.remote.fs.cat_file(f"{place}/manifest.json"))
+    text = change(manifest)
+    text = text if isinstance(text, bytes) else json.dumps(manifest).encode()
+    saver.remote.fs.pipe_file(f"{place}/manifest.json", text)
+    marker = {"manifest": hashlib.sha256(text).hexdigest()}
+    saver.remote.fs.pipe_file(f"{place}/complete.json", json.dumps(marker).encode())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_copy_that_names_a_file_elsewhere_is_passed_over_and_nothing_of_it_written(tmp_path: Path, name: str) -> None:
+    url, name = f"memory://{secrets.token_hex(4)}/run", name.replace("/TMP", str(tmp_path))
+    make(tmp_path / "a", 1), make(tmp_path / "a", 2)
+    _, saver = open_run(tmp_path / "a", url)
+    saver.copy(1), saver.copy(2)
+    evil = b"evil"
+    if name.strip("/") not in ("", "files"):
+        saver.remote.fs.pipe_file(f"{saver.remote.root}/step-2/{name}", evil)
+    told = {"size": len(evil), "sha256": hashlib.sha256(evil).hexdigest()}
+    forge(saver, 2, lambda manifest: manifest.update({name: told}))
+    with pytest.raises(CheckpointError, match="below its own folder alone"):
+        saver.remote.download("step-2", tmp_path / "folder", tmp_path / "beside")
+    assert not (tmp_path / "folder").exists() and not (tmp_path / "beside").exists()
+    assert fetched_step(tmp_path / "b", url) == 1
+    assert not list(tmp_path.rglob("escaped"))
+    [skipped] = [row for row in read_rows(RunDir(tmp_path / "b").events) if row["kind"] == "checkpoint/skipped"]
+    assert "copy of step 2" in skipped["reason"]
+    assert [path.name for path in (tmp_path / "b" / "checkpoints").iterdir()] == ["step-1"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda manifest: b"[1]",
+        lambda manifest: b"{",
+        lambda manifest: b'{"files/x": 7}',
+        lambda manifest: b'{"files/x": {"size": "many", "sha256": ""}}',
+        lambda manifest: manifest.pop("files/manifest.json") and None,
+        lambda manifest: manifest["files/policy/rank-0.pt"].update(size=7),
+        lambda manifest: manifest.update({"files/policy": manifest["files/policy/rank-0.pt"]}),
+    ],
+)
+def test_a_manifest_that_is_none_costs_its_copy_alone(tmp_path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    url = f"memory://{secrets.token_hex(4)}/run"
+    make(tmp_path / "a", 1), make(tmp_path / "a", 2)
+    _, saver = open_run(tmp_path / "a", url)
+    saver.copy(1), saver.copy(2)
+    saver.remote.fs.pipe_file(f"{saver.remote.root}/step-2/files/x", b"x")
+    forge(saver, 2, change)
+    assert fetched_step(tmp_path / "b", url) == 1
+
+
+def test_a_file_larger_than_its_manifest_says_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = f"memory://{secrets.token_hex(4)}/run"
+    make(tmp_path / "a", 1)
+    _, saver = open_run(tmp_path / "a", url)
+    saver.copy(1)
+    saver.remote.fs.pipe_file(f"{saver.remote.root}/step-1/files/policy/rank-1.pt", bytes(10_000_000))
+    with pytest.raises(CheckpointError, match="bytes that were written"):
+        saver.remote.download("step-1", tmp_path / "folder", tmp_path / "beside")
+    assert sum(path.stat().st_size for path in tmp_path.rglob("folder/**/*") if path.is_file()) < 10_000
+
+
+def test_a_copy_that_finds_no_room_here_ends_the_start_and_is_not_passed_over(tmp_path: Path) -> None:
+    """Or the run would begin anew beside a whole copy."""
+    url = f"file://{tmp_path}/bucket/run"
+    make(tmp_path / "a", 1)
+    (tmp_path / "a" / "samples.jsonl").write_bytes(bytes(1_000_000))
+    open_run(tmp_path / "a", url)[1].copy(1)
+    with small_disk(tmp_path, size_kb=512) as disk:
+        with pytest.raises(CheckpointError, match="No space left"):
+            open_run(disk / "b", url)[1].fetch_newer(-1)
+        assert list((disk / "b" / "checkpoints").iterdir()) == []
 
 
 def test_pruning_keeps_the_newest_and_the_spared(tmp_path: Path, url: str) -> None:
