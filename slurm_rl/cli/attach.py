@@ -16,11 +16,12 @@ from slurm_rl.plan.attach import build_attach
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json
 from slurm_rl.slurm.ends import read_record
+from slurm_rl.slurm.own_folder import require_own_run
 
 
 def run(words: list[str]) -> int:
     told = read_words("attach", words)
-    directory = find_run(told.rest)
+    directory = require_own_run(find_run(told.rest))
     plan, attempt = load_live(directory)
     if plan.address:
         raise ConfigError(

@@ -6,9 +6,8 @@ import sys
 import time
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.ray_jobs.submit import open_dashboard
 from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.jobs import load_job
+from slurm_rl.slurm.jobs import load_job, open_recorded_dashboard
 
 # Ray hands out the whole log each time.
 _ASK_EVERY_S = 3.0
@@ -31,7 +30,7 @@ def print_far_log(run: RunDir, who: str, *, follow: bool) -> int:
         raise ConfigError("--who must be driver, since the other logs lie on the Ray cluster", seen=who)
     job = load_job(run)
     assert job is not None
-    dashboard, shown = open_dashboard(job["address"]), 0
+    dashboard, shown = open_recorded_dashboard(run, job), 0
     while True:
         # The state first: what is printed until then is in the log that is read after.
         found = dashboard.find_job(job["job_id"])

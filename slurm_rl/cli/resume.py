@@ -12,11 +12,12 @@ from slurm_rl.cli.words import read_words
 from slurm_rl.errors import RunDirError
 from slurm_rl.run_dir import RunDir
 from slurm_rl.slurm.jobs import is_job_alive
+from slurm_rl.slurm.own_folder import require_own_run
 from slurm_rl.slurm.submit import submit_run
 
 
 def run(words: list[str]) -> int:
-    directory = find_run(read_words("resume", words).rest)
+    directory = require_own_run(find_run(read_words("resume", words).rest))
     plan = load_plan(directory)
     if plan.launcher == "machines":
         from slurm_rl.cli.node import run as run_node

@@ -10,7 +10,7 @@ from slurm_rl.cli.find import find_run, find_sweep, parse_path
 from slurm_rl.cli.words import read_words
 from slurm_rl.jsonl import read_last_rows
 from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.jobs import RunState, load_job, read_states
+from slurm_rl.slurm.jobs import RunState, load_job, open_recorded_dashboard, read_states
 from slurm_rl.slurm.ledger import SweepDir, runs_of
 from slurm_rl.slurm.sweep_jobs import count_states
 
@@ -62,7 +62,7 @@ def render_status(run: RunDir) -> str:
     if not last and job and job["launcher"] == "ray" and state.word != "unknown":
         from slurm_rl.ray_jobs.submit import read_last_row
 
-        last = read_last_row(job)
+        last = read_last_row(open_recorded_dashboard(run, job), job["job_id"])
     lines = [f"run     {run.path}", f"state   {state}"]
     if job:
         lines.append(f"job     {job['job_id']} ({job['launcher']})")

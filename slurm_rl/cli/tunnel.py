@@ -18,13 +18,14 @@ from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.tunnel import Forward, build_ssh_argv, build_tensorboard_argv
 from slurm_rl.run_dir import AttemptDir, RunDir
+from slurm_rl.slurm.own_folder import require_own_run
 
 _END_S = 5.0
 
 
 def run(words: list[str]) -> int:
     told = read_words("tunnel", words)
-    args, directory = told.flags, find_run(told.rest)
+    args, directory = told.flags, require_own_run(find_run(told.rest))
     plan, attempt = load_live(directory)
     board = build_tensorboard_argv(sys.executable, str(directory.tensorboard), args.tensorboard_port)
     ssh = [] if plan.address else find_ssh(plan, attempt, args.port)

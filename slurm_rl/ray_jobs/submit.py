@@ -69,9 +69,9 @@ def submit_to_ray(run: RunDir, plan: JobPlan) -> str:
     return job_id
 
 
-def read_last_row(job: Mapping[str, Any]) -> dict[str, Any]:
+def read_last_row(dashboard: Dashboard, job_id: str) -> dict[str, Any]:
     """The newest row of metrics in the job's log that is not an evaluation; empty when there is none."""
-    text = open_dashboard(job["address"]).read_logs(job["job_id"])
+    text = dashboard.read_logs(job_id)
     for line in reversed(re.findall(rf"^{ROW_MARK}(\{{.*\}})$", text, re.MULTILINE)):
         row: dict[str, Any] = json.loads(line)
         if row["stage"] != "eval":

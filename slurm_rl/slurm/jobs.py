@@ -17,6 +17,7 @@ from slurm_rl.run_dir import RunDir, append_event, read_json, write_json
 from slurm_rl.slurm import commands
 from slurm_rl.slurm.attempts import EXIT_INTERRUPTED
 from slurm_rl.slurm.commands import JobInfo
+from slurm_rl.slurm.own_folder import require_own_run
 from slurm_rl.slurm.states import JobState
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def is_job_alive(run: RunDir) -> bool:
     """
     job = load_job(run)
     if job is not None and job["launcher"] == "ray":
-        found = _open_dashboard(job).find_job(job["job_id"])
+        found = open_recorded_dashboard(run, job).find_job(job["job_id"])
         return found is not None and found.is_alive
     job_id = open_job_id(run)
     return _state(run, commands.query_jobs([job_id] if job_id else []), "").is_alive
@@ -99,7 +100,7 @@ def cancel_job(run: RunDir) -> bool:
             )
         return False
     if job["launcher"] == "ray":
-        _open_dashboard(job).stop(job["job_id"])
+        open_recorded_dashboard(run, job).stop(job["job_id"])
         return True
     if job["launcher"] in OF_THIS_MACHINE:
         os.kill(int(job["job_id"]), signal.SIGTERM)
@@ -148,7 +149,7 @@ def _state(run: RunDir, known: Mapping[str, JobInfo], trouble: str) -> RunState:
         alive = _is_local_alive(run, int(job["job_id"]))
         return RunState("running", is_alive=True) if alive else RunState("dead", _SILENT_END)
     if job["launcher"] == "ray":
-        return _ray_state(job)
+        return _ray_state(run, job)
     if trouble:
         return RunState("unknown", trouble)
     return _slurm_state(run, found) if found else RunState("dead", f"Slurm knows job {job['job_id']} no more")
@@ -158,10 +159,10 @@ _RAY_WORDS = {"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "finished
 _MOST_MESSAGE = 500
 
 
-def _ray_state(job: Mapping[str, Any]) -> RunState:
+def _ray_state(run: RunDir, job: Mapping[str, Any]) -> RunState:
     where = f"job {job['job_id']} of the Ray cluster at {job['address']}"
     try:
-        found = _open_dashboard(job).find_job(job["job_id"])
+        found = open_recorded_dashboard(run, job).find_job(job["job_id"])
     except SlurmRLError as error:
         return RunState("unknown", str(error))
     if found is None:
@@ -172,7 +173,13 @@ def _ray_state(job: Mapping[str, Any]) -> RunState:
     return RunState(word, detail.rstrip(": "), is_alive=found.is_alive)
 
 
-def _open_dashboard(job: Mapping[str, Any]) -> Dashboard:
+def open_recorded_dashboard(run: RunDir, job: Mapping[str, Any]) -> Dashboard:
+    """The cluster that job.json names, which gets our token.
+
+    Raises:
+        RunDirError: another user wrote it, and it may name a machine of his.
+    """
+    require_own_run(run)
     from slurm_rl.ray_jobs.submit import open_dashboard
 
     return open_dashboard(job["address"])

@@ -29,15 +29,30 @@ def check_is_free(run: RunDir, *, again: bool = False) -> None:
     require_own(run.path)
 
 
-def require_own(folder: Path) -> None:
-    """Refuse a folder whose owner could put his own code in the place of ours.
+def require_own(path: Path) -> None:
+    """Refuse what another user made: he could put his code in the place of ours, and what it says is his word.
 
     Raises:
-        RunDirError: it is there, and is another user's.
+        RunDirError: it is there, and is another user's; of a link the link itself counts.
     """
-    if folder.exists() and folder.stat().st_uid != os.geteuid():
+    try:
+        owner = path.lstat().st_uid
+    except FileNotFoundError:
+        return
+    if owner != os.geteuid():
         raise RunDirError(
-            "run_dir must be a new folder or your own",
-            seen=f"{folder} of {name_of_user(folder.stat().st_uid)}",
-            action="name a folder in it that is not there yet",
+            "a run directory must be your own",
+            seen=f"{path} of {name_of_user(owner)}",
+            action="have that user do it, or choose a run_dir that is not there yet",
         )
+
+
+def require_own_run(run: RunDir) -> RunDir:
+    """The run, when what its directory says is this user's word; for a verb that runs what it says.
+
+    Raises:
+        RunDirError: it is another user's.
+    """
+    for path in (run.path.resolve(), run.plan, run.job):
+        require_own(path)
+    return run

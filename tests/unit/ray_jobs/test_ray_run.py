@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from slurm_rl.__main__ import main
 from slurm_rl.ray_jobs import package
 from slurm_rl.ray_jobs.dashboard import Dashboard
 from slurm_rl.run_dir import read_json
+from tests.other_user import STRANGER
 from tests.unit.ray_jobs.dashboard_kit import TOKEN, FakeCluster, serve
 
 SECRET = "key-that-nobody-may-see"
@@ -283,3 +285,33 @@ def test_the_part_inside_needs_the_standard_library_alone() -> None:
     script = f"import sys; sys.path.insert(0, {str(root)!r}); import slurm_rl.ray_jobs.inside"
     done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [".", "job.json"])
+def test_the_token_goes_to_no_address_that_another_user_wrote(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    submit(cluster)
+    if os.geteuid() != 0:
+        pytest.skip("giving a file away needs root")
+    os.chown(Path("run") / name, STRANGER, STRANGER)
+    cluster.requests.clear()
+    assert main(["status", "run"]) == 0
+    assert f"unknown: a run directory must be your own; got {Path('run').absolute()}" in capsys.readouterr().out
+    assert main(["cancel", "run"]) == 2
+    assert main(["logs", "run"]) == 2
+    assert cluster.requests == []
+
+
+@pytest.mark.parametrize("verb", ["resume", "attach", "tunnel"])
+def test_what_another_users_directory_says_is_not_run(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    submit(cluster)
+    if os.geteuid() != 0:
+        pytest.skip("giving a file away needs root")
+    os.chown("run/plan.json", STRANGER, STRANGER)
+    cluster.requests.clear()
+    assert main([verb, "run"]) == 2
+    assert "plan.json of " in capsys.readouterr().err
+    assert cluster.requests == []
