@@ -18,6 +18,7 @@ from typing import Any, get_args, get_origin
 from pydantic import ValidationError
 
 from slurm_rl.config.base import Section
+from slurm_rl.config.env_values import no_secrets_in_configs
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.required import check_required
 from slurm_rl.config.run import RunConfig
@@ -90,7 +91,7 @@ def open_hydra(config_dir: str | None) -> Iterator[list[str]]:
     register_schema()
     search_path = ",".join(f"file://{path}" for path in site_dirs(config_dir))
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+    with no_secrets_in_configs(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
         yield [f"hydra.searchpath=[{search_path}]"] if search_path else []
 
 

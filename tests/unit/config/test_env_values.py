@@ -1,0 +1,47 @@
+"""Presets may read the environment, and none of its secrets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from slurm_rl.__main__ import main
+from slurm_rl.config.env_values import names_a_secret
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.secrets import _BUCKET_NAMES, SECRET_NAMES
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *SECRET_NAMES,
+        *(name for name in _BUCKET_NAMES if not name.endswith("_URL")),
+        *("RAY_AUTH_TOKEN", "SLURM_RL_TOKEN", "SLURM_RL_REWARD_TOKEN", "OPENAI_API_KEY", "GITHUB_PAT", "PGPASSWORD"),
+    ],
+)
+def test_a_secret_in_a_preset_is_refused_by_name_without_its_value(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(name, "hunter2")
+    (tmp_path / "site" / "cluster").mkdir(parents=True)
+    preset = f"# @package cluster\nenv:\n  OTHER: x-${{oc.env:{name}}}\n"
+    (tmp_path / "site" / "cluster" / "ours.yaml").write_text(preset)
+    assert main(["+cluster=ours", "--config-dir", "site", "run_dir=run"]) == 2
+    said = capsys.readouterr().err
+    assert f"${{oc.env:{name}}}" in said and "handed on by name" in said and "hunter2" not in said
+    assert not Path("run").exists()
+    with pytest.raises(ConfigError, match="no secret"):
+        load_config([f"name='${{oc.env:{name},none}}'"])
+
+
+def test_other_variables_are_read_and_other_users_of_omegaconf_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH", "/scratch/alice")
+    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    assert load_config(["cluster.run_root='${oc.env:SCRATCH}/runs'"]).cluster.run_root == "/scratch/alice/runs"
+    assert load_config(["cluster.run_root='${oc.env:NOT_SET,/x}'"]).cluster.run_root == "/x"
+    assert OmegaConf.create({"a": "${oc.env:MY_TOKEN}"}).a == "hunter2"
+    assert not any(map(names_a_secret, ["HOME", "USER", "PWD", "OLDPWD", "PATH", "SLURM_JOB_ID", "MONKEY", "TMPDIR"]))
