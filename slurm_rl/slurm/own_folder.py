@@ -37,7 +37,7 @@ def require_own(path: Path) -> None:
     """
     try:
         owner = path.lstat().st_uid
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return
     if owner != os.geteuid():
         raise RunDirError(
