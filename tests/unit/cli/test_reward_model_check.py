@@ -60,4 +60,4 @@ def test_what_can_score_and_what_this_machine_does_not_see_pass(tmp_path: Path) 
 def test_what_is_checked_before_a_run_includes_it(tmp_path: Path) -> None:
     path = write_model(tmp_path, {"num_labels": 3})
     with pytest.raises(ConfigError, match="one output; got 3"):
-        check_inputs(load_config([f"reward.model.path={path}"]))
+        check_inputs(load_config(["+exp=demo", f"reward.model.path={path}"]))

@@ -112,10 +112,10 @@ def test_a_model_trained_on_chats_does_not_score_text(tmp_path: Path) -> None:
 
 def test_a_critic_that_begins_as_a_normalized_reward_model_speaks_in_its_unit(tmp_path: Path) -> None:
     build_model(tmp_path, measured=ScoreStatistics(mean=1.5, std=0.25))
-    words = ["+algorithm=ppo", f"reward.model.path={tmp_path}", f"critic.init_from={tmp_path}"]
+    words = ["+exp=demo", "+algorithm=ppo", f"reward.model.path={tmp_path}", f"critic.init_from={tmp_path}"]
     assert read_unit(load_config(words)) is None
     assert read_unit(load_config([*words, "reward.model.normalize=true"])) == ScoreStatistics(1.5, 0.25)
-    assert read_unit(load_config([*words[:2], "reward.model.normalize=true"])) is None
+    assert read_unit(load_config([*words[:3], "reward.model.normalize=true"])) is None
 
 
 def test_beside_the_critic_each_worker_scores_its_share_and_says_the_same(tmp_path: Path) -> None:
