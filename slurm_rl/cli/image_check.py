@@ -14,7 +14,8 @@ from slurm_rl.cli.common import compose_run
 from slurm_rl.image.judge import render_versions
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import sbatch_argv
-from slurm_rl.plan.step import with_setup, wrap_report
+from slurm_rl.plan.setup import with_setup
+from slurm_rl.plan.step import wrap_report
 from slurm_rl.slurm.image_check import check_image
 from slurm_rl.slurm.launch import agent_environment
 from slurm_rl.slurm.submit import snapshot_code

@@ -72,8 +72,11 @@ def ask_cluster(plan: JobPlan) -> None:
         check_ray_cluster(plan, open_dashboard(plan.address))
     if plan.launcher == "slurm":
         from slurm_rl.slurm.admission import check_admission
+        from slurm_rl.slurm.shared_paths import warn_of_local_paths
 
         check_admission(plan)
+        for line in warn_of_local_paths(plan):
+            print(line, file=sys.stderr, flush=True)
 
 
 def announce_and_follow(directory: RunDir, plan: JobPlan, submitted: Submitted) -> int:

@@ -84,11 +84,15 @@ def import_by_enroot(ref: str, path: Path) -> None:
 
 
 def enroot_uri(ref: str) -> str:
-    """A reference as enroot writes it, the registry apart.
+    """A reference as enroot writes it, the registry apart; one that is in enroot's own notation stays as it is.
 
     >>> enroot_uri("nvcr.io/nvidia/pytorch:25.01-py3"), enroot_uri("library/ubuntu:24.04")
     ('docker://nvcr.io#nvidia/pytorch:25.01-py3', 'docker://library/ubuntu:24.04')
+    >>> enroot_uri("registry:5000#team/image:1")
+    'docker://registry:5000#team/image:1'
     """
+    if "#" in ref:
+        return f"docker://{ref}"
     registry, slash, rest = ref.partition("/")
     is_host = slash and (re.search("[.:]", registry) or registry == "localhost")
     return f"docker://{registry}#{rest}" if is_host else f"docker://{ref}"

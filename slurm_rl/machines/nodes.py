@@ -14,6 +14,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, append_row, write_json
 from slurm_rl.slurm.ends import read_record
 from slurm_rl.slurm.launch import start_agent
+from slurm_rl.slurm.silent import settle_silent_agent
 
 # As Slurm's KillWait: from SIGTERM to SIGKILL.
 _KILL_WAIT_S = 30.0
@@ -55,6 +56,8 @@ class MachineNodes:
         self._look_for_bad_ends()
         status = self._local.poll()
         if status is not None:
+            if 0 not in self._ends:
+                settle_silent_agent(self._plan, self._attempt, 0, self.hosts[0], self._attempt.log("node-0"), status)
             self._ends[0] = status
             self._ended_at = self._ended_at or time.monotonic()
         if self._kill_at and time.monotonic() > self._kill_at:

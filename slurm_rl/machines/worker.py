@@ -26,10 +26,11 @@ from slurm_rl.machines.mirror import Outbox, files_for_all, take_file
 from slurm_rl.machines.secret import derive_ray_token
 from slurm_rl.node.ray_cluster import create_token, token_file
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import AttemptDir, RunDir
+from slurm_rl.run_dir import AttemptDir, RunDir, write_json
 from slurm_rl.slurm.attempts import EXIT_INTERRUPTED
 from slurm_rl.slurm.cleaning import clean_here
 from slurm_rl.slurm.launch import start_agent
+from slurm_rl.slurm.silent import EXIT_NOT_STARTED, settle_silent_agent
 
 _POLL_S = 0.1
 _CONNECT_S = 3.0
@@ -232,16 +233,22 @@ class Worker:
             if self._plan.torchrun is None:
                 token = derive_ray_token(self._invitation.secret, self._place.job_key, number)
                 create_token(self._run_dir, number, token)
-        self._agent = start_agent(
-            self._plan,
-            self._attempt,
-            self._place.rank,
-            hosts,
-            self._place.job_key,
-            os.environ,
-            # It then has nobody who would tell it to leave, and looks for the head itself.
-            death_signal=signal.SIGTERM,
-        )
+        try:
+            self._agent = start_agent(
+                self._plan,
+                self._attempt,
+                self._place.rank,
+                hosts,
+                self._place.job_key,
+                os.environ,
+                # It then has nobody who would tell it to leave, and looks for the head itself.
+                death_signal=signal.SIGTERM,
+            )
+        except BringUpError as error:
+            rank = self._place.rank
+            record = {"host": socket.gethostname(), "rank": rank, "state": "ended", "error": str(error)}
+            write_json(self._attempt.node(rank), record)
+            self._tell_end(EXIT_NOT_STARTED)
 
     def _pass_on_notice(self) -> None:
         if self._signal is not None and not self._is_noticed and self._agent is not None and self._link is not None:
@@ -259,8 +266,14 @@ class Worker:
     def _look_at_agent(self) -> None:
         if self._agent is None or self._agent.poll() is None or self._link is None:
             return
-        status = self._agent.returncode
+        rank, status = self._place.rank, self._agent.returncode
+        log = self._attempt.log(f"node-{rank}")
+        settle_silent_agent(self._plan, self._attempt, rank, socket.gethostname(), log, status)
         self._clean()
+        self._tell_end(status)
+
+    def _tell_end(self, status: int) -> None:
+        assert self._link is not None
         self._tell_news()
         self._link.send("exited", attempt=self._attempt.number, status=status)
 

@@ -30,9 +30,10 @@ from slurm_rl.errors import BringUpError, SlurmRLError
 from slurm_rl.node.discovery import Flags, NodeRole, discover_role
 from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
+from slurm_rl.node.joined import start_waiting
 from slurm_rl.node.ports import PortPlan, choose_ports
 from slurm_rl.node.private_folder import make_private_folder
-from slurm_rl.node.processes import attempt_mark, become_subreaper, end_marked, start_child
+from slurm_rl.node.processes import attempt_mark, become_subreaper, end_marked, start_child, write_into
 from slurm_rl.node.ray_cluster import (
     build_ray_start_argv,
     describe_ray_end,
@@ -50,7 +51,7 @@ from slurm_rl.node.rendezvous import (
     wait_for_port,
 )
 from slurm_rl.node.torchrun import RankSignals, judge_torchrun, start_torchrun
-from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.plan.task import Rendezvous
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
 
@@ -74,7 +75,7 @@ class NodeAgent:
 
     def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir, role: NodeRole) -> None:
         self.run_dir, self.plan, self.attempt, self.role = run, plan, attempt, role
-        self.host = socket.gethostname()
+        self.host = os.environ.get(NODE_VARIABLE) or socket.gethostname()
         self.stop_signal: int | None = None
         self.stopped_at = 0.0
         self.is_forwarded = False
@@ -131,6 +132,9 @@ class NodeAgent:
         # The critic's is apart from those that are given to whoever asks.
         driver_env["SLURM_RL_SPARE_PORTS"] = f"{ports.spare_min}-{ports.spare_max - 1}"
         driver_env["SLURM_RL_CRITIC_PORT"] = str(ports.spare_max)
+        if self.plan.external is not None:
+            # Ours waits for the other nodes itself, while it imports.
+            self._wait_for_cluster(driver_env, deadline)
         self.driver = start_driver(self.plan, self.attempt, driver_env)
         self._write_record(state="running")
         while self.driver.poll() is None:
@@ -143,6 +147,19 @@ class NodeAgent:
             self._check_ray("the head node")
         check_driver_end(self.attempt, self.driver.returncode)
         return exit_status(self.driver.returncode)
+
+    def _wait_for_cluster(self, env: dict[str, str], deadline: float) -> None:
+        """Until all nodes have joined Ray with their GPUs."""
+        log = self.attempt.log("joined")
+        waiting = start_waiting(self.run_dir, self.plan, env, log, deadline - time.monotonic())
+        while waiting.poll() is None:
+            self._check_ray("the head node")
+            if self.stop_signal is not None:
+                raise Leaving("all nodes must join Ray before the trainer starts", seen="asked to stop before")
+            time.sleep(POLL_S)
+        if waiting.returncode:
+            raise BringUpError(log.read_text(encoding="utf-8", errors="replace").strip(), where=log.name)
+        append_event(self.run_dir, "ray/cluster_ready", attempt=self.attempt.number, nodes=self.plan.num_nodes)
 
     def _run_worker(self, ports: PortPlan, env: dict[str, str], deadline: float) -> int:
         head = wait_for_head(self.attempt, deadline, self._bring_up_is_over)
@@ -295,6 +312,8 @@ def main() -> int:
     role = discover_role(os.environ, Flags(args.rank, args.num_nodes, job_key=args.job_key))
     attempt = run.attempt(args.attempt)
     attempt.logs.mkdir(parents=True, exist_ok=True)
+    if args.rank is None:
+        write_into(attempt.log(f"node-{role.rank}"))
     return NodeAgent(run, plan, attempt, role).main()
 
 

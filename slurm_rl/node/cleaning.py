@@ -1,6 +1,6 @@
 """Cleaning a node behind an agent that was killed: processes, container, temp folder.
 
-    srun ... python -m slurm_rl.node.cleaning --run-dir <run> --attempt 2 --job-key 12 --ranks 0,3 -- podman rm ...
+    srun ... python -m slurm_rl.node.cleaning --run-dir <run> --attempt 2 --job-key 12 --hosts n1,n2,n3 -- podman rm ...
 
 It runs on the host, outside any container, and needs the standard library alone.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from slurm_rl.node.processes import attempt_mark, end_marked
 from slurm_rl.node.ray_cluster import ray_tmp_dir, remove_tmp_dir
-from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir import RunDir, read_json
 
 DONE = "cleaned"
@@ -72,14 +72,15 @@ def main() -> int:
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--attempt", required=True, type=int)
     parser.add_argument("--job-key", required=True)
-    parser.add_argument("--ranks", required=True, help="of the nodes that are cleaned, in the order of srun's tasks")
+    parser.add_argument("--hosts", required=True, help="of the attempt by rank; the node around this process is one")
     parser.add_argument("cleanup", nargs="*", help="a command that ends the container")
     args = parser.parse_args()
     run = RunDir(args.run_dir)
-    rank = int(args.ranks.split(",")[int(os.environ.get("SLURM_PROCID", 0))])
+    host = os.environ[NODE_VARIABLE]
+    rank = args.hosts.split(",").index(host)
     plan = JobPlan.from_json(read_json(run.plan))
     clean_node(run, plan, args.attempt, args.job_key, rank=rank, cleanup=args.cleanup)
-    print(DONE, flush=True)
+    print(DONE, host, flush=True)
     return 0
 
 

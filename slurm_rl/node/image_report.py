@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import platform
 import re
 import socket
@@ -39,7 +40,8 @@ def collect_report() -> dict[str, Any]:
         "nvidia driver": _nvidia_driver(),
         "amdgpu driver": _amdgpu_driver(),
     }
-    return {"host": socket.gethostname(), "versions": versions}
+    # As Slurm calls the node, where it does. Nothing of ours can be imported here.
+    return {"host": os.environ.get("SLURMD_NODENAME") or socket.gethostname(), "versions": versions}
 
 
 def _version(name: str) -> str | None:

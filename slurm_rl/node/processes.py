@@ -18,6 +18,7 @@ import functools
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -82,6 +83,13 @@ def start_child(argv: Sequence[str], env: Mapping[str, str], log: Path, death_si
             start_new_session=True,
             preexec_fn=functools.partial(die_with_parent, death_signal, os.getpid()),
         )
+
+
+def write_into(log: Path) -> None:
+    """All that this process and its children say from here on goes there: srun names files by numbers of its own."""
+    with log.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
 
 
 def find_marked(mark_value: str) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.job import HOSTS_VARIABLE
+from slurm_rl.plan.job import HOSTS_VARIABLE, NODE_VARIABLE
 
 Environment = Mapping[str, str]
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?")
@@ -71,7 +71,7 @@ def from_flags(env: Environment, flags: Flags) -> NodeIdentity | None:
 
 
 def from_slurm(env: Environment, flags: Flags) -> NodeIdentity | None:
-    """A task of srun, one a node."""
+    """A task of srun, one a node; its rank is its node's place in the controller's list, where there is one."""
     if "SLURM_PROCID" not in env or "SLURM_JOB_ID" not in env:
         return None
     size = _require(env, "SLURM_NTASKS", "SLURM_PROCID")
@@ -83,9 +83,15 @@ def from_slurm(env: Environment, flags: Flags) -> NodeIdentity | None:
             action="srun --ntasks-per-node=1 ...",
         )
     hosts = tuple(filter(None, env.get(HOSTS_VARIABLE, "").split(",")))
+    name = env.get(NODE_VARIABLE) or None
+    if hosts and name is not None:
+        if name not in hosts:
+            seen = f"{name}; {HOSTS_VARIABLE}={','.join(hosts)}"
+            raise ConfigError(f"{NODE_VARIABLE} must be one of the nodes that the controller chose", seen=seen)
+        rank = hosts.index(name)
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
     head = hosts[0] if hosts else first_host(nodes) if nodes else None
-    return NodeIdentity("Slurm", rank, int(size), head, None, env["SLURM_JOB_ID"], hosts)
+    return NodeIdentity("Slurm", rank, int(size), head, None, env["SLURM_JOB_ID"], hosts, name)
 
 
 def from_dstack(env: Environment, flags: Flags) -> NodeIdentity | None:

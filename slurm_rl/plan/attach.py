@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slurm_rl.plan.container import ContainerPlan, Mount, wrap
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.step import with_setup
+from slurm_rl.plan.setup import with_setup
 
 _ENTERED = ("podman", "docker")
 """Their running container has a name to enter it by; of the others a second one from the same image is opened."""

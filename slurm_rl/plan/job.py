@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 PLAN_VERSION = 3
 HOSTS_VARIABLE = "SLURM_RL_HOSTS"
 """Host names of all nodes, by rank, with commas; the controller sets it, since a container has no scontrol."""
+NODE_VARIABLE = "SLURMD_NODENAME"
+"""Slurm's own name of the node around a task: not always the host name, and srun numbers tasks in its own order."""
 
 
 @dataclass(frozen=True)

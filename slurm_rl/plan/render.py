@@ -9,7 +9,8 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import render_layout
 from slurm_rl.plan.ray_request import build_request
 from slurm_rl.plan.sbatch import render_submission
-from slurm_rl.plan.step import build_nodes_step, node_words, with_setup, wrap_agent
+from slurm_rl.plan.setup import with_setup
+from slurm_rl.plan.step import build_nodes_step, node_words, wrap_agent
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
 
 

@@ -6,9 +6,12 @@ and no shell reads it. Values that Slurm itself expands (`%` in file names) are 
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from slurm_rl.plan.setup import SETUP_ACTION, SETUP_RULE
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
@@ -73,23 +76,65 @@ def sbatch_argv(options: SbatchOptions) -> list[str]:
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
 
 
-def render_batch_script(plan: JobPlan, command: str) -> str:
+def render_batch_script(plan: JobPlan, command: str, *, end: str | None = None) -> str:
     """The script that Slurm stores and runs on the first node: setup lines, then the controller.
 
-    `exec` makes the controller the batch step's own process, which is whom Slurm signals.
+    What keeps Python from starting is written down by the script itself: in end.json, in the job's log, and in the
+    job's comment, which `status` reads also where the node does not see the run directory. `exec` makes the controller
+    the batch step's own process, which is whom Slurm signals.
+
+    Args:
+        end: end.json of the run as a word of shell, where that is not below plan.run_dir.
     """
-    code = shlex.quote(f"{plan.run_dir}/code")
+    code, python = shlex.quote(f"{plan.run_dir}/code"), shlex.quote(plan.host_python)
     lines = [
         "#!/bin/bash",
         f"# slurm_rl {plan.slurm_rl_version}",
-        *plan.setup,
+        _FAIL.format(end=end or shlex.quote(f"{plan.run_dir}/end.json")),
+        _or_fail(
+            f"[ -d {code}/slurm_rl ]",
+            f"the run directory must be seen by every node; {plan.run_dir} is not. "
+            "Next: put cluster.run_root on a file system that all nodes share",
+        ),
+        *(_or_fail(f"{{ {line}\n}}", f"{SETUP_RULE} {line}. {SETUP_ACTION}") for line in plan.setup),
+        _or_fail(
+            f"command -v {python} > /dev/null",
+            f"the interpreter must be there on every node; {plan.host_python} is not. "
+            "Next: submit from an environment on a file system that all nodes share",
+        ),
         f"export PYTHONPATH={code}${{PYTHONPATH:+:$PYTHONPATH}}",
         # `-m` would otherwise look into the working directory, often a checkout, before the snapshot.
         "export PYTHONSAFEPATH=1",
         "export SUBMITIT_EXECUTOR=slurm",
+        _or_fail(
+            f"{python} -c {shlex.quote(_FIND_MODULES)}",
+            f"the interpreter must start and have what slurm_rl needs; {plan.host_python} does not. "
+            "Next: see `logs --who job`, and install slurm_rl there",
+        ),
         f"exec {command}",
     ]
     return "\n".join(lines) + "\n"
+
+
+# Finding a module takes a hundredth of what importing it does.
+_FIND_MODULES = (
+    "import importlib.util as u, sys; "
+    'm = [n for n in ("pydantic", "submitit", "yaml") if u.find_spec(n) is None]; '
+    'sys.exit("missing: " + " ".join(m) if m else 0)'
+)
+# $1 is a cause as it stands inside a JSON string. A node has no spaces and quotes in its name.
+_FAIL = """fail() {{
+  cause="$1 [$(uname -n)]" end={end}
+  echo "slurm_rl: $cause" >&2
+  printf '{{"state": "failed", "exit_code": 2, "cause": "%s", "step": -1}}\\n' "$cause" > "$end.part"
+  mv "$end.part" "$end"
+  scontrol update JobId="$SLURM_JOB_ID" Comment="slurm_rl: $cause" 2> /dev/null
+  exit 2
+}}"""
+
+
+def _or_fail(check: str, cause: str) -> str:
+    return f"{check} || fail {shlex.quote(json.dumps(cause)[1:-1])}"
 
 
 def controller_command(plan: JobPlan, host_python: str) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
 from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, wrap
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.sbatch import escape_percent
+from slurm_rl.plan.setup import with_setup
+
+TASK_LOG = "task-"
+"""Begins the name of what a task of srun says before its agent writes a log of its own."""
 
 
 def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] | None, *words: str) -> Wrapped:
@@ -66,8 +69,9 @@ def build_nodes_step(
         # One node's end is the attempt's end: the others would wait for it until a deadline.
         "--kill-on-bad-exit=1",
         "--unbuffered",
-        f"--output={logs}/node-%t.log",
-        f"--error={logs}/node-%t.log",
+        # What comes before the agent, which has a log of its own: its number is not the task's.
+        f"--output={logs}/{TASK_LOG}%t.log",
+        f"--error={logs}/{TASK_LOG}%t.log",
         *wrapped.srun_args,
         *with_setup(plan.setup, wrapped.argv),
     ]
@@ -77,18 +81,9 @@ def build_srun(plan: JobPlan, nodes: Sequence[str], *, cpus: str | None = None) 
     """srun with one task on each of these nodes and all of the job's share of them."""
     argv = ["srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--mpi=none"]
     # Overlapping, because a step whose node is gone holds its share of the others until Slurm gives it up.
+    # srun numbers its tasks in an order of its own, so a task finds its rank by its node's place in our list.
     argv += [f"--nodelist={','.join(nodes)}", "--overlap", "--mem=0"]
-    if plan.node_features:
-        # Ranks in the order of this list; Slurm has an order of its own otherwise.
-        argv.append("--distribution=arbitrary")
     # Since Slurm 22.05 srun does not take this from sbatch by itself, and Ray would run on one core.
     if plan.cpus_per_node or cpus:
         argv.append(f"--cpus-per-task={plan.cpus_per_node or cpus}")
     return argv
-
-
-def with_setup(setup: Sequence[str], argv: Sequence[str]) -> list[str]:
-    """argv after the setup lines; without any, argv itself and no shell."""
-    if not setup:
-        return list(argv)
-    return ["/bin/bash", "-c", "\n".join([*setup, f"exec {shlex.join(argv)}"])]

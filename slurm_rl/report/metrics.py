@@ -21,6 +21,7 @@ from typing import Any
 from slurm_rl.config.logging import WandbConfig
 from slurm_rl.errors import TrainingError
 from slurm_rl.jsonl import parse_row, read_rows
+from slurm_rl.report.progress_state import render_row
 from slurm_rl.report.tensorboard_run import TensorBoardRun
 from slurm_rl.report.wandb_run import open_wandb
 from slurm_rl.run_dir import RunDir, append_row, write_bytes
@@ -54,6 +55,8 @@ class MetricsLogger:
         stamp = numbers.pop(STAMP, time.time())
         append_row(self._run, self._run.metrics, {"step": step, "stage": stage, **numbers, STAMP: stamp})
         self._last_step = step
+        # Into the trainer's log, which is what `logs -f` shows of a healthy run.
+        print(render_row(step, stage, numbers, stamp), flush=True)
         self._tensorboard.log(step, numbers, stamp)
         if self._wandb:
             self._wandb.log(step, numbers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurm_rl.jsonl import Row
@@ -103,3 +105,15 @@ WATCHED: dict[str, str] = {
     "eval/accuracy": "pairs right {:.1%}",
     "time/tokens_per_s": "{:,.0f} tokens/s",
 }
+
+
+def render_row(step: int, stage: str, numbers: Mapping[str, float], stamp: float) -> str:
+    """A line of a log: when, which step, and the numbers worth watching.
+
+    >>> render_row(7, "grpo", {"reward/mean": 0.5, "time/step_s": 1.25}, 0.0)[20:]
+    'grpo step 7: reward 0.500, 1.2 s'
+    """
+    told = [text.format(numbers[key]) for key, text in WATCHED.items() if key in numbers]
+    told += [f"{numbers['time/step_s']:.1f} s"] if "time/step_s" in numbers else []
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))
+    return f"{clock} {stage} step {step}" + (f": {', '.join(told)}" if told else "")

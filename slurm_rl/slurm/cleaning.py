@@ -40,15 +40,15 @@ def clean_nodes(
     if not ranks:
         return []
     dirty = [hosts[rank] for rank in ranks]
-    argv = [*srun_argv(plan, dirty), "--label", plan.host_python, "-m", "slurm_rl.node.cleaning"]
+    argv = [*srun_argv(plan, dirty), plan.host_python, "-m", "slurm_rl.node.cleaning"]
     argv += ["--run-dir", plan.run_dir, "--attempt", str(attempt.number), "--job-key", job_key]
-    argv += ["--ranks", ",".join(map(str, ranks)), "--", *container_cleanup(plan, attempt, job_key)]
+    argv += ["--hosts", ",".join(hosts), "--", *container_cleanup(plan, attempt, job_key)]
     try:
         done = subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=DEADLINE_S)
         output, errors = done.stdout, done.stderr.strip()[-500:]
     except subprocess.TimeoutExpired as late:
         output, errors = (late.stdout or b"").decode(errors="replace"), f"no answer within {DEADLINE_S:g} s"
-    answered = {line.partition(":")[0].strip() for line in output.splitlines() if line.endswith(DONE)}
-    silent = [host for task, host in enumerate(dirty) if str(task) not in answered]
+    answered = {line.removeprefix(DONE).strip() for line in output.splitlines() if line.startswith(DONE)}
+    silent = [host for host in dirty if host not in answered]
     append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=silent, errors=errors)
     return silent

@@ -72,6 +72,8 @@ class JobInfo:
     """Of a running job: when its time limit ends it."""
     exit_code: str | None = None
     """`code:signal`; known only from accounting."""
+    comment: str = ""
+    """What the batch script said before any Python ran; see plan/sbatch.py. Known only from squeue."""
 
 
 def submit(args: Sequence[str]) -> str:
@@ -159,8 +161,8 @@ def element_id(job_id: str, environ: Mapping[str, str]) -> str:
 
 
 def has_accounting() -> bool:
-    """Whether sacct can answer."""
-    return not _config()["AccountingStorageType"].endswith("none")
+    """Whether sacct can answer: without slurmdbd the type is `accounting_storage/none`, since Slurm 23.11 `(null)`."""
+    return not _config()["AccountingStorageType"].endswith(("none", "(null)"))
 
 
 def kill_wait_s() -> float:
@@ -182,15 +184,15 @@ def hostnames(nodelist: str) -> list[str]:
 
 
 def _query_squeue(ids: Sequence[str]) -> dict[str, JobInfo]:
-    # Fields that a user fills (the name) are not asked for: they may hold newlines and bars.
-    argv = ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%S|%e", "-j", ",".join(ids)]
+    # The name is not asked for: it may hold newlines and bars. The comment comes last, and only ours is believed.
+    argv = ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%S|%e|%k", "-j", ",".join(ids)]
     # Seconds since the epoch: local times mean nothing on another host, and repeat when clocks go back.
     done = execute_slurm(argv, SLURM_TIME_FORMAT="%s")
     if done.returncode:
         if _NO_SUCH_JOB in done.stderr.lower():
             return {}
         raise slurm_error(done)
-    return _read_rows(done.stdout)
+    return _read_rows(done.stdout, "comment")
 
 
 def _query_sacct(ids: Sequence[str]) -> dict[str, JobInfo]:
@@ -200,16 +202,26 @@ def _query_sacct(ids: Sequence[str]) -> dict[str, JobInfo]:
     if done.returncode:
         raise slurm_error(done)
     # The waiting elements of an array share one row, `12_[3-5]`; squeue has each of them.
-    return {key: job for key, job in _read_rows(done.stdout).items() if "[" not in key}
+    return {key: job for key, job in _read_rows(done.stdout, "exit_code").items() if "[" not in key}
 
 
-def _read_rows(output: str) -> dict[str, JobInfo]:
-    jobs = [_read_job(*line.split("|")) for line in output.splitlines()]
+def _read_rows(output: str, last: str) -> dict[str, JobInfo]:
+    """Rows of seven fields, of which `last` names the seventh; the rest of a comment of several lines is no row."""
+    rows = (line.split("|", 6) for line in output.splitlines())
+    jobs = [_read_job(*fields[:6], **{last: fields[6]}) for fields in rows if len(fields) == 7]
     return {job.job_id: job for job in jobs}
 
 
 def _read_job(
-    job_id: str, word: str, reason: str, nodes: str, start: str, end: str, exit_code: str | None = None
+    job_id: str,
+    word: str,
+    reason: str,
+    nodes: str,
+    start: str,
+    end: str,
+    *,
+    exit_code: str | None = None,
+    comment: str = "",
 ) -> JobInfo:
     return JobInfo(
         job_id=job_id,
@@ -220,6 +232,7 @@ def _read_job(
         start_time=_read_time(start),
         end_time=_read_time(end),
         exit_code=exit_code,
+        comment="" if comment == "(null)" else comment,
     )
 
 

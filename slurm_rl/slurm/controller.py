@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from dataclasses import asdict, replace
 from types import FrameType
@@ -32,11 +33,20 @@ from slurm_rl.slurm.attempts import (
 )
 from slurm_rl.slurm.cleaning import clean_here, clean_nodes
 from slurm_rl.slurm.commands import DEFAULT_KILL_WAIT_S, kill_wait_s
-from slurm_rl.slurm.ends import KILLED, find_lost_nodes, load_ends, newest_step, read_end, settle_killed_attempts
+from slurm_rl.slurm.ends import (
+    KILLED,
+    find_lost_nodes,
+    find_task_errors,
+    load_ends,
+    newest_step,
+    read_end,
+    settle_killed_attempts,
+)
 from slurm_rl.slurm.hosts import Hosts
 from slurm_rl.slurm.image_check import check_attempt_image
 from slurm_rl.slurm.launch import start_local_agent, start_slurm_agents
 from slurm_rl.slurm.requeue import requeue_job
+from slurm_rl.slurm.silent import settle_silent_agent, settle_silent_tasks
 from slurm_rl.slurm.supervisor import EXIT_KILLED, STOP_SIGNALS, Supervisor
 from slurm_rl.slurm.watch import AttemptWatch
 
@@ -164,7 +174,16 @@ class Controller:
             watch.look(is_stopped=bool(self.stopped_by))
             time.sleep(POLL_S)
         watch.look(is_stopped=False)
+        if self.machines is None:
+            self._settle_silent(attempt, nodes.returncode or 0)
         return read_end(attempt, nodes.returncode, asked=bool(self.stopped_by))
+
+    def _settle_silent(self, attempt: AttemptDir, status: int) -> None:
+        """Give agents that never spoke a record with the cause; other machines do so themselves."""
+        if self.hosts is None:
+            settle_silent_agent(self.plan, attempt, 0, socket.gethostname(), attempt.log("node-0"), status)
+        else:
+            settle_silent_tasks(self.plan, attempt, self.chosen, find_task_errors(attempt))
 
     def _start_nodes(self, attempt: AttemptDir) -> Nodes | None:
         if self.machines is not None:

@@ -18,9 +18,11 @@ from slurm_rl.image.files import check_image_file, image_path
 from slurm_rl.image.judge import judge_reports
 from slurm_rl.node.image_report import parse_report
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.step import with_setup, wrap_report
+from slurm_rl.plan.setup import with_setup
+from slurm_rl.plan.step import wrap_report
 from slurm_rl.run_dir import AttemptDir
 from slurm_rl.slurm.launch import agent_environment, srun_argv
+from slurm_rl.slurm.silent import choose_telling
 
 _POLL_S = 0.2
 _GRACE_S = 10.0
@@ -65,8 +67,8 @@ def check_image(
     """Run the reports and judge them.
 
     Args:
-        argv: starts `wrap_report` on each host, output labelled with the task's rank where there are several.
-        hosts: one a report, by rank.
+        argv: starts `wrap_report` on each host, output labelled by task where there are several.
+        hosts: one a report; of several each report must name its own.
         timeout_s: for all of it; a first start may fetch the image from a registry.
         is_stopped: there is no time left to wait for an answer.
 
@@ -95,17 +97,19 @@ def check_image(
 
 
 def _read_reports(output: str, hosts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Report by host; srun labels the lines with ranks, and what comes without a label is of the only host."""
-    lines: dict[int, list[str]] = {}
+    """Report by host, as each names it; srun's labels tell the lines of several tasks apart."""
+    lines: dict[str, list[str]] = {}
     for line in output.splitlines():
         label = re.match(r" *(\d+): ", line)
-        lines.setdefault(int(label[1]) if label else 0, []).append(line)
-    reports = {host: parse_report("\n".join(lines.get(rank, []))) for rank, host in enumerate(hosts)}
-    return {host: report for host, report in reports.items() if report is not None}
+        lines.setdefault(label[1] if label else "", []).append(line)
+    reports = [report for told in lines.values() if (report := parse_report("\n".join(told))) is not None]
+    if len(hosts) == 1:
+        return dict(zip(hosts, reports[-1:], strict=False))
+    return {report["host"]: report for report in reports if report.get("host") in hosts}
 
 
 def _explain_silence(plan: JobPlan, silent: Sequence[str], num_hosts: int, words: str) -> SlurmRLError:
-    last = "\n".join(words.strip().splitlines()[-6:])
+    last = "\n".join(choose_telling(words.splitlines())[-6:])
     # Everywhere the same, and said by the tasks themselves: it is the image, not a node.
     is_image = len(silent) == num_hosts and (num_hosts == 1 or "xited with exit code" in words)
     kind: type[SlurmRLError] = ConfigError if is_image and "no answer within" not in words else BringUpError

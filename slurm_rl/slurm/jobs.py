@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from slurm_rl.errors import RunDirError, SlurmRLError
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json
 from slurm_rl.slurm import commands
-from slurm_rl.slurm.attempts import EXIT_INTERRUPTED
+from slurm_rl.slurm.attempts import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from slurm_rl.slurm.commands import JobInfo
 from slurm_rl.slurm.own_folder import require_own_run
+from slurm_rl.slurm.silent import explain_silent_job
 from slurm_rl.slurm.states import JobState
 
 if TYPE_CHECKING:
@@ -202,9 +204,19 @@ def _slurm_state(run: RunDir, job: JobInfo) -> RunState:
         if job.end_time:
             parts.append(f"until {_clock(job.end_time)} at the latest")
         return RunState(job.state.value, ", ".join(parts), is_alive=True)
+    if cause := explain_silent_job(run, job):
+        _record_failed(run, cause)
+        return RunState("failed", cause)
     exit_code = f", exit code {job.exit_code}" if job.exit_code else ""
     reason = f" ({job.reason}{exit_code})" if job.reason or exit_code else ""
     return RunState("dead", f"Slurm says {job.slurm_state}{reason}; {_SILENT_END}")
+
+
+def _record_failed(run: RunDir, cause: str) -> None:
+    """Write down what only Slurm knew: it forgets a job some minutes after its end (MinJobAge)."""
+    with contextlib.suppress(OSError):  # somebody else's run, or a full disk: then it is told and not kept
+        write_json(run.end, {"state": "failed", "exit_code": EXIT_BAD_INPUT, "cause": cause, "step": -1})
+        append_event(run, "job/ended", state="failed", cause=cause)
 
 
 def _clock(seconds: float) -> str:

@@ -8,12 +8,15 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from slurm_rl.errors import BringUpError
 from slurm_rl.machines.secret import TOKEN_VARIABLE
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.plan.step import build_nodes_step, build_srun, node_words, with_setup, wrap_agent
+from slurm_rl.plan.setup import with_setup
+from slurm_rl.plan.step import build_nodes_step, build_srun, node_words, wrap_agent
 from slurm_rl.run_dir import AttemptDir
+from slurm_rl.slurm.silent import EXIT_NOT_STARTED, explain
 
 
 def start_local_agent(
@@ -42,7 +45,10 @@ def start_agent(
     wrapped = wrap_agent(plan, attempt.number, job_key, _user(), *node_words(rank, len(hosts) or 1, job_key))
     full = agent_environment(plan, env, wrapped) | ({HOSTS_VARIABLE: ",".join(hosts)} if hosts else {})
     full.pop(TOKEN_VARIABLE, None)
-    return start_child(with_setup(plan.setup, wrapped.argv), full, attempt.log(f"node-{rank}"), death_signal)
+    try:
+        return start_child(with_setup(plan.setup, wrapped.argv), full, attempt.log(f"node-{rank}"), death_signal)
+    except OSError as error:
+        raise BringUpError(explain(str(error), EXIT_NOT_STARTED, wrapped.argv[0])) from None
 
 
 def container_cleanup(plan: JobPlan, attempt: AttemptDir, job_key: str) -> tuple[str, ...]:

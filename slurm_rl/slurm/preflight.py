@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir import AttemptDir, write_text
 from slurm_rl.slurm.launch import srun_argv
 
@@ -34,7 +34,7 @@ def run_preflight(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], env:
     canary = attempt.path / "canary"
     word = secrets.token_hex(8)
     write_text(canary, word)
-    argv = [*srun_argv(plan, hosts), "--label", "/bin/sh", "-c", _script(str(canary), word, plan.tmp_root)]
+    argv = [*srun_argv(plan, hosts), "/bin/sh", "-c", _script(str(canary), word, plan.tmp_root)]
     try:
         done = subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=DEADLINE_S)
         output, errors = done.stdout, done.stderr
@@ -51,19 +51,20 @@ def _script(canary: str, word: str, tmp_root: str) -> str:
         f"[ -d {tmp} ] && [ -w {tmp} ]": "cannot write to cluster.tmp_root",
         "[ -d /dev/shm ] && [ -w /dev/shm ]": "has no /dev/shm to write to",
     }
-    lines = [f'{{ {check}; }} || {{ echo "bad {problem}"; exit 0; }}' for check, problem in checks.items()]
-    return "\n".join([*lines, "echo ok"])
+    name = f"${NODE_VARIABLE}"
+    lines = [f'{{ {check}; }} || {{ echo "{name}: bad {problem}"; exit 0; }}' for check, problem in checks.items()]
+    return "\n".join([*lines, f'echo "{name}: ok"'])
 
 
 def parse_preflight(output: str, errors: str, hosts: Sequence[str]) -> Preflight:
-    """Read srun's output, whose labels are the tasks' ranks, which follow the order of the hosts.
+    """Read what the nodes said, each under its own name: srun's task numbers follow no order of ours.
 
-    >>> parse_preflight("0: ok\\n1: bad cannot write\\n", "", ["n1", "n2", "n3"])
+    >>> parse_preflight("n2: bad cannot write\\nn1: ok\\n", "", ["n1", "n2", "n3"])
     Preflight(healthy=['n1'], problems={'n2': 'cannot write'}, srun_said='')
     """
-    said = {int(m[1]): m[2] for m in re.finditer(r"^ *(\d+): (ok|bad .*)$", output, re.MULTILINE)}
+    said = {m[1]: m[2] for m in re.finditer(r"^(\S+): (ok|bad .*)$", output, re.MULTILINE)}
     return Preflight(
-        healthy=[host for rank, host in enumerate(hosts) if said.get(rank) == "ok"],
-        problems={host: said[rank][4:] for rank, host in enumerate(hosts) if said.get(rank, "ok") != "ok"},
+        healthy=[host for host in hosts if said.get(host) == "ok"],
+        problems={host: said[host][4:] for host in hosts if said.get(host, "ok") != "ok"},
         srun_said=errors.strip()[-500:],
     )

@@ -94,7 +94,8 @@ def _and_after(options: Mapping[str, str | int | bool], job_id: str) -> str:
 def render_array_script(array: ArrayPlan, sweep: Path, folder: Path) -> str:
     """The script of all elements; each finds its run by its index."""
     plan = replace(array.plan, run_dir=str(sweep))
-    return render_batch_script(plan, element_command(plan.host_python, folder))
+    end = f"{shlex.quote(str(folder))}/$SLURM_ARRAY_TASK_ID/end.json"
+    return render_batch_script(plan, element_command(plan.host_python, folder), end=end)
 
 
 def element_command(host_python: str, folder: Path) -> str:

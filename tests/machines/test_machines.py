@@ -116,6 +116,18 @@ def test_a_worker_that_never_comes_ends_the_run_with_its_name(machines: Machines
     assert len(run.events("attempt/started")) == 1
 
 
+def test_a_setup_line_that_fails_on_one_machine_is_the_cause(machines: Machines) -> None:
+    """No Python of ours ran there; the machine that started the agent says why, also without a common disk."""
+    run = Run(machines.root / "own" / "1" / "w" / "setup")
+    line = 'cluster.setup=["test $(uname -n) != m2"]'
+    words = machines.words(machines.shared / "setup", line, port=machines.next_port())
+    head = machines.start(1, dstack(machines, 0), *words, apart=True)
+    worker = machines.start(2, dstack(machines, 1), *words, apart=True)
+    assert (head.wait(), worker.wait()) == (1, 1), head.output + worker.output
+    assert "m2: each line of cluster.setup must succeed on every node" in run.end["cause"]
+    assert "correct cluster.setup" in head.output and "correct cluster.setup" in worker.output
+
+
 @pytest.mark.slow
 def test_what_cannot_work_is_said_with_exit_code_2(machines: Machines) -> None:
     """A tiny model lies on the head's disk alone; another command line; a worker whose head nobody names."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -65,7 +66,9 @@ def _clusters(request: pytest.FixtureRequest, *, num_nodes: int, accounting: boo
         _give_up(str(error))
     # Short, because Unix sockets live below; in /tmp, because every user may pass through that.
     root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
-    cluster = Cluster(root, num_nodes=num_nodes, accounting=accounting)
+    # Each node has a /tmp of its own; the checkout and its environment may stand below ours.
+    shared = [Path(__file__).parents[2], Path(sys.prefix)]
+    cluster = Cluster(root, num_nodes=num_nodes, accounting=accounting, shared=shared)
     cluster.up()
     failed_before = request.session.testsfailed
     yield cluster

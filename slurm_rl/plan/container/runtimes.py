@@ -53,8 +53,9 @@ def _pyxis(request: Request) -> Wrapped:
         args.append(f"--container-mounts={render_pyxis(request.mounts)}")
     if container.workdir is not None:
         args.append(f"--container-workdir={container.workdir}")
-    # Everything exported arrives anyway, but of what the image sets too, only the names given here.
-    names = sorted({*request.env, *request.inherited})
+    # Everything exported arrives anyway, but of what the image sets too, only the names given here. Of a value of
+    # several lines pyxis would take each NAME=value inside for a variable.
+    names = sorted({*(name for name, value in request.env.items() if "\n" not in value), *request.inherited})
     if names:
         args.append(f"--container-env={','.join(names)}")
     return Wrapped((*args, *container.extra_args), request.argv, request.env)

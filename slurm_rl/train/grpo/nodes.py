@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.node.joined import POLL_S, wait_for_nodes
 from slurm_rl.node.ray_cluster import node_resource
-from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.train.stop import StopFlag
 
-POLL_S = 0.2
 _MOST_NODES = 8
 MEETING_PORTS = {"policy": "SLURM_RL_MASTER_PORT", "critic": "SLURM_RL_CRITIC_PORT"}
 """Role whose ranks meet -> where our agent tells the port that it proved free."""
@@ -56,18 +56,7 @@ class OwnNodes:
         self.plan = plan
 
     def wait(self, deadline: float, stop: StopFlag) -> None:
-        import ray
-
-        wanted = {node_resource(rank): rank for rank in range(self.plan.num_nodes)}
-        while missing := set(wanted) - set(ray.cluster_resources()):
-            stop.check()
-            if time.monotonic() > deadline:
-                raise BringUpError(
-                    f"all {self.plan.num_nodes} nodes must join Ray before job.start_timeout_s",
-                    seen="missing: " + ", ".join(_node_name(rank) for rank in sorted(wanted[name] for name in missing)),
-                    action="read logs/node-<rank>.log and logs/ray-<rank>.log of the attempt",
-                )
-            time.sleep(POLL_S)
+        wait_for_nodes(self.plan, deadline, stop.check)
 
     def options(self, actor: ActorPlan) -> dict[str, Any]:
         return {"resources": {node_resource(actor.node): 0.001}}
@@ -224,9 +213,3 @@ def _free_ports(roles: dict[str, str]) -> dict[str, int]:
         for probe in sockets.values():
             probe.bind(("", 0))
         return {role: int(probe.getsockname()[1]) for role, probe in sockets.items()}
-
-
-def _node_name(rank: int) -> str:
-    """`n2 (rank 1)`; the rank alone on a machine without others."""
-    hosts = os.environ.get(HOSTS_VARIABLE, "").split(",")
-    return f"{hosts[rank]} (rank {rank})" if rank < len(hosts) and hosts[rank] else f"rank {rank}"

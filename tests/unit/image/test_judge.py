@@ -141,13 +141,14 @@ def answer(*lines: str) -> list[str]:
     return ["/bin/sh", "-c", f"printf '%s\\n' {' '.join(map(repr, lines))}"]
 
 
-def report_of(versions: dict[str, Any]) -> str:
-    return PREFIX + json.dumps({"host": "h", "versions": versions})
+def report_of(versions: dict[str, Any], host: str = "h") -> str:
+    return PREFIX + json.dumps({"host": host, "versions": versions})
 
 
-def test_reports_are_read_by_rank_and_judged(tmp_path: Path) -> None:
-    argv = answer(f"1: {report_of(CPU)}", "0: a banner", f"0: {report_of(CPU)}")
-    assert list(check_image(plan_for(), argv, {}, ["a", "b"], timeout_s=30)) == ["a", "b"]
+def test_reports_are_read_by_the_name_in_them_and_judged(tmp_path: Path) -> None:
+    """srun's task numbers need not follow the order of the hosts."""
+    argv = answer(f"1: {report_of(CPU, 'a')}", "0: a banner", f"0: {report_of(CPU, 'b')}")
+    assert sorted(check_image(plan_for(), argv, {}, ["a", "b"], timeout_s=30)) == ["a", "b"]
     with pytest.raises(ConfigError, match=r"(?s)as the plan expects.*ray is 2.9.0, expected 2.60.0"):
         check_image(plan_for(), answer(report_of(CPU | {"ray": "2.9.0"})), {}, ["a"], timeout_s=30)
 
@@ -157,7 +158,7 @@ def test_no_answer_is_the_images_fault_when_every_task_says_so(tmp_path: Path) -
     with pytest.raises(ConfigError, match="image not known") as error:
         check_image(plan_for(), refused, {}, ["a", "b"], timeout_s=30)
     assert "image build" in str(error.value)
-    one_of_two = answer(f"0: {report_of(CPU)}", "srun: error: b: task 1: Exited with exit code 125")
+    one_of_two = answer(f"0: {report_of(CPU, 'a')}", "srun: error: b: task 1: Exited with exit code 125")
     with pytest.raises(BringUpError, match="no report from b"):
         check_image(plan_for(), one_of_two, {}, ["a", "b"], timeout_s=30)
     with pytest.raises(BringUpError, match="Unable to create step"):
@@ -193,7 +194,7 @@ def test_the_controller_asks_all_nodes_by_one_srun_in_the_runs_own_container(
     image = tmp_path / "rl.sqsh"
     image.write_bytes(sqsh(500))
     programs = Programs(tmp_path / "bin")
-    programs.add("srun", "".join(f"print({f'{rank}: {report_of(CPU)}'!r})\n" for rank in (1, 0)))
+    programs.add("srun", "".join(f"print({f'{rank}: {report_of(CPU, host)}'!r})\n" for rank, host in enumerate("ba")))
     monkeypatch.setenv("PATH", str(programs.folder))
     plan = plan_for("pyxis", str(image))
     check_attempt_image(plan, RunDir(plan.run_dir).attempt(1), ["a", "b"], "7", {"PATH": str(programs.folder)}, bool)

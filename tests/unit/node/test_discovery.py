@@ -118,6 +118,10 @@ def test_flags_that_cannot_be_are_named() -> None:
 def test_an_agent_knows_its_whole_role() -> None:
     hosts = {"SLURM_RL_HOSTS": "n1,n2,n3"}
     assert discover_role(SLURM | hosts, Flags()) == NodeRole(1, 3, "77", ("n1", "n2", "n3"))
+    # srun promises no order of its tasks, and Slurm's name of a node need not be its host name.
+    assert discover_role(SLURM | hosts | {"SLURMD_NODENAME": "n3"}, Flags()).rank == 2
+    with pytest.raises(ConfigError, match=r"SLURMD_NODENAME must be one of the nodes .*n9"):
+        discover_role(SLURM | hosts | {"SLURMD_NODENAME": "n9"}, Flags())
     assert discover_role({}, Flags(rank=0, num_nodes=1, job_key="local-1")) == NodeRole(0, 1, "local-1")
     # An agent inside somebody's allocation is the node that its launcher says.
     assert discover_role(SLURM, Flags(rank=0, num_nodes=1, job_key="local-1")).rank == 0

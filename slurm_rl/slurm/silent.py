@@ -1,0 +1,95 @@
+"""What ended an agent, or a whole job, before any Python of ours could say so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.setup import SETUP_ACTION, SETUP_RULE
+from slurm_rl.plan.step import TASK_LOG
+from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
+from slurm_rl.slurm.commands import JobInfo
+from slurm_rl.slurm.states import JobState
+
+EXIT_NOT_STARTED = 127
+"""As a shell says that a program is not there."""
+_MOST = 300
+_OURS = "slurm_rl: "  # begins what the batch script says; see plan/sbatch.py
+_NO_PYTHON = re.compile(r"(No such file or directory|not found|Permission denied|cannot execute|Exec format error)")
+_PYXIS = re.compile(r"\berror: pyxis: (?!.*child \d+ failed)")
+_NO_MODULE = re.compile(r"ModuleNotFoundError|ImportError")
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log that tells something, cut to what a message can hold; "" of none."""
+    if not log.is_file():
+        return ""
+    lines = choose_telling(log.read_text(encoding="utf-8", errors="replace").splitlines())
+    return lines[-1][-_MOST:] if lines else ""
+
+
+def choose_telling(lines: Iterable[str]) -> list[str]:
+    """Lines that hold anything; where pyxis says what went wrong, its lines alone: Slurm says a lot after them.
+
+    >>> choose_telling(["slurmstepd: error: pyxis: --container-mounts: source path does not exist: /x",
+    ...                 "slurmstepd: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1"])
+    ['slurmstepd: error: pyxis: --container-mounts: source path does not exist: /x']
+    """
+    told = [line.strip() for line in lines if line.strip()]
+    return [line for line in told if _PYXIS.search(line)] or told
+
+
+def explain(words: str, status: int, python: str) -> str:
+    """A cause for people: the rule, what was seen, what to do.
+
+    Args:
+        words: the last ones of what came before Python, or of Python itself.
+        python: the interpreter that was to start.
+    """
+    if SETUP_RULE in words:
+        return f"{words.removeprefix('slurm_rl: ')}. {SETUP_ACTION}"
+    if _NO_MODULE.search(words):
+        return (
+            f"{python} must have what slurm_rl needs; got {words}. "
+            "Next: install slurm_rl there, or set cluster.python to an environment that has it"
+        )
+    if status in (2, 126, EXIT_NOT_STARTED) and _NO_PYTHON.search(words):
+        return (
+            f"{python} must be there on every node; got {words}. "
+            "Next: set cluster.python to an interpreter on a file system that all nodes share"
+        )
+    return f"its agent never started (exit status {status}): {words or 'no word'}"
+
+
+def settle_silent_agent(plan: JobPlan, attempt: AttemptDir, rank: int, host: str, log: Path, status: int) -> None:
+    """Write the record of an agent that ended before it could do so itself."""
+    if status != 0 and not attempt.node(rank).is_file():
+        error = explain(last_words(log), status, plan.python)
+        write_json(attempt.node(rank), {"host": host, "rank": rank, "state": "ended", "error": error})
+
+
+def settle_silent_tasks(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], srun_errors: Sequence[str]) -> None:
+    """The same for all tasks of an srun, by its words on those that ended: `n2: task 1: Exited with exit code 2`."""
+    for line in srun_errors:
+        found = re.fullmatch(r"(\S+): tasks? (\d+)\S*: Exited with exit code (\d+)", line)
+        if found and found[1] in hosts:
+            log = attempt.log(f"{TASK_LOG}{found[2]}")
+            settle_silent_agent(plan, attempt, hosts.index(found[1]), found[1], log, int(found[3]))
+
+
+def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
+    """Why a job that Slurm calls failed ended without a word of its controller; None where nobody knows."""
+    if job.comment.startswith(_OURS):
+        return job.comment.removeprefix(_OURS)
+    if job.state != JobState.FAILED:
+        return None
+    if job.reason == "JobLaunchFailure":
+        return (
+            f"the run directory must be seen by every node; {run.path} is not on {job.nodelist or 'its node'}, where "
+            "the job could not even open its log. Next: put cluster.run_root on a file system that all nodes share"
+        )
+    plan = JobPlan.from_json(read_json(run.plan))
+    words = last_words(run.submitit / f"{job.job_id}_0_log.out")
+    return explain(words, 1, plan.host_python) if words else None

@@ -1,0 +1,48 @@
+"""Somebody else's trainer on several nodes: it starts when all of them have joined, however late one comes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.submitting import cli, quote, wait_for_end
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+# What verl does first: count, and give up when something is missing.
+COUNT = """
+import os, ray
+ray.init(log_to_driver=False)
+print("nodes:", sum(node["Alive"] for node in ray.nodes()), flush=True)
+"""
+
+
+def start_late(cluster: Cluster, folder: Path, experiment: str, num_nodes: int, late_s: int) -> str:
+    """What the program counted, on a cluster whose last node comes late."""
+    run, script = folder / "run", folder / "count.py"
+    script.write_text(COUNT)
+    program = f"[{quote(sys.executable)},{quote(script)}]"
+    line = f"test $(hostname) != {cluster.nodes[num_nodes - 1]} || sleep {late_s}"
+    words = [f"external.argv={program}"] if experiment == "command" else [f"external.start={program}"]
+    words += [f"+exp={experiment}", "+cluster=slurm_cpu", f"run_dir={run}", f"cluster.num_nodes={num_nodes}"]
+    words += ["cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "job.max_failures=0", "ray.dashboard=false"]
+    done = cli(cluster, folder, *words, f'cluster.setup=["{line}"]')
+    assert done.returncode == 0, done.stderr
+    end = wait_for_end(run, timeout_s=500)
+    assert end["state"] == "finished", end
+    return (run / "attempts" / "1" / "logs" / "driver.log").read_text()
+
+
+def test_a_program_starts_when_the_last_node_has_joined(cluster: Cluster, shared_dir: Path) -> None:
+    assert "nodes: 2" in start_late(cluster, shared_dir, "command", num_nodes=2, late_s=15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "experiment", ["verl_ppo_gsm8k", "openrlhf_grpo_mathv60k", "maxtext_grpo_llama3_70b", "command"]
+)
+def test_no_external_preset_starts_before_all_are_there(cluster: Cluster, shared_dir: Path, experiment: str) -> None:
+    assert "nodes: 4" in start_late(cluster, shared_dir, experiment, num_nodes=4, late_s=60)
