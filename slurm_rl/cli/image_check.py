@@ -14,8 +14,7 @@ from slurm_rl.cli.common import compose_run
 from slurm_rl.image.judge import render_versions
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import sbatch_argv
-from slurm_rl.plan.setup import with_setup
-from slurm_rl.plan.step import wrap_report
+from slurm_rl.plan.step import with_host_setup, wrap_report
 from slurm_rl.slurm.image_check import check_image
 from slurm_rl.slurm.launch import agent_environment
 from slurm_rl.slurm.submit import snapshot_code
@@ -48,7 +47,7 @@ def run_check(words: list[str], *, config_dir: str | None, timeout_s: float) -> 
 
 def _ask(plan: JobPlan, folder: Path, timeout_s: float) -> dict[str, dict[str, Any]]:
     wrapped = wrap_report(plan, str(folder), f"srl-check-{secrets.token_hex(4)}", (os.getuid(), os.getgid()))
-    argv = with_setup(plan.setup, wrapped.argv)
+    argv = with_host_setup(plan, wrapped.argv)
     if plan.launcher == "slurm":
         print("image   waiting for a node", file=sys.stderr, flush=True)
         argv = [*srun_of_its_own(plan, timeout_s), *wrapped.srun_args, *argv]

@@ -156,7 +156,9 @@ class ClusterConfig(Section):
     network_interface: OneLine | None = None
     """Interface for NCCL, RCCL and Gloo; null lets them choose."""
     setup: list[Text] = Field(default=[])
-    """Shell lines before anything starts on each node: module load, source activate."""
+    """Shell lines on the host of each node before anything starts there: module load, source activate; one that fails
+    ends the attempt. With pyxis, which starts no shell on the nodes, in the batch script alone: what they export
+    arrives everywhere. container.setup is for the container."""
     env: dict[VariableName, Text | None] = Field(default={})
     """Environment of every process of the run; null removes a variable the presets set."""
     slurm: SlurmOptions = SlurmOptions()

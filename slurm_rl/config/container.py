@@ -60,6 +60,9 @@ class ContainerConfig(Section):
     """podman and docker: size of a /dev/shm of its own; null shares the host's."""
     writable: bool = True
     """Processes may write to the image's files; what they write ends with the container."""
+    setup: tuple[str, ...] = ()
+    """Shell lines in the container, by its /bin/sh, before anything starts there; one that fails ends the attempt.
+    cluster.setup is for the host."""
     extra_args: tuple[str, ...] = ()
     """Further arguments of the runtime (pyxis: of srun), one a list item, e.g. --device=/dev/infiniband."""
 
@@ -76,6 +79,11 @@ class ContainerConfig(Section):
             raise ValueError(
                 f"container.shm_size_gb is for podman and docker; got runtime {self.runtime!r}, where /dev/shm is "
                 "the host's. Next: container.shm_size_gb=null"
+            )
+        if self.setup and self.runtime == "none":
+            raise ValueError(
+                f"container.setup needs a container; got {list(self.setup)} with container.runtime=none. "
+                "Next: use cluster.setup"
             )
         if self.workdir is not None and not self.workdir.startswith("/"):
             raise ValueError(f"container.workdir is an absolute path in the container; got {self.workdir!r}")

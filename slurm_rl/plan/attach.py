@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slurm_rl.plan.container import ContainerPlan, Mount, wrap
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.setup import with_setup
+from slurm_rl.plan.step import with_host_setup
 
 _ENTERED = ("podman", "docker")
 """Their running container has a name to enter it by; of the others a second one from the same image is opened."""
@@ -62,7 +62,7 @@ def _on(
     env: dict[str, str],
     tty: bool,
 ) -> Attach:
-    inner = with_setup(plan.setup, argv)
+    inner = with_host_setup(plan, argv)
     if host is None:
         return Attach(inner, env)
     # Beside the run's own step, out of the same share; the memory is that of the step.

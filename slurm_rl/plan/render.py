@@ -9,8 +9,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import render_layout
 from slurm_rl.plan.ray_request import build_request
 from slurm_rl.plan.sbatch import render_submission
-from slurm_rl.plan.setup import with_setup
-from slurm_rl.plan.step import build_nodes_step, node_words, wrap_agent
+from slurm_rl.plan.step import build_nodes_step, node_words, with_host_setup, wrap_agent
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
 
 
@@ -50,7 +49,7 @@ def _nodes_step(plan: JobPlan) -> list[str]:
     if not plan.sbatch:
         words = node_words("[rank]", plan.num_nodes, "JOB") if plan.launcher == "machines" else node_words(0, 1, "JOB")
         wrapped = wrap_agent(plan, 1, "JOB", None, *words)
-        return with_setup(plan.setup, wrapped.argv)
+        return with_host_setup(plan, wrapped.argv)
     nodes = [f"[node {rank}]" for rank in range(plan.num_nodes)]
     return build_nodes_step(plan, nodes, f"{plan.run_dir}/attempts/1/logs", wrap_agent(plan, 1, "JOB", None))
 

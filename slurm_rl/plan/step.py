@@ -73,7 +73,7 @@ def build_nodes_step(
         f"--output={logs}/{TASK_LOG}%t.log",
         f"--error={logs}/{TASK_LOG}%t.log",
         *wrapped.srun_args,
-        *with_setup(plan.setup, wrapped.argv),
+        *with_host_setup(plan, wrapped.argv),
     ]
 
 
@@ -87,3 +87,9 @@ def build_srun(plan: JobPlan, nodes: Sequence[str], *, cpus: str | None = None) 
     if plan.cpus_per_node or cpus:
         argv.append(f"--cpus-per-task={plan.cpus_per_node or cpus}")
     return argv
+
+
+def with_host_setup(plan: JobPlan, argv: Sequence[str]) -> list[str]:
+    """argv after the lines of cluster.setup; under pyxis, where they would run in the container, argv itself."""
+    is_host = ContainerPlan.from_json(plan.container).starts_on_the_host
+    return with_setup(plan.setup if is_host else (), argv)

@@ -18,8 +18,7 @@ from slurm_rl.image.files import check_image_file, image_path
 from slurm_rl.image.judge import judge_reports
 from slurm_rl.node.image_report import parse_report
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.setup import with_setup
-from slurm_rl.plan.step import wrap_report
+from slurm_rl.plan.step import with_host_setup, wrap_report
 from slurm_rl.run_dir import AttemptDir
 from slurm_rl.slurm.launch import agent_environment, srun_argv
 from slurm_rl.slurm.silent import choose_telling
@@ -47,7 +46,7 @@ def check_attempt_image(
     # The name of the agent's container, which comes after it: what cleans up after one does after the other.
     user = os.getuid(), os.getgid()
     wrapped = wrap_report(plan, plan.run_dir, f"srl-{job_key}-{attempt.number}", user)
-    argv = with_setup(plan.setup, wrapped.argv)
+    argv = with_host_setup(plan, wrapped.argv)
     if hosts is not None:
         argv = [*srun_argv(plan, hosts), "--label", *wrapped.srun_args, *argv]
     step_env = agent_environment(plan, env, wrapped)

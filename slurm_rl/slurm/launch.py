@@ -13,8 +13,7 @@ from slurm_rl.machines.secret import TOKEN_VARIABLE
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.plan.setup import with_setup
-from slurm_rl.plan.step import build_nodes_step, build_srun, node_words, wrap_agent
+from slurm_rl.plan.step import build_nodes_step, build_srun, node_words, with_host_setup, wrap_agent
 from slurm_rl.run_dir import AttemptDir
 from slurm_rl.slurm.silent import EXIT_NOT_STARTED, explain
 
@@ -46,7 +45,7 @@ def start_agent(
     full = agent_environment(plan, env, wrapped) | ({HOSTS_VARIABLE: ",".join(hosts)} if hosts else {})
     full.pop(TOKEN_VARIABLE, None)
     try:
-        return start_child(with_setup(plan.setup, wrapped.argv), full, attempt.log(f"node-{rank}"), death_signal)
+        return start_child(with_host_setup(plan, wrapped.argv), full, attempt.log(f"node-{rank}"), death_signal)
     except OSError as error:
         raise BringUpError(explain(str(error), EXIT_NOT_STARTED, wrapped.argv[0])) from None
 

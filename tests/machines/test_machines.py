@@ -124,8 +124,8 @@ def test_a_setup_line_that_fails_on_one_machine_is_the_cause(machines: Machines)
     head = machines.start(1, dstack(machines, 0), *words, apart=True)
     worker = machines.start(2, dstack(machines, 1), *words, apart=True)
     assert (head.wait(), worker.wait()) == (1, 1), head.output + worker.output
-    assert "m2: each line of cluster.setup must succeed on every node" in run.end["cause"]
-    assert "correct cluster.setup" in head.output and "correct cluster.setup" in worker.output
+    assert "m2: each line of cluster.setup and container.setup must succeed on every node" in run.end["cause"]
+    assert "correct it" in head.output and "correct it" in worker.output
 
 
 @pytest.mark.slow

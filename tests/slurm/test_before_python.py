@@ -30,14 +30,16 @@ def check_cause(cluster: Cluster, run: Path, *said: str) -> None:
 def test_a_setup_line_that_fails_on_the_first_node(cluster: Cluster, shared_dir: Path) -> None:
     run = shared_dir / "run"
     submit(cluster, run, make_light_python(shared_dir), "cluster.setup=['module load cuda']")
-    check_cause(cluster, run, "each line of cluster.setup must succeed", "module load cuda", "correct cluster.setup")
+    check_cause(
+        cluster, run, "each line of cluster.setup and container.setup must succeed", "module load cuda", "correct it"
+    )
 
 
 def test_a_setup_line_that_fails_on_another_node(cluster: Cluster, shared_dir: Path) -> None:
     run, other = shared_dir / "run", cluster.nodes[1]
     line = f"test $SLURMD_NODENAME != {other}"
     submit(cluster, run, make_light_python(shared_dir), f'cluster.setup=["{line}"]', "job.max_failures=0")
-    check_cause(cluster, run, f"{other}: each line of cluster.setup must succeed", line)
+    check_cause(cluster, run, f"{other}: each line of cluster.setup and container.setup must succeed", line)
 
 
 def test_a_python_that_the_nodes_do_not_have(cluster: Cluster, shared_dir: Path) -> None:

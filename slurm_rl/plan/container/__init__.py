@@ -14,6 +14,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.accelerator import AcceleratorKind
 from slurm_rl.plan.container.runtimes import RUNTIMES
 from slurm_rl.plan.container.spec import ContainerPlan, Mount, Request, Wrapped, merge_mounts
+from slurm_rl.plan.setup import with_setup
 
 __all__ = ["ContainerPlan", "Mount", "Wrapped", "wrap"]
 
@@ -49,7 +50,7 @@ def wrap(
             "a container's name holds letters, digits, _ . and -", seen=repr(name), action="rename the run"
         )
     request = Request(
-        argv=tuple(argv),
+        argv=tuple(with_setup(container.setup, argv, shell="/bin/sh")),
         env=dict(env),
         inherited=tuple(inherited),
         mounts=merge_mounts(tuple(mounts), container.mounts),

@@ -30,11 +30,17 @@ class ContainerPlan:
     shm_size_gb: int | None
     writable: bool
     extra_args: tuple[str, ...]
+    setup: tuple[str, ...] = ()
+
+    @property
+    def starts_on_the_host(self) -> bool:
+        """Whether a shell of the node's own can come before the container: srun starts pyxis' without one."""
+        return self.runtime != "pyxis"
 
     @staticmethod
     def from_json(tree: Mapping[str, Any]) -> ContainerPlan:
-        lists = {"mounts": tuple(Mount(**mount) for mount in tree["mounts"]), "extra_args": tuple(tree["extra_args"])}
-        return ContainerPlan(**{**tree, **lists})
+        lists = {name: tuple(tree[name]) for name in ("extra_args", "setup") if name in tree}
+        return ContainerPlan(**{**tree, **lists, "mounts": tuple(Mount(**mount) for mount in tree["mounts"])})
 
 
 @dataclass(frozen=True)

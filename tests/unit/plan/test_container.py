@@ -13,10 +13,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from slurm_rl.config.container import ContainerConfig
+from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, wrap
 from slurm_rl.plan.container.mounts import render_bind
 from slurm_rl.plan.container.runtimes import RUNTIMES, SLURM_NAMES
+from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.step import build_nodes_step, wrap_agent
 
 ARGV = ("python", "-m", "slurm_rl.node.agent")
 ENV = {"NCCL_DEBUG": "WARN", "B": "a value, with 'quotes' $(id)\n"}
@@ -56,7 +59,7 @@ PYXIS = (
     "--container-writable",
     "--container-mounts=/shared/runs/1:/shared/runs/1,/data/sets:/data:ro",
     "--container-workdir=/work",
-    "--container-env=B,NCCL_DEBUG,WANDB_API_KEY",
+    "--container-env=NCCL_DEBUG,WANDB_API_KEY",
     "--site-option=1",
 )
 
@@ -238,3 +241,26 @@ def test_the_config_becomes_the_plan_through_json() -> None:
 def test_bad_config(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         ContainerConfig(**values)
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "podman", "docker"])
+def test_lines_for_the_container_run_in_it(runtime: str) -> None:
+    container = replace(PLAN, runtime=runtime, setup=("source /opt/env",))
+    wrapped = wrap(["python", "x.py"], {}, [], container, accelerator="cpu", name="a")
+    assert wrapped.argv[-3:-1] == ("/bin/sh", "-c")
+    assert "{ source /opt/env\n} ||" in wrapped.argv[-1] and wrapped.argv[-1].endswith("exec python x.py")
+
+
+def test_under_pyxis_no_line_for_the_host_runs_in_the_container() -> None:
+    """srun starts the container itself, so a shell before it would be inside."""
+    words = [
+        "+cluster=slurm_cpu",
+        'cluster.setup=["module load x"]',
+        "container.runtime=pyxis",
+        "container.image=/i.sqsh",
+    ]
+    for runtime, count in (("pyxis", 0), ("apptainer", 1)):
+        config = load_config([*words, f"container.runtime={runtime}"])
+        plan = build_plan(config, "/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
+        step = build_nodes_step(plan, ["n1"], "/logs", wrap_agent(plan, 1, "7", None))
+        assert " ".join(step).count("{ module load x") == count

@@ -32,7 +32,9 @@ def test_a_setup_line_that_fails_ends_the_command_and_says_which() -> None:
     argv = with_setup(["true", "echo 'a  \"b\" $HOME' >&2; (exit 7)"], ["echo", "started"])
     done = subprocess.run(argv, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (7, "")
-    assert explain(done.stderr.splitlines()[-1], 7, "python").endswith("(exit 7). Next: correct cluster.setup")
+    assert explain(done.stderr.splitlines()[-1], 7, "python").endswith(
+        "(exit 7). Next: correct it, or what it needs on that node"
+    )
     assert subprocess.run(with_setup(["X=1", "export X"], ["sh", "-c", "exit $X"])).returncode == 1
 
 
@@ -74,7 +76,7 @@ def test_an_agent_that_spoke_keeps_its_word(plan: JobPlan, attempt: AttemptDir) 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ('cluster.setup=["module load cuda"]', "each line of cluster.setup must succeed"),
+        ('cluster.setup=["module load cuda"]', "each line of cluster.setup and container.setup must succeed"),
         ("cluster.python=/nowhere/python", "/nowhere/python must be there on every node"),
     ],
 )
