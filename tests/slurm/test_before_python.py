@@ -50,7 +50,7 @@ def test_a_python_that_the_nodes_do_not_have(cluster: Cluster, shared_dir: Path)
 
 def submit_with(python: Path, packages: Path, cluster: Cluster, run: Path) -> None:
     """Submit by another interpreter than the tests' own, which finds its packages in this folder."""
-    argv = [str(python), "-m", "slurm_rl", "+cluster=slurm_cpu", f"run_dir={run}"]
+    argv = [str(python), "-m", "slurm_rl", "+exp=demo", "+cluster=slurm_cpu", f"run_dir={run}"]
     env = {**cluster.env, "PYTHONPATH": f"{ROOT}:{packages}"}
     done = subprocess.run(argv, env=env, cwd=run.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

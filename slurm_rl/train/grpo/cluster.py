@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_rl.errors import SlurmRLError, TrainingError
+from slurm_rl.node.joined import POLL_S
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
-from slurm_rl.train.grpo.nodes import POLL_S, Nodes, OwnNodes, SharedNodes
+from slurm_rl.train.grpo.nodes import Nodes, OwnNodes, SharedNodes
 from slurm_rl.train.stop import StopFlag
 
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_rl.errors import TrainingError
+from slurm_rl.node.joined import POLL_S
 from slurm_rl.train.grpo.cluster import Actor, Cluster, name_failure
-from slurm_rl.train.grpo.nodes import POLL_S
 from slurm_rl.train.grpo.types import Completion, SamplingSpec
 from slurm_rl.train.types import TokenPrompt
 

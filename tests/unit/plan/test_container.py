@@ -254,6 +254,7 @@ def test_lines_for_the_container_run_in_it(runtime: str) -> None:
 def test_under_pyxis_no_line_for_the_host_runs_in_the_container() -> None:
     """srun starts the container itself, so a shell before it would be inside."""
     words = [
+        "+exp=demo",
         "+cluster=slurm_cpu",
         'cluster.setup=["module load x"]',
         "container.runtime=pyxis",

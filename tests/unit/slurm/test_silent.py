@@ -25,7 +25,9 @@ def attempt(tmp_path: Path) -> AttemptDir:
 
 @pytest.fixture(scope="module")
 def plan() -> JobPlan:
-    return build_plan(load_config(["+cluster=slurm_cpu"]), "/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
+    return build_plan(
+        load_config(["+exp=demo", "+cluster=slurm_cpu"]), "/runs/a", SubmitFacts("/env/bin/python", 2, "1")
+    )
 
 
 def test_a_setup_line_that_fails_ends_the_command_and_says_which() -> None:
@@ -82,7 +84,7 @@ def test_an_agent_that_spoke_keeps_its_word(plan: JobPlan, attempt: AttemptDir) 
 )
 def test_a_run_on_this_machine_names_the_cause(tmp_path: Path, words: str, said: str) -> None:
     run = tmp_path / "run"
-    argv = [sys.executable, "-m", "slurm_rl", "cluster.launcher=local", f"run_dir={run}", words]
+    argv = [sys.executable, "-m", "slurm_rl", "+exp=demo", f"run_dir={run}", words]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert said in done.stderr and said in read_json(run / "end.json")["cause"]
