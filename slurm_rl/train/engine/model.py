@@ -22,6 +22,7 @@ from transformers.utils import cached_file, logging
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.train.engine.dropout import clear_dropout, clear_dropout_layers
 from slurm_rl.train.engine.reward_model import allow_new_head, score_every_token
 from slurm_rl.train.engine.vision import has_vision
 
@@ -34,7 +35,7 @@ _MAY_BE_ABSENT = {
 
 
 def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None = None) -> PreTrainedModel:
-    """The model of `path`, with a vision tower if it has one, on CPU, in training mode, in `config.dtype`.
+    """The model of `path`, with a vision tower if it has one, on CPU, in training mode, in `config.dtype`, no dropout.
 
     With `config.init_from` the weights come from there, the architecture still from `path`.
 
@@ -52,6 +53,7 @@ def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None 
     field = "model.path" if config.init_from is None else "model.init_from"
     try:
         architecture = AutoConfig.from_pretrained(path, **_source(path, config))
+        clear_dropout(architecture)
         model, loaded = _from_pretrained(
             weights,
             score_seed,
@@ -143,6 +145,7 @@ def _load_generation_config(path: str | Path, architecture: PreTrainedConfig, co
 
 
 def _prepare(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
+    clear_dropout_layers(model)
     # With a cache, sequences of a packed row see each other without a word.
     model.config.use_cache = False
     if config.gradient_checkpointing:

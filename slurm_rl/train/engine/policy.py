@@ -39,6 +39,7 @@ from slurm_rl.train.engine.forward import (
     forward_scores,
 )
 from slurm_rl.train.engine.model import load_model, load_tokenizer
+from slurm_rl.train.engine.rng import load_rng, save_rng
 from slurm_rl.train.engine.shared_rows import require_maskable
 from slurm_rl.train.engine.vision import load_image_reader
 from slurm_rl.train.math.logprobs import compute_token_hits, compute_token_logprobs
@@ -262,6 +263,7 @@ class PolicyEngine:
         try:
             if distributed.get_rank() == 0:
                 write_json(folder / "layout.json", self.layout)
+            save_rng(_rng_file(folder))
             return self.backend.save(folder, self._writer if background else None)
         except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
             raise CheckpointError(
@@ -279,6 +281,7 @@ class PolicyEngine:
         free = {"num_workers"} if self.backend.can_reshard else set()
         saved = _require_layout(folder, {key: value for key, value in self.layout.items() if key not in free})
         self.backend.load(folder, saved["num_workers"])
+        load_rng(_rng_file(folder))  # last, since loading may draw numbers
 
     def export(self, folder: Path) -> None:
         """Write the model and its tokenizer as a Hugging Face folder, whole or not at all; from rank 0.
@@ -302,6 +305,10 @@ class PolicyEngine:
             with written_beside(folder) as beside:
                 lora.save_adapter(beside, state, config, self.lora_targets, base)
                 self.tokenizer.save_pretrained(beside)
+
+
+def _rng_file(folder: Path) -> Path:
+    return folder / f"rng-{distributed.get_rank()}.pt"
 
 
 def _describe_lora(model: ModelConfig, config: LoraConfig) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""Nothing random lies between two looks at a model in training, and a resumed process draws those that come next."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    BloomConfig,
+    FalconConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MixtralConfig,
+    OPTConfig,
+    PhiConfig,
+    PreTrainedConfig,
+)
+
+from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.train.engine.model import load_model
+from slurm_rl.train.engine.policy import PolicyEngine
+from slurm_rl.train.engine.tiny import build_character_tokenizer
+from slurm_rl.train.types import PackedBatch, TrainSequence
+
+WIDTH: dict[str, int] = {"vocab_size": 16, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+GPT2 = GPT2Config(vocab_size=16, n_embd=32, n_layer=2, n_head=2, n_positions=64, pad_token_id=0, eos_token_id=1)
+# Dropout in layers, in functions that read the config, of whole layers, and noise on a router.
+FAMILIES = {
+    "gpt2": GPT2,
+    "opt": OPTConfig(**WIDTH, ffn_dim=64, word_embed_proj_dim=32, dropout=0.1, attention_dropout=0.1, layerdrop=0.5),
+    "llama": LlamaConfig(**WIDTH, intermediate_size=64, attention_dropout=0.1),
+    "mixtral": MixtralConfig(**WIDTH, intermediate_size=64, num_key_value_heads=1, router_jitter_noise=0.1),
+    "bloom": BloomConfig(vocab_size=16, hidden_size=32, n_layer=2, n_head=2, hidden_dropout=0.1, attention_dropout=0.1),
+    "falcon": FalconConfig(**WIDTH, hidden_dropout=0.1, attention_dropout=0.1),
+    "gpt_neox": GPTNeoXConfig(**WIDTH, intermediate_size=64, hidden_dropout=0.1, attention_dropout=0.1),
+    "phi": PhiConfig(**WIDTH, intermediate_size=64, resid_pdrop=0.1, embd_pdrop=0.1, attention_dropout=0.1),
+}
+
+
+def build_folder(config: PreTrainedConfig, folder: Path) -> Path:
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    build_character_tokenizer(TinyModelConfig()).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(("family", "score_seed"), [*((name, None) for name in FAMILIES), ("gpt2", 0), ("llama", 0)])
+def test_a_model_in_training_says_the_same_again(family: str, score_seed: int | None, tmp_path: Path) -> None:
+    folder = build_folder(FAMILIES[family], tmp_path / "model")
+    config = ModelConfig(path=str(folder), attention="eager" if family == "bloom" else "sdpa")
+    model = load_model(folder, config, score_seed=score_seed)
+    assert model.training
+    first, *others = (model(input_ids=torch.arange(2, 14)[None]).logits for _ in range(8))
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_a_layer_that_names_its_own_dropout_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    plain = LlamaMLP.__init__
+
+    def build(self: nn.Module, config: PreTrainedConfig) -> None:
+        plain(self, config)
+        self.drop = nn.Dropout(0.1)
+
+    folder = build_folder(FAMILIES["llama"], tmp_path / "model")
+    monkeypatch.setattr(LlamaMLP, "__init__", build)
+    model = load_model(folder, ModelConfig(path=str(folder)))
+    assert [layer.mlp.drop.p for layer in model.model.layers] == [0.0, 0.0]
+
+
+def build_engine(folder: Path) -> PolicyEngine:
+    model, policy = ModelConfig(path=str(folder)), PolicyConfig(num_threads=1)
+    return PolicyEngine(folder, model, policy, OptimConfig(lr=1e-2), temperature=1.0)
+
+
+def build_sequences(seed: int) -> list[TrainSequence]:
+    drawn = np.random.default_rng(seed)
+    return [TrainSequence(token_ids=drawn.integers(2, 14, 12), trained_from=4, weight=0.25) for _ in range(4)]
+
+
+def test_the_policy_trains_on_the_logprobs_that_it_says(tmp_path: Path) -> None:
+    """Of GPT-2, whose config wants dropout: what the loss sees in training is what was computed before it."""
+    engine = build_engine(build_folder(GPT2, tmp_path / "model"))
+    said = np.concatenate(engine.compute_logprobs([build_sequences(0)])[0])
+    seen: list[Tensor] = []
+
+    def keep(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+        seen.append(logprobs.detach())
+        return -(logprobs * batch.weights).sum(), {}
+
+    engine.train([build_sequences(0)], keep, 1e-2)
+    assert np.array_equal(seen[0].numpy(), said)
+
+
+def train_by_chance(engine: PolicyEngine, steps: range) -> list[float]:
+    """Losses scaled by numbers of every kind that a process draws."""
+
+    def scaled(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
+        chance = float(torch.rand(1)) + np.random.rand() + random.random() + random.gauss() + np.random.randn()
+        return -(logprobs * batch.weights).sum() * chance, {}
+
+    return [engine.train([build_sequences(step)], scaled, 1e-2)["loss"] for step in steps]
+
+
+def test_a_resumed_process_draws_the_numbers_that_come_next(tmp_path: Path) -> None:
+    folder = build_folder(GPT2, tmp_path / "model")
+    engine = build_engine(folder)
+    train_by_chance(engine, range(3))
+    (tmp_path / "saved").mkdir()
+    engine.save(tmp_path / "saved")
+    undisturbed = train_by_chance(engine, range(3, 6))
+    resumed = build_engine(folder)
+    train_by_chance(resumed, range(2))
+    resumed.load(tmp_path / "saved")
+    assert train_by_chance(resumed, range(3, 6)) == undisturbed
+
+
+def test_a_checkpoint_without_random_numbers_is_loaded_all_the_same(tmp_path: Path) -> None:
+    folder = build_folder(GPT2, tmp_path / "model")
+    (tmp_path / "saved").mkdir()
+    build_engine(folder).save(tmp_path / "saved")
+    (tmp_path / "saved" / "rng-0.pt").unlink()
+    engine, before = build_engine(folder), torch.get_rng_state()
+    engine.load(tmp_path / "saved")
+    assert torch.equal(torch.get_rng_state(), before)
