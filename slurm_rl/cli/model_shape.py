@@ -1,4 +1,4 @@
-"""The model's shape, from a config.json that this machine can see without torch or a network."""
+"""The model's shape, from a config.json that this machine can see, or by its name; without torch or a network."""
 
 from __future__ import annotations
 
@@ -10,17 +10,24 @@ from typing import Any
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError
+from slurm_rl.plan.known_models import find_known
 from slurm_rl.plan.memory import ModelShape, parse_shape
+
+_NUM_SPECIAL = 2
+_NUM_BYTES = 288
+"""Tokens of the vocabulary of bytes, special ones included, rounded up."""
 
 
 def find_shape(model: ModelConfig) -> ModelShape | None:
-    """The shape; None for a model built here, one not downloaded yet, or a family that is not known.
+    """The shape; None for a family that is not known, or a name that only the hub knows.
 
     Raises:
         ConfigError: config.json is no JSON object.
     """
+    if model.path is None:
+        return _shape_of_tiny(model)
     tree = _load_config(model)
-    return None if tree is None else parse_shape(tree)
+    return find_known(model.path) if tree is None else parse_shape(tree)
 
 
 def sees_images(model: ModelConfig) -> bool | None:
@@ -28,7 +35,28 @@ def sees_images(model: ModelConfig) -> bool | None:
     if model.path is None:
         return model.tiny_vl is not None
     tree = _load_config(model)
-    return None if tree is None else "vision_config" in tree
+    if tree is not None:
+        return "vision_config" in tree
+    shape = find_known(model.path)
+    return None if shape is None else shape.vision_parameters > 0
+
+
+def _shape_of_tiny(model: ModelConfig) -> ModelShape | None:
+    """Of a model that train/engine/tiny.py or tiny_vl.py will build; towers so small count for nothing."""
+    tiny = model.tiny or model.tiny_vl
+    if tiny is None:
+        return None
+    return ModelShape(
+        num_layers=tiny.num_layers,
+        hidden_size=tiny.hidden_size,
+        intermediate_size=3 * tiny.hidden_size,
+        vocab_size=_NUM_SPECIAL + len(model.tiny.characters) if model.tiny else _NUM_BYTES,
+        num_heads=tiny.num_heads,
+        num_kv_heads=tiny.num_kv_heads,
+        head_dim=tiny.hidden_size // tiny.num_heads,
+        is_tied=True,
+        context_length=tiny.context_length,
+    )
 
 
 def _load_config(model: ModelConfig) -> dict[str, Any] | None:

@@ -96,11 +96,12 @@ class ExternalConfig(Section):
     """Of sampling."""
 
     gpus: dict[Role, PositiveInt] = Field(default={})
-    """OpenRLHF: GPUs of a model; one that is not named has all, or when GPUs are not shared by all, the actor's."""
+    """OpenRLHF: GPUs of a model; one that is not named has all, or when GPUs are not shared by all, as many as the
+    actor, which has its share of half of them: the other half is for engines."""
     colocate: Literal["all", "pairs", "none"] = "all"
     """OpenRLHF: who shares GPUs; `pairs` is actor with reference, and critic with reward."""
     engines: PositiveInt | None = None
-    """vLLM engines; null with colocate=all fills all GPUs."""
+    """vLLM engines; null: as many as the GPUs hold beside the models, or with colocate=all on the same GPUs."""
     tensor_parallel: PositiveInt = 1
     """GPUs of one engine."""
     gpu_memory: GpuShare | None = None

@@ -142,6 +142,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _who_stands_with_the_critic_has_one(self) -> RunConfig:
         wanted = {
+            "critic.apart": self.critic.apart,
             "critic.num_workers": self.critic.num_workers,
             "reward.model.device=critic": self.reward.model.beside_critic,
         }

@@ -168,19 +168,13 @@ def _saving(config: ExternalConfig, run: ExternalRun, style: int) -> Settings:
 
 
 def _placement(config: ExternalConfig, run: ExternalRun, style: int) -> Settings:
-    everything = run.num_gpus
-    actor = config.gpus.get("actor", everything)
     roles = _roles(config)
-    gpus = {role: config.gpus.get(role, everything if config.colocate == "all" else actor) for role in roles}
+    actor = config.gpus.get("actor", _share(config, run, roles))
+    gpus = {role: config.gpus.get(role, run.num_gpus if config.colocate == "all" else actor) for role in roles}
     engines = config.engines
     if engines is None:
-        if config.colocate != "all":
-            raise ConfigError(
-                "external.engines must be set when external.colocate is not all",
-                seen=f"colocate={config.colocate} and no engines",
-                action="set external.engines, and external.gpus for each model",
-            )
-        engines = max(1, everything // config.tensor_parallel)
+        taken = 0 if config.colocate == "all" else _count_training(config, gpus)
+        engines = max(1, (run.num_gpus - taken) // config.tensor_parallel)
     _check_fit(config, run, gpus, engines)
     settings: Settings = {names[style]: True for names in _COLOCATE[config.colocate]}
     for role, count in gpus.items():
@@ -190,6 +184,14 @@ def _placement(config: ExternalConfig, run: ExternalRun, style: int) -> Settings
     settings[_ENGINES["num"][style]] = engines
     settings[_ENGINES["tensor_parallel"][style]] = config.tensor_parallel
     return settings
+
+
+def _share(config: ExternalConfig, run: ExternalRun, roles: list[Role]) -> int:
+    """GPUs of a model: all when they are shared, else its share of one half, since the other half samples."""
+    if config.colocate == "all":
+        return run.num_gpus
+    groups = len(roles) if config.colocate == "none" else 2 if len(roles) > 2 else 1
+    return max(1, run.num_gpus // 2 // groups)
 
 
 def _roles(config: ExternalConfig) -> list[Role]:
@@ -204,19 +206,23 @@ def _roles(config: ExternalConfig) -> list[Role]:
 
 def _check_fit(config: ExternalConfig, run: ExternalRun, gpus: dict[Role, int], engines: int) -> None:
     sampling = engines * config.tensor_parallel
-    match config.colocate:
-        case "all":
-            needed = max(sampling, *gpus.values())
-        case "pairs":
-            needed = max(gpus["actor"], gpus["ref"]) + max(gpus.get("critic", 0), gpus.get("reward", 0)) + sampling
-        case "none":
-            needed = sum(gpus.values()) + sampling
+    if config.colocate == "all":
+        needed = max(sampling, *gpus.values())
+    else:
+        needed = _count_training(config, gpus) + sampling
     if needed > run.num_gpus:
         raise ConfigError(
             f"the models and engines must fit the {run.num_gpus} GPUs of {run.nodes} x {run.gpus_per_node}",
             seen=f"{needed} needed: {gpus}, {engines} engines of {config.tensor_parallel}, colocate={config.colocate}",
             action="lower external.gpus or external.engines, or raise cluster.nodes",
         )
+
+
+def _count_training(config: ExternalConfig, gpus: dict[Role, int]) -> int:
+    """GPUs of the models where engines have their own."""
+    if config.colocate == "none":
+        return sum(gpus.values())
+    return max(gpus["actor"], gpus["ref"]) + max(gpus.get("critic", 0), gpus.get("reward", 0))
 
 
 def _split(role: Role, count: int, run: ExternalRun) -> tuple[int, int]:

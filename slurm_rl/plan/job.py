@@ -25,7 +25,7 @@ from slurm_rl.plan.task import (
     read_external,
     read_torchrun,
 )
-from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, place_ranks
+from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, check_idle, place_ranks
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
@@ -167,6 +167,8 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     tensor_parallel_size = 1 if under_torchrun else choose_tensor_parallel_size(config, shape)
     demand = _demand(config, cpus, tensor_parallel_size)
     actors = () if config.external else place_ranks(demand) if under_torchrun else build_placement(demand)
+    if not config.external:
+        check_idle(demand, actors)
     # The host's environment is not in the image.
     elsewhere = "python" if cluster.launcher == "ray" else "python3" if config.container.image else None
     python = cluster.python or elsewhere or facts.python
@@ -266,7 +268,7 @@ def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> D
         tensor_parallel_size=tensor_parallel_size,
         colocate=config.rollout.colocate,
         has_critic=config.algorithm.needs_values,
-        num_critics=(config.critic.num_workers or 0) if config.algorithm.needs_values else 0,
+        num_critics=config.critic.num_workers if config.critic.is_apart and config.algorithm.needs_values else 0,
         num_references=config.reference.num_workers or 0,
         overlaps=config.rollout.max_staleness > 0,
         features=_node_features(config),

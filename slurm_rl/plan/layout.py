@@ -48,6 +48,8 @@ class LayoutPlan:
     engine: EngineMemory | None = None
     critic: PolicyMemory | None = None
     """Of a critic with GPUs of its own."""
+    unknown: str | None = None
+    """Why nothing is estimated, and what to do about it."""
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> LayoutPlan:
@@ -134,7 +136,8 @@ def build_layout(
     """
     wanted, capacity = config.policy.micro_batch_tokens, config.cluster.gpu_mem_gb
     if shape is None or capacity is None:
-        return LayoutPlan(tensor_parallel_size, wanted or DEFAULT_MICRO_BATCH_TOKENS)
+        unknown = _what_is_unknown(config, shape)
+        return LayoutPlan(tensor_parallel_size, wanted or DEFAULT_MICRO_BATCH_TOKENS, unknown=unknown)
     counts = {role: sum(actor.role == role for actor in actors) for role in ("policy", "critic")}
     colocated = config.rollout.colocate and config.task not in TORCHRUN_TASKS
     rooms = {"policy": capacity - (asleep_gb() if colocated else 0), "critic": capacity}
@@ -144,9 +147,10 @@ def build_layout(
             needs["critic"] = _critic(config, shape, counts["critic"], tokens)
         if all(memory.total_gb <= rooms[role] for role, memory in needs.items()):
             if config.task in TORCHRUN_TASKS:
-                return LayoutPlan(tensor_parallel_size, tokens, capacity, None, needs["policy"], None)
+                return LayoutPlan(tensor_parallel_size, tokens, capacity, policy=needs["policy"])
             engine, budget = _engine(config, shape, tensor_parallel_size), _engine_budget_gb(config)
-            return LayoutPlan(tensor_parallel_size, tokens, capacity, budget, engine=engine, **needs)
+            policy, critic = needs["policy"], needs.get("critic")
+            return LayoutPlan(tensor_parallel_size, tokens, capacity, budget, policy, engine, critic)
     role = next(role for role, memory in needs.items() if memory.total_gb > rooms[role])
     raise ConfigError(
         f"a {role} worker must fit its GPU (cluster.gpu_mem_gb"
@@ -160,6 +164,13 @@ def build_layout(
         + ("" if config.policy.zero_stage == 3 or config.policy.backend == "fsdp2" else "policy.zero_stage=3, ")
         + "a smaller policy.micro_batch_tokens or shorter sequences",
     )
+
+
+def _what_is_unknown(config: RunConfig, shape: ModelShape | None) -> str:
+    if shape is not None:
+        return "how much memory a GPU has: cluster.gpu_mem_gb=80"
+    name = config.model.path
+    return f"the shape of {name}: python -m slurm_rl prepare model {name}, then model.path=<the folder it prints>"
 
 
 def _policy(config: RunConfig, shape: ModelShape, num_workers: int, tokens: int) -> PolicyMemory:
@@ -180,7 +191,7 @@ def _critic(config: RunConfig, shape: ModelShape, num_workers: int, tokens: int)
 
 
 def _critic_is_apart(config: RunConfig) -> bool:
-    return config.task == "grpo" and config.algorithm.needs_values and config.critic.num_workers is not None
+    return config.task == "grpo" and config.algorithm.needs_values and config.critic.is_apart
 
 
 def _holds_reference(config: RunConfig) -> bool:
@@ -250,7 +261,7 @@ def render_layout(layout: LayoutPlan, *, has_engines: bool = True) -> list[str]:
     if has_engines:
         sizes = f"tensor parallel {layout.tensor_parallel_size}, {sizes}"
     if layout.policy is None:
-        return [sizes, "memory not estimated: cluster.gpu_mem_gb or the model's config.json is not known here"]
+        return [sizes, f"memory not estimated; tell {layout.unknown or 'cluster.gpu_mem_gb'}"]
     trained = [
         f"{role} GPU  about {memory.total_gb:.0f} of {layout.gpu_mem_gb:g} GB: {describe_memory(role, memory)}"
         for role, memory in (("policy", layout.policy), ("critic", layout.critic))

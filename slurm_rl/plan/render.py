@@ -11,6 +11,7 @@ from slurm_rl.plan.ray_request import build_request
 from slurm_rl.plan.sbatch import render_submission
 from slurm_rl.plan.step import build_nodes_step, node_words, with_host_setup, wrap_agent
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
+from slurm_rl.plan.topology import find_idle
 
 
 def render_plan(plan: JobPlan) -> str:
@@ -87,7 +88,9 @@ def _programs(plan: JobPlan) -> list[str]:
 def _layout(plan: JobPlan) -> list[str]:
     if not plan.gpus_per_node or plan.external is not None:
         return []
-    return render_layout(plan.layout, has_engines=plan.torchrun is None)
+    idle = find_idle(plan.num_nodes, plan.gpus_per_node, plan.actors)
+    lines = [f"idle: {len(idle)} GPUs, from GPU {idle[0][1]} of node {idle[0][0]}"] if idle else []
+    return [*lines, *render_layout(plan.layout, has_engines=plan.torchrun is None)]
 
 
 def _default_cores(plan: JobPlan) -> str:

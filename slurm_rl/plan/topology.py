@@ -43,8 +43,9 @@ class Demand:
     """Engines share the policy's GPUs."""
     has_critic: bool = False
     """A critic's worker stands beside each of the policy's, on its GPU."""
-    num_critics: int = 0
-    """Processes that hold the critic apart from the policy; 0 with `has_critic`: beside it."""
+    num_critics: int | None = 0
+    """Processes that hold the critic apart from the policy; None: as many as the policy's; 0 with `has_critic`: beside
+    each of the policy's."""
     num_references: int = 0
     """Processes that hold the reference apart from the policy."""
     overlaps: bool = False
@@ -76,7 +77,7 @@ def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
         actors = _place_on_cpus(demand, demand.num_workers or 1, demand.num_engines or 1)
     else:
         actors = _place_on_gpus(demand)
-    if not demand.has_critic or demand.num_critics:
+    if not demand.has_critic or demand.num_critics != 0:
         return actors
     # They take turns with the policy, so they may use what it uses.
     return actors + tuple(replace(actor, role="critic") for actor in actors if actor.role == "policy")
@@ -117,6 +118,50 @@ def _choose_num_workers(demand: Demand, num_slots: int) -> int:
     return max(num_slots // 2 // demand.tensor_parallel_size * demand.tensor_parallel_size, 1)
 
 
+def _choose_share(demand: Demand, num_slots: int) -> int:
+    """What the policy and a critic of its own have each, when both are open: half of what trains.
+
+    Without colocation it is a quarter of the GPUs each and half for engines, as in OpenRLHF's layout; a GPU that does
+    not divide goes to the engines.
+    """
+    return max(_choose_num_workers(demand, num_slots) // 2, 1)
+
+
+def _check_enough(demand: Demand, num_slots: int) -> None:
+    roles = ["policy", "critic", *([] if demand.colocate else ["engines"])]
+    if num_slots < len(roles):
+        raise ConfigError(
+            f"{', '.join(roles)} must have a GPU each",
+            seen=f"{num_slots} GPUs for {len(roles)}",
+            action="take more GPUs, critic.apart=false" + ("" if demand.colocate else ", or rollout.colocate=true"),
+        )
+
+
+def check_idle(demand: Demand, actors: Sequence[ActorPlan]) -> None:
+    """Refuse a placement that leaves GPUs without work, unless the user said how many processes there are.
+
+    Raises:
+        ConfigError: with the number of GPUs that nobody uses.
+    """
+    idle = find_idle(demand.num_nodes, demand.gpus_per_node, actors)
+    is_meant = (demand.num_workers, demand.num_engines) != (None, None)
+    if not idle or is_meant:
+        return
+    raise ConfigError(
+        "every GPU must have work",
+        seen=f"{len(idle)} of {demand.num_nodes * demand.gpus_per_node} without "
+        f"({demand.num_nodes} nodes x {demand.gpus_per_node} GPUs, engines of {demand.tensor_parallel_size})",
+        action="choose a rollout.tensor_parallel_size that divides the GPUs of a node, or another "
+        "cluster.gpus_per_node; policy.num_workers and rollout.num_engines say that they may be idle",
+    )
+
+
+def find_idle(num_nodes: int, gpus_per_node: int, actors: Sequence[ActorPlan]) -> list[tuple[int, int]]:
+    """(node, GPU) of each GPU that no process uses."""
+    used = {(actor.node, gpu) for actor in actors for gpu in actor.gpus}
+    return [(node, gpu) for node in range(num_nodes) for gpu in range(gpus_per_node) if (node, gpu) not in used]
+
+
 def _place_on_cpus(demand: Demand, num_workers: int, num_engines: int) -> tuple[ActorPlan, ...]:
     at_policy, at_engines = demand.nodes_for("policy"), demand.nodes_for("rollout")
     if at_policy == at_engines:
@@ -137,7 +182,7 @@ def _place_on_cpus(demand: Demand, num_workers: int, num_engines: int) -> tuple[
     return (
         *policy,
         *rollout,
-        *_spread(demand, "critic", demand.num_critics),
+        *_spread(demand, "critic", num_workers if demand.num_critics is None else demand.num_critics),
         *_spread(demand, "reference", demand.num_references),
     )
 
@@ -158,10 +203,17 @@ def _share(demand: Demand, num_on_node: int) -> int | None:
 def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
     # The roles that are bound to nodes of one kind choose before those that take what is left.
     reference = _last_slots(demand, "reference", demand.num_references, ())
-    critic = _last_slots(demand, "critic", demand.num_critics, reference)
+    num_critics = demand.num_critics
+    if num_critics is None:
+        num_slots = len(_slots(demand, "policy", reference))
+        _check_enough(demand, num_slots)
+        num_critics = demand.num_workers or _choose_share(demand, num_slots)
+    critic = _last_slots(demand, "critic", num_critics, reference)
     apart = [*reference, *critic]
     at_policy = _slots(demand, "policy", apart)
-    num_workers = demand.num_workers or _choose_num_workers(demand, len(at_policy))
+    num_workers = demand.num_workers or (
+        num_critics if demand.num_critics is None else _choose_num_workers(demand, len(at_policy))
+    )
     if num_workers > len(at_policy):
         raise _too_many("policy.num_workers", num_workers, "policy", demand)
     policy = at_policy[:num_workers]

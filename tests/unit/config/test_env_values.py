@@ -41,7 +41,10 @@ def test_a_secret_in_a_preset_is_refused_by_name_without_its_value(
 def test_other_variables_are_read_and_other_users_of_omegaconf_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH", "/scratch/alice")
     monkeypatch.setenv("MY_TOKEN", "hunter2")
-    assert load_config(["cluster.run_root='${oc.env:SCRATCH}/runs'"]).cluster.run_root == "/scratch/alice/runs"
-    assert load_config(["cluster.run_root='${oc.env:NOT_SET,/x}'"]).cluster.run_root == "/x"
+    assert (
+        load_config(["+exp=demo", "cluster.run_root='${oc.env:SCRATCH}/runs'"]).cluster.run_root
+        == "/scratch/alice/runs"
+    )
+    assert load_config(["+exp=demo", "cluster.run_root='${oc.env:NOT_SET,/x}'"]).cluster.run_root == "/x"
     assert OmegaConf.create({"a": "${oc.env:MY_TOKEN}"}).a == "hunter2"
     assert not any(map(names_a_secret, ["HOME", "USER", "PWD", "OLDPWD", "PATH", "SLURM_JOB_ID", "MONKEY", "TMPDIR"]))

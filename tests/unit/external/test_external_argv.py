@@ -69,6 +69,16 @@ def test_openrlhf_splits_the_gpus_by_pairs() -> None:
         build(program="openrlhf", reward_url="u", advantage="grpo", gpus={"actor": 12})
 
 
+@pytest.mark.parametrize(("nodes", "quarter"), [(1, 2), (2, 4), (4, 8)])
+def test_openrlhf_gets_its_shares_of_what_there_is(nodes: int, quarter: int) -> None:
+    fields: dict[str, Any] = {"program": "openrlhf", "colocate": "pairs", "reward_model": "rm", "tensor_parallel": 2}
+    argv = build(again(nodes=nodes, resume=False), **fields, advantage="gae")
+    assert {value(argv, f"--{role}.num_gpus_per_node") for role in ("actor", "ref", "critic", "reward")} == {
+        str(quarter)
+    }
+    assert value(argv, "--vllm.num_engines") == str(quarter)
+
+
 def test_verl_counts_a_batch_in_prompts() -> None:
     argv = build(program="verl", advantage="grpo", samples_per_prompt=4, train_batch_size=128, micro_batch_size=2)
     assert "actor_rollout_ref.actor.ppo_mini_batch_size=32" in argv

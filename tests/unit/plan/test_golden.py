@@ -6,10 +6,12 @@ A wanted change: `python -m tests.unit.plan.test_golden` writes tests/golden aga
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slurm_rl.cli.model_shape import find_shape
 from slurm_rl.config.load import conf_dir, load_config
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.plan.render import render_plan
@@ -49,7 +51,9 @@ def render(cluster: str, runtime: str, task: str) -> str:
     words += ["cluster.address=http://ray.example:8265"] if cluster == "ray" else []
     if runtime != "none":
         words += [f"container.runtime={runtime}", f"container.image={IMAGES[runtime]}"]
-    return render_plan(build_plan(load_config(words), "/shared/runs/golden", FACTS)) + "\n"
+    config = load_config(words)
+    facts = replace(FACTS, model_shape=find_shape(config.model))
+    return render_plan(build_plan(config, "/shared/runs/golden", facts)) + "\n"
 
 
 def golden_file(cluster: str, runtime: str, task: str) -> Path:

@@ -1,0 +1,115 @@
+"""What, where and how many: every experiment on every cluster preset is planned in full, or refused with numbers."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from slurm_rl.cli.model_shape import find_shape
+from slurm_rl.config.load import conf_dir, load_config, open_hydra, parse_config
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.render import render_plan
+from slurm_rl.plan.topology import find_idle
+from slurm_rl.slurm.sweep_compose import Composer
+
+CLUSTERS = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml"))
+NEEDED = {
+    "ppo_llama3_8b": ["reward.model.path=/models/rm"],
+    "sft_llama3_8b": ["model.path=meta-llama/Llama-3.1-8B"],
+    "ray": ["cluster.address=http://head:8265"],
+}
+# Nodes, and GPUs of each.
+SIZES = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7), (1, 8), (2, 2), (2, 8), (4, 8)]
+
+
+def plan_of(config: RunConfig) -> JobPlan:
+    return build_plan(config, "/runs/a", SubmitFacts("python", 8, "test", find_shape(config.model)))
+
+
+@pytest.fixture(scope="module")
+def composer() -> Iterator[Composer]:
+    with open_hydra(None) as extra:
+        yield Composer(extra)
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_every_preset_is_planned_or_refused_with_numbers(experiment: str, composer: Composer) -> None:
+    planned = 0
+    for cluster in CLUSTERS:
+        words = [f"exp={experiment}", f"cluster={cluster}", *NEEDED.get(experiment, []), *NEEDED.get(cluster, [])]
+        try:
+            plan = plan_of(parse_config(composer.compose(words)))
+        except ConfigError as error:
+            assert re.search(r"got .*(\d|cpu|ray|false|nvidia)", str(error)) and "Next: " in str(error), (
+                words,
+                str(error),
+            )
+            continue
+        planned += 1
+        assert "not estimated" not in render_plan(plan), words
+        if plan.external is None:
+            assert not find_idle(plan.num_nodes, plan.gpus_per_node, plan.actors), words
+    assert planned >= 6
+
+
+@pytest.mark.parametrize("experiment", ["demo", "grpo_mathv60k", "ppo_llama3_8b", "sft_llama3_8b", "ppo_tiny"])
+def test_every_number_of_gpus_is_used_up_or_refused_with_both_numbers(experiment: str, composer: Composer) -> None:
+    for nodes, gpus in SIZES:
+        sizes = [f"cluster.num_nodes={nodes}", f"cluster.gpus_per_node={gpus}"]
+        words = [f"exp={experiment}", "cluster=nvidia_h200", *sizes, *NEEDED.get(experiment, [])]
+        try:
+            plan = plan_of(parse_config(composer.compose(words)))
+        except ConfigError as error:
+            assert nodes * gpus <= 2, (words, str(error))
+            assert len(re.findall(r"\d+", str(error))) >= 2 and "Next: " in str(error)
+            continue
+        assert not find_idle(nodes, gpus, plan.actors), words
+
+
+def test_colocated_roles_are_on_all_gpus_of_the_preset() -> None:
+    plan = plan_of(load_config(["+cluster=amd_mi300", "+exp=grpo_mathv60k"]))
+    assert Counter(actor.role for actor in plan.actors) == {"policy": 8, "rollout": 8}
+    assert {actor.gpus for actor in plan.actors} == {(gpu,) for gpu in range(8)}
+    layout = plan.layout
+    assert layout.policy is not None and layout.gpu_mem_gb is not None and layout.engine_budget_gb is not None
+    assert layout.policy.total_gb + layout.engine_budget_gb < layout.gpu_mem_gb
+    assert layout.policy.frozen_gb > 7, "each worker holds the reference, too"
+    assert layout.micro_batch_tokens >= 4096 + 8000, "one longest sequence"
+
+
+@pytest.mark.parametrize(("nodes", "quarter"), [(1, 2), (2, 4), (4, 8)])
+def test_a_critic_of_its_own_has_a_quarter_the_policy_another_and_engines_half(nodes: int, quarter: int) -> None:
+    """The groups of OpenRLHF's script, --colocate_critic_reward --colocate_actor_ref, for two nodes of 8 GPUs."""
+    words = ["+exp=ppo_llama3_8b", "+cluster=nvidia_h100", f"cluster.num_nodes={nodes}", *NEEDED["ppo_llama3_8b"]]
+    plan = plan_of(load_config(words))
+    used = Counter[str]()
+    for actor in plan.actors:
+        used[actor.role] += len(actor.gpus)
+    assert used == {"policy": quarter, "critic": quarter, "rollout": 2 * quarter}
+    assert plan.layout.policy is not None and plan.layout.critic is not None
+    assert (plan.layout.policy.frozen_gb, plan.layout.critic.frozen_gb) == pytest.approx((16.06, 16.06), rel=1e-3)
+    assert JobPlan.from_json(plan.to_json()) == plan
+
+
+def test_gpus_without_work_are_refused_unless_they_are_meant() -> None:
+    words = ["+exp=demo", "+cluster=nvidia_h100", "model.tiny.num_heads=12", "model.tiny.hidden_size=384"]
+    words += ["rollout.tensor_parallel_size=3", "model.tiny.num_kv_heads=3"]
+    with pytest.raises(ConfigError, match=r"every GPU must have work; got 2 of 8 .*engines of 3.*tensor_parallel_size"):
+        plan_of(load_config(words))
+    assert "idle: 2 GPUs, from GPU 6 of node 0" in render_plan(plan_of(load_config([*words, "policy.num_workers=3"])))
+    assert "idle: 3 GPUs" in render_plan(plan_of(load_config(["+exp=sft_tiny", words[1], "policy.num_workers=5"])))
+
+
+def test_a_model_that_only_the_hub_knows_says_what_to_do() -> None:
+    words = ["+exp=demo", "model=hf", "model.path=some/body", "+cluster=nvidia_h100"]
+    text = render_plan(plan_of(load_config(words)))
+    assert "not estimated" in text and "prepare model some/body" in text
+    assert "cluster.gpu_mem_gb=80" in render_plan(
+        plan_of(load_config([*words, "model.path=Qwen/Qwen3-4B", "cluster.gpu_mem_gb=null"]))
+    )
