@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 
+from slurm_rl.cli.terminal import show_plainly
 from slurm_rl.cli.verbs import VERBS
 from slurm_rl.errors import ConfigError, SlurmRLError
 
@@ -21,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return run_verb(words)
     except SlurmRLError as error:
-        print(f"slurm_rl: {error}", file=sys.stderr)
+        print(f"slurm_rl: {show_plainly(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
@@ -32,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         from slurm_rl.cli.unforeseen import explain
 
-        print(f"slurm_rl: {explain(error)}", file=sys.stderr)
+        print(f"slurm_rl: {show_plainly(explain(error))}", file=sys.stderr)
         return 1
 
 

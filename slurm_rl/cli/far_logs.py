@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+from slurm_rl.cli.terminal import show_plainly
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir import RunDir
 from slurm_rl.slurm.jobs import load_job, open_recorded_dashboard
@@ -35,7 +36,7 @@ def print_far_log(run: RunDir, who: str, *, follow: bool) -> int:
         # The state first: what is printed until then is in the log that is read after.
         found = dashboard.find_job(job["job_id"])
         text = dashboard.read_logs(job["job_id"])
-        sys.stdout.write(text[shown:])
+        sys.stdout.write(show_plainly(text[shown:]))
         sys.stdout.flush()
         shown = len(text)
         if not follow or found is None or not found.is_alive:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from slurm_rl.cli.far_logs import is_far, print_far_log
 from slurm_rl.cli.find import find_run
+from slurm_rl.cli.terminal import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir import RunDir
@@ -34,7 +35,7 @@ def run(words: list[str]) -> int:
             seen=f"{args.who}; the run is {state}",
             action=f"choose one of: {found}; or job",
         )
-    sys.stdout.write(path.read_text(encoding="utf-8", errors="replace"))
+    sys.stdout.write(show_plainly(path.read_text(encoding="utf-8", errors="replace")))
     return 0
 
 
@@ -70,7 +71,7 @@ def _ask(run: RunDir, before: RunState | None) -> RunState:
     if state.word == "unknown" and before is not None:
         return before  # Slurm is away for a moment
     if before is None or (state.word, state.is_alive) != (before.word, before.is_alive):
-        print(f"# {state}", file=sys.stderr, flush=True)
+        print(f"# {show_plainly(str(state))}", file=sys.stderr, flush=True)
     return state
 
 
@@ -80,6 +81,6 @@ def _copy(path: Path, offset: int) -> int:
         return offset
     with path.open("rb") as file:
         file.seek(offset)
-        sys.stdout.write(file.read().decode(errors="replace"))
+        sys.stdout.write(show_plainly(file.read().decode(errors="replace")))
         sys.stdout.flush()
         return file.tell()

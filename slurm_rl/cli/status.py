@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.cli.find import find_run, find_sweep, parse_path
+from slurm_rl.cli.terminal import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.jsonl import read_last_rows
 from slurm_rl.run_dir import RunDir
@@ -20,10 +21,10 @@ _TAIL_BYTES = 1 << 16
 def run(words: list[str]) -> int:
     rest = read_words("status", words).rest
     if sweep := find_sweep(rest):
-        print(render_sweep(sweep))
+        print(show_plainly(render_sweep(sweep)))
         return 0
     runs = find_runs(parse_path(rest[0])) if len(rest) == 1 else []
-    print(render_table(runs) if runs else render_status(find_run(rest)))
+    print(show_plainly(render_table(runs) if runs else render_status(find_run(rest))))
     return 0
 
 

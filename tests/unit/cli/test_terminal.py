@@ -1,0 +1,46 @@
+"""What others wrote is shown on the terminal, and commands nothing there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.cli.terminal import show_plainly
+from slurm_rl.config.load import load_config
+from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.run_dir import RunDir, write_json
+
+EVIL = "\x1b]0;title\x07\x1b[2J\x9b31m\u202etxt.exe\x00"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run")
+    write_json(
+        run.plan, build_plan(load_config(["+exp=demo"]), str(run.path), SubmitFacts("/python", 4, "1")).to_json()
+    )
+    write_json(run.job, {"launcher": "local", "job_id": f"1{EVIL}"})
+    write_json(run.end, {"state": f"failed{EVIL}", "exit_code": 1, "cause": EVIL, "step": -1})
+    logs = run.attempt(1).logs
+    logs.mkdir(parents=True)
+    run.point_latest_at(1)
+    (logs / "driver.log").write_text(f"\x1b[31mred\x1b[0m {EVIL}\n 10%\r 20%\r\n\tdone, \u00fcber\n")
+    return run
+
+
+@pytest.mark.parametrize("words", [["status"], ["logs"], ["logs", "-f"], ["logs", "--who", "x"]])
+def test_no_control_character_reaches_the_terminal(
+    run: RunDir, words: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    main([words[0], *words[1:], str(run.path)])
+    said = "".join(capfd.readouterr())
+    assert "\\x1b]0;title\\x07" in said
+    assert not set(said) & set("\x1b\x07\x9b\u202e\x00\r")
+
+
+def test_what_is_harmless_stays(run: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
+    main(["logs", str(run.path)])
+    assert capfd.readouterr().out.endswith("\n 10%\n 20%\n\tdone, \u00fcber\n")
+    assert show_plainly("\u4f60\u597d \U0001f600 e\u0301\n") == "\u4f60\u597d \U0001f600 e\u0301\n"
