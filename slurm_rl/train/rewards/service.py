@@ -57,6 +57,7 @@ def serve(
     import uvicorn
 
     from slurm_rl.train.rewards.app import ServiceState, build_app
+    from slurm_rl.train.rewards.connections import bounded_protocol
 
     table, weights = choose_verifiers(config)
     max_body_bytes = int(config.service.max_body_mb * 1e6)
@@ -73,6 +74,7 @@ def serve(
             log_level="warning",
             access_log=False,
             lifespan="off",
+            http=bounded_protocol(),
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_GRACE_S,
         )
