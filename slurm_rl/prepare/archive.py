@@ -13,13 +13,18 @@ import zlib
 from collections.abc import Generator
 from contextlib import closing
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 
 from slurm_rl.errors import DataError, PrepareError
 
 MAX_BYTES = 64 << 30
 MAX_FILES = 2_000_000
 _CHUNK = 1 << 20
+_LONGEST_HEADER = 1 << 20
+_HEADERS = (
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+)
 
 
 def extract_archive(
@@ -62,6 +67,18 @@ def extract_archive(
     return num_files, num_bytes
 
 
+class _ShortHeaders(tarfile.TarInfo):
+    """Members whose names and attributes are of a sane length: tarfile reads each such header as one string."""
+
+    def _proc_member(self, tar: tarfile.TarFile) -> Any:
+        is_global = self.type == tarfile.XGLTYPE
+        # Attributes for all members that follow stay in memory.
+        kept = sum(len(key) + len(value) for key, value in tar.pax_headers.items()) if is_global else 0
+        if self.type in _HEADERS and self.size + kept > _LONGEST_HEADER:
+            raise tarfile.ReadError(f"a header of {self.size} bytes, where {_LONGEST_HEADER} are enough")
+        return super()._proc_member(tar)  # type: ignore[misc]
+
+
 def _members(archive: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
     with archive.open("rb") as file:
         # zipfile.is_zipfile looks at the end, where a tar may hold a zip.
@@ -71,7 +88,7 @@ def _members(archive: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
 
 def _tar_members(archive: Path) -> Generator[tuple[str, IO[bytes]], None, None]:
     # As a stream: a tar of 40,000 images is read once, and its index is not kept.
-    with tarfile.open(archive, "r|*") as tar:
+    with tarfile.open(archive, "r|*", tarinfo=_ShortHeaders) as tar:
         for member in tar:
             if member.isdir():
                 continue

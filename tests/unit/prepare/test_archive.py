@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gzip
 import io
 import tarfile
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -137,3 +139,40 @@ def test_a_tar_that_ends_with_a_zip_is_a_tar(folder: Path, tmp_path: Path) -> No
         tar.addfile(info, io.BytesIO(inner.getvalue()))
     assert extract_archive(tmp_path / "a.tar", folder)[0] == 1
     assert files_below(folder) == {"inner.zip": inner.getvalue()}
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_that_unpacks_to_much_costs_no_memory(kind: bytes, folder: Path, tmp_path: Path) -> None:
+    """A few kilobytes of zeros, packed, that tarfile would read as one string of 300 MB."""
+    archive = tmp_path / "a.tar.gz"
+    info = entry("bomb", kind)
+    info.size = 300_000_000
+    with gzip.open(archive, "wb", compresslevel=1) as out:
+        out.write(info.tobuf(tarfile.USTAR_FORMAT))
+        for _ in range(300):
+            out.write(bytes(1_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(PrepareError, match="a header of 300000000 bytes"):
+            extract_archive(archive, folder)
+        assert tracemalloc.get_traced_memory()[1] < 30_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_headers_for_all_members_are_not_kept_without_end(folder: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar"
+    with archive.open("wb") as out:
+        for number in range(40):
+            out.write(tarfile.TarInfo.create_pax_global_header({f"key{number}": "x" * 100_000}))
+    with pytest.raises(PrepareError, match="a header of"):
+        extract_archive(archive, folder)
+
+
+def test_long_names_come_out_of_either_format(folder: Path, tmp_path: Path) -> None:
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        with tarfile.open(tmp_path / "a.tar", "w", format=form) as tar:
+            info = entry("/".join(["folder" * 20] * 4) + f"/{form}.txt")
+            info.size = 3
+            tar.addfile(info, io.BytesIO(b"abc"))
+        assert extract_archive(tmp_path / "a.tar", folder) == (1, 3)
