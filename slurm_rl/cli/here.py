@@ -60,7 +60,7 @@ def _configure(told: Words, allocation: Allocation) -> RunConfig:
         "gpus_per_node": 0 if on_cpu else allocation.gpus_per_node,
         "cpus_per_node": allocation.cpus_per_node,
     }
-    return parse_config(tree)
+    return parse_config(tree, is_run=True)
 
 
 def _is_ours(directory: RunDir, allocation: Allocation) -> bool:

@@ -77,7 +77,7 @@ def _load(told: Words, identity: NodeIdentity) -> RunConfig:
         tree["cluster"]["head_port"] = identity.port
     if identity.wants_debugger:
         tree["cluster"]["env"].setdefault("RAY_DEBUG", "legacy")
-    config = parse_config(tree)
+    config = parse_config(tree, is_run=named is None)
     if config.cluster.launcher != "machines":
         raise RunDirError(
             "`node` goes on with runs that `node` began", seen=named, action=f"python -m slurm_rl resume {named}"

@@ -68,7 +68,7 @@ def plan_runs(
     problems, planned, seen = Problems(entries), [], _SeenInputs()
     for position, entry in enumerate(entries):
         try:
-            config = parse_config(composer.compose(entry.overrides))
+            config = parse_config(composer.compose(entry.overrides), is_run=True)
             _check_has_no_place(config)
             plan = _plan(config, sweep, entry.index)
             seen.check(config)

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from slurm_rl.config.base import Section
 from slurm_rl.config.env_values import no_secrets_in_configs
 from slurm_rl.config.paths import expand_user
+from slurm_rl.config.reads import check_reads
 from slurm_rl.config.required import check_required
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.words import normalise_words
@@ -126,12 +127,13 @@ def resolve_tree(config: Any) -> dict[str, Any]:
     return {str(key): value for key, value in tree.items()}
 
 
-def parse_config(tree: dict[str, Any], *, is_run: bool = True) -> RunConfig:
+def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:
     """Type a composed tree; every error at once, each with its dotted path.
 
     Args:
         tree: as `compose` makes it, or as a saved config.yaml holds it.
-        is_run: it must have what a run needs; false for verbs that read some sections alone.
+        is_run: it must have what a new run needs, and nothing that the task does not read; false for verbs that read
+            some sections alone, and for saved configs, which were checked when they were new.
     """
     try:
         config = RunConfig.model_validate(tree)
@@ -140,6 +142,7 @@ def parse_config(tree: dict[str, Any], *, is_run: bool = True) -> RunConfig:
         raise ConfigError("the config must be valid:\n  " + "\n  ".join(lines)) from None
     if is_run:
         check_required(config)
+        check_reads(config)
     return config
 
 

@@ -27,6 +27,7 @@ WORDS = [
     "policy.num_threads=1",
     "policy.micro_batch_tokens=150",
     "optim.lr=3e-3",
+    "optim.warmup_steps=0",
     "eval.every=0",
     "logging.wandb.mode=disabled",
 ]
@@ -52,8 +53,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(task: str, path: Path, folder: Path) -> list[dict[str, float]]:
     path.mkdir()
     run = RunDir(path)
-    words = [f"task={task}", *WORDS, f"data.train={folder / 'rows.jsonl'}", f"data.eval={folder / 'rows.jsonl'}"]
-    config = load_config(["+exp=demo", *words, "data.num_eval=100", "dpo.reference=live"])
+    words = [f"+exp={task}_tiny", *WORDS, f"data.train={folder / 'rows.jsonl'}", f"data.eval={folder / 'rows.jsonl'}"]
+    config = load_config([*words, "data.num_eval=100", *(["dpo.reference=live"] if task == "dpo" else [])])
     run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     run_training(run, run.attempt(1), Place())
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]

@@ -29,7 +29,7 @@ def test_words_have_no_order_and_need_no_plus() -> None:
     for order in list(itertools.permutations(WORDS))[::40]:
         assert load_config([word.removeprefix("+") for word in order]) == load_config(order) == config
     with open_hydra(None) as extra:
-        assert parse_config(Composer(extra).compose(normalise_words(WORDS))) == config
+        assert parse_config(Composer(extra).compose(normalise_words(WORDS)), is_run=True) == config
 
 
 def test_what_the_user_names_wins_over_the_experiment() -> None:

@@ -44,7 +44,7 @@ def test_every_preset_is_planned_or_refused_with_numbers(experiment: str, compos
     for cluster in CLUSTERS:
         words = [f"exp={experiment}", f"cluster={cluster}", *NEEDED.get(experiment, []), *NEEDED.get(cluster, [])]
         try:
-            plan = plan_of(parse_config(composer.compose(words)))
+            plan = plan_of(parse_config(composer.compose(words), is_run=True))
         except ConfigError as error:
             assert re.search(r"got .*(\d|cpu|ray|false|nvidia)", str(error)) and "Next: " in str(error), (
                 words,
@@ -64,7 +64,7 @@ def test_every_number_of_gpus_is_used_up_or_refused_with_both_numbers(experiment
         sizes = [f"cluster.num_nodes={nodes}", f"cluster.gpus_per_node={gpus}"]
         words = [f"exp={experiment}", "cluster=nvidia_h200", *sizes, *NEEDED.get(experiment, [])]
         try:
-            plan = plan_of(parse_config(composer.compose(words)))
+            plan = plan_of(parse_config(composer.compose(words), is_run=True))
         except ConfigError as error:
             assert nodes * gpus <= 2, (words, str(error))
             assert len(re.findall(r"\d+", str(error))) >= 2 and "Next: " in str(error)

@@ -17,7 +17,8 @@ CPU = ["+cluster=slurm_cpu", "cluster.num_nodes=2", "cluster.cpus_per_node=4"]
 
 def plan_of(*words: str) -> JobPlan:
     # The model of the demo is a small one.
-    return build_plan(load_config(["+exp=demo", *words, "supervised.max_tokens=16"]), "/runs/a", FACTS)
+    tasks = [word.removeprefix("task=") for word in words if word.startswith("task=")]
+    return build_plan(load_config([f"+exp={tasks[0]}_tiny" if tasks else "+exp=demo", *words]), "/runs/a", FACTS)
 
 
 def test_every_gpu_gets_a_rank_and_no_engine_is_planned() -> None:

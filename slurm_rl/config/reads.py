@@ -1,0 +1,105 @@
+"""Which task reads which keys: what a task does not read is refused, so that nothing is set without effect. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from slurm_rl.config.base import Section
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError
+
+_SUPERVISED = ("sft", "rm", "dpo")
+_OURS = ("grpo", *_SUPERVISED)
+_EXTERNAL = ("openrlhf", "verl", "maxtext", "command")
+EVERY_TASK = ("name", "run_dir", "seed", "task", "cluster", "container", "job", "ray", "checkpoint", "logging")
+"""Keys of the run itself, and of machines, which stay the same whatever is run on them."""
+READERS: Final[dict[str, tuple[str, ...]]] = {
+    "model": _OURS,
+    # Filled in for every task, by the accelerator.
+    "model.dtype": (*_OURS, *_EXTERNAL),
+    "model.gradient_checkpointing": (*_OURS, *_EXTERNAL),
+    "data": _OURS,
+    "data.messages_key": ("sft",),
+    "data.chosen_key": ("rm", "dpo"),
+    "data.rejected_key": ("rm", "dpo"),
+    "data.margin_key": ("rm",),
+    "algorithm": ("grpo",),
+    "policy": _OURS,
+    "policy.share_prompts": ("grpo",),
+    "reference": ("grpo",),
+    "rollout": ("grpo",),
+    "reward": ("grpo",),
+    "optim": _OURS,
+    "critic": ("grpo",),
+    "supervised": _SUPERVISED,
+    "sft": ("sft",),
+    "rm": ("rm",),
+    "dpo": ("dpo",),
+    "warmup": ("grpo",),
+    "trainer": ("grpo",),
+    "trainer.step_timeout_s": _OURS,
+    "eval": _OURS,
+    "eval.greedy": ("grpo",),
+    "eval.num_samples": ("grpo",),
+    "external": _EXTERNAL,
+}
+"""Section, or one key of it, to the tasks that read it; the longer name counts."""
+_INSTEAD = {
+    "rollout.max_tokens": "supervised.max_tokens",
+    "data.max_prompt_tokens": "supervised.max_tokens",
+    "trainer.prompts_per_step": "supervised.batch_size",
+    "trainer.num_steps": "supervised.max_steps or supervised.num_epochs",
+    "trainer.num_epochs": "supervised.num_epochs",
+}
+"""What the supervised tasks have in place of a key of GRPO's."""
+
+
+def check_reads(config: RunConfig) -> None:
+    """Refuse what is set away from its default and not read by the task.
+
+    Raises:
+        ConfigError: naming each such key, who reads it, and what the task has instead.
+    """
+    unread = {key: value for key, value in find_changed(config) if config.task not in find_readers(key, config.task)}
+    if not unread:
+        return
+    first = next(iter(unread))
+    readers = ", ".join(find_readers(first, config.task))
+    instead = _INSTEAD.get(first) if config.task in _SUPERVISED else None
+    raise ConfigError(
+        f"task={config.task} does not read {', '.join(unread)}",
+        seen=", ".join(f"{key}={value}" for key, value in unread.items()),
+        action=f"leave it out; {first} is read with task={readers}" + (f", here it is {instead}" if instead else ""),
+    )
+
+
+def find_readers(key: str, task: str) -> tuple[str, ...]:
+    """The tasks that read a key, by the longest name that is in the table.
+
+    >>> find_readers("eval.greedy", "sft"), find_readers("cluster.env", "sft")
+    (('grpo',), ('sft',))
+    """
+    name = key
+    while name:
+        if name in READERS:
+            return READERS[name]
+        name = name.rpartition(".")[0]
+    return (task,)
+
+
+def find_changed(section: Section, default: Section | None = None, prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Dotted keys whose values are not the defaults, with these values; what may be null is one key.
+
+    Args:
+        section: what the user said.
+        default: what it would be; None: as its class says.
+        prefix: of its keys.
+    """
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        usual = field.get_default(call_default_factory=True) if default is None else getattr(default, name)
+        if isinstance(value, Section) and (isinstance(usual, Section) or field.is_required()):
+            yield from find_changed(value, usual if isinstance(usual, Section) else None, f"{prefix}{name}.")
+        elif value != usual:
+            yield prefix + name, "set" if isinstance(value, Section) else value
