@@ -22,6 +22,7 @@ PHRASES: dict[str, str] = {
     "reward/sandbox": "code of completions is confined",
     "external/started": "external trainer started",
     "trainer/started": "trainer started",
+    "trainer/not_packed": "one sequence a row",
     "trainer/resumed": "trainer resumed from its checkpoint",
     "checkpoint/saved": "checkpoint saved",
     "eval/done": "evaluation done",

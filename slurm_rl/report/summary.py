@@ -42,6 +42,7 @@ def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
         "accuracy": {"before": _accuracy(before), "after": _accuracy(after)},
         "held_out": {"before": _held_out(before), "after": _held_out(after)},
         "reward": {"first": rewards[0] if rewards else None, "last": rewards[-1] if rewards else None},
+        "packed": all(row.get("policy/packed", 1.0) for row in main),
         "tokens_per_s": _tokens_per_s(main),
         "wall_s": round(meta.wall_s, 3),
         "time": sum_phases(rows),
@@ -114,6 +115,8 @@ def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
             yield f"accuracy, {kind}", f"{_percent(before, kind)} -> {_percent(after, kind)}"
     if summary["reward"]["last"] is not None:
         yield "reward", f"{summary['reward']['first']:.3f} -> {summary['reward']['last']:.3f}"
+    if not summary["packed"]:
+        yield "rows", "of one sequence each: this model does not keep those of a packed row apart"
     if summary["tokens_per_s"] is not None:
         yield "tokens/s", f"{summary['tokens_per_s']:,.0f}"
     yield "time", format_seconds(summary["wall_s"])

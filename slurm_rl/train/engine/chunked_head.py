@@ -1,8 +1,4 @@
-"""The LM head over a few tokens at a time: logprobs and entropy without the logits of a whole micro-batch.
-
-It takes the place of the head's own forward, inside the model's: whatever gathers sharded parameters
-around that module still does, in the backward pass, too.
-"""
+"""The LM head over a few tokens at a time: logprobs and entropy without the logits of a whole micro-batch."""
 
 from __future__ import annotations
 
@@ -14,31 +10,23 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from slurm_rl.errors import ConfigError
+from slurm_rl.train.engine.head import apply_head, find_head, replaced_forward
 from slurm_rl.train.math.logprobs import compute_token_logprobs
 
-# What some models do to the logits after the head; there the head alone does not know the logprobs.
-_AFTER_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling")
-
-
-def require_plain_head(model_config: Any) -> None:
-    """Refuse models that change their logits after the head.
-
-    Raises:
-        ConfigError: this one does.
-    """
-    found = [name for name in _AFTER_THE_HEAD if getattr(model_config, name, None) is not None]
-    if found:
-        raise ConfigError(
-            "policy.logprob_chunk_tokens needs a model that leaves the logits as its head makes them",
-            seen=f"{found[0]} in the config of model.path",
-            action="set policy.logprob_chunk_tokens=null",
-        )
+Bend = Callable[[Tensor, float], Tensor]
+# What some models do to the logits after the head: by the name of the number, which stands in the config, in the model
+# or in its base; and the value of that number that does nothing.
+_BENDS: dict[str, tuple[Bend, float | None]] = {
+    "final_logit_softcapping": (lambda logits, cap: torch.tanh(logits / cap) * cap, None),  # Gemma
+    "logit_scale": (lambda logits, scale: logits * scale, 1.0),  # Cohere
+    "logits_scaling": (lambda logits, scale: logits / scale, 1.0),  # Granite
+    "lm_head_multiplier": (lambda logits, scale: logits * scale, 1.0),  # Falcon-H1
+}
 
 
 @contextlib.contextmanager
 def chunked_head(
-    head: Any,
+    module: Any,
     targets: Tensor,
     temperature: float,
     chunk_tokens: int,
@@ -46,31 +34,56 @@ def chunked_head(
     entropy_gradient: bool,
     measure: Callable[..., tuple[Tensor, Tensor]] = compute_token_logprobs,
 ) -> Iterator[None]:
-    """Let `head` map hidden states [1, N, H] to [1, N, 2]: logprob of the target, entropy; see
+    """Let the head of `module` map hidden states [1, N, H] to [1, N, 2]: logprob of the target, entropy; see
     `compute_token_logprobs`.
+
+    What the model does to its logits after the head is done to them here, and not to those two. row_check.py looks
+    whether that is all it does.
 
     Args:
         targets: [N] int64.
         chunk_tokens: rows of logits that exist at once.
         measure: what is told of each row of logits; see `forward_packed`.
     """
+    head = find_head(module)
+    with _without_bends(module) as bend:
 
-    def compute(hidden: Tensor, wanted: Tensor) -> Tensor:
-        logits = torch.nn.functional.linear(hidden, head.weight, head.bias)
-        return torch.stack(measure(logits, wanted, temperature, entropy_gradient=entropy_gradient), dim=-1)
+        def compute(hidden: Tensor, wanted: Tensor) -> Tensor:
+            logits = bend(apply_head(head, hidden))
+            return torch.stack(measure(logits, wanted, temperature, entropy_gradient=entropy_gradient), dim=-1)
 
-    def forward(hidden: Tensor) -> Tensor:
-        chunks = zip(hidden[0].split(chunk_tokens), targets.split(chunk_tokens), strict=True)
-        # Nothing in it is random, so there is no random state to keep.
-        parts = [checkpoint(compute, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
-        return torch.cat(parts).unsqueeze(0)
+        def forward(hidden: Tensor) -> Tensor:
+            chunks = zip(hidden[0].split(chunk_tokens), targets.split(chunk_tokens), strict=True)
+            # Nothing in it is random, so there is no random state to keep.
+            parts = [checkpoint(compute, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
+            return torch.cat(parts).unsqueeze(0)
 
-    former = head.__dict__.get("forward")
-    head.forward = forward
+        with replaced_forward(head, forward):
+            yield
+
+
+@contextlib.contextmanager
+def _without_bends(module: Any) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Keep the model from changing its logits, and yield what does it in its place."""
+    found = [module, getattr(module, "base_model", None), module.config, module.config.get_text_config()]
+    holders = {id(holder): holder for holder in found}.values()
+    values: dict[str, float] = {}
+    kept: list[tuple[Any, str, float]] = []
+    for holder in holders:
+        for name, (_, nothing) in _BENDS.items():
+            value = getattr(holder, name, None)
+            if isinstance(value, int | float):
+                values[name] = value
+                kept.append((holder, name, value))
+                setattr(holder, name, nothing)
+
+    def bend(logits: Tensor) -> Tensor:
+        for name, value in values.items():
+            logits = _BENDS[name][0](logits, value)
+        return logits
+
     try:
-        yield
+        yield bend
     finally:
-        if former is None:
-            del head.forward
-        else:
-            head.forward = former
+        for holder, name, value in kept:
+            setattr(holder, name, value)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from slurm_rl.train.engine.chunked_head import chunked_head
+from slurm_rl.train.engine.head import find_head, float_head
 from slurm_rl.train.engine.noise import noisy_embeddings
 from slurm_rl.train.engine.rows import build_row_layout
 from slurm_rl.train.engine.shared_rows import build_shared_layout, mask_for
@@ -36,47 +37,51 @@ def forward_packed(
     entropy_gradient: bool = False,
     measure: Measure = compute_token_logprobs,
     noise_alpha: float = 0.0,
+    packed: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Logprobs [N] with gradient, and entropy [N], of the trained tokens.
 
     Sequences stay apart because positions restart, there is no cache and no attention mask: with either,
-    sdpa lets them see each other.
+    sdpa lets them see each other. Not every model keeps them apart; row_check.py finds out.
 
     Args:
         chunk_tokens: rows of logits that exist at once; None: all N.
         entropy_gradient: the entropy is differentiable, too.
         measure: what is told of the logits; `compute_token_hits` tells something else than the entropy.
         noise_alpha: strength of the noise on the embeddings of sequences with a seed.
+        packed: several sequences may stand in one row.
     """
     module: Any = getattr(model, "module", model)
     targets = batch.token_ids[batch.trained_positions]
     # The logits of a token stand one before it.
     read_at = batch.trained_positions - 1
     if chunk_tokens is not None:
-        head = find_head(module)
-        with chunked_head(head, targets, temperature, chunk_tokens, entropy_gradient=entropy_gradient, measure=measure):
-            logprobs, entropy = _forward(model, module, batch, read_at, noise_alpha).unbind(-1)
+        chunked = chunked_head(
+            module, targets, temperature, chunk_tokens, entropy_gradient=entropy_gradient, measure=measure
+        )
+        with chunked:
+            logprobs, entropy = _forward(model, module, batch, read_at, noise_alpha, packed).unbind(-1)
         return logprobs, entropy if entropy_gradient else entropy.detach()
-    logits = _forward(model, module, batch, read_at, noise_alpha)
+    with float_head(find_head(module)):
+        logits = _forward(model, module, batch, read_at, noise_alpha, packed)
     return measure(logits, targets, temperature, entropy_gradient=entropy_gradient)
 
 
-def forward_scores(model: Callable[..., Any], batch: PackedBatch) -> Tensor:
+def forward_scores(model: Callable[..., Any], batch: PackedBatch, *, packed: bool = True) -> Tensor:
     """Scores [N] float32 of a reward model after it has read each trained token, with gradient."""
     module: Any = getattr(model, "module", model)
-    return _forward(model, module, batch, batch.trained_positions, 0.0).squeeze(-1).float()
+    with float_head(find_head(module)):
+        return _forward(model, module, batch, batch.trained_positions, 0.0, packed).squeeze(-1)
 
 
-def find_head(module: Any) -> Any:
-    """The layer that makes logits, or scores, of hidden states."""
-    return module.get_output_embeddings() or module.score
-
-
-def _forward(model: Callable[..., Any], module: Any, batch: PackedBatch, read_at: Tensor, noise_alpha: float) -> Tensor:
+def _forward(
+    model: Callable[..., Any], module: Any, batch: PackedBatch, read_at: Tensor, noise_alpha: float, packed: bool
+) -> Tensor:
     """What the head makes of the tokens at `read_at` [N], [N, V]."""
     walks_sequences = module.config._attn_implementation.startswith("flash")
-    forward = _forward_one_row if walks_sequences else _forward_rows
-    return forward(model, module, batch, read_at, noise_alpha)
+    if walks_sequences and packed:
+        return _forward_one_row(model, module, batch, read_at, noise_alpha)
+    return _forward_rows(model, module, batch, read_at, noise_alpha, packed)
 
 
 def _forward_one_row(
@@ -107,12 +112,12 @@ def _forward_one_row(
 
 
 def _forward_rows(
-    model: Callable[..., Any], module: Any, batch: PackedBatch, read_at: Tensor, noise_alpha: float
+    model: Callable[..., Any], module: Any, batch: PackedBatch, read_at: Tensor, noise_alpha: float, packed: bool
 ) -> Tensor:
-    """What the head makes, [N, V], from several short rows."""
+    """What the head makes, [N, V], from several short rows; of one sequence each where they are not packed."""
     lengths, device = batch.cu_seqlens.diff().tolist(), batch.token_ids.device
     if batch.shared is None:
-        layout = build_row_layout(lengths)
+        layout = build_row_layout(lengths, packed=packed)
     else:
         layout = build_shared_layout(lengths, batch.shared.tolist())
     places = layout.places.to(device)
@@ -205,14 +210,16 @@ def compute_sequence_logprobs(
     chunk_tokens: int | None = None,
     images: ImageReader | None = None,
     share_prompts: bool = False,
+    packed: bool = True,
 ) -> list[FloatArray]:
     """Logprobs of each sequence, each [num_trained] float32; of none, [] after a dummy run.
 
     Args:
         images: reads those of a vision-language model; None for a text model.
+        packed: as row_check.py found.
     """
     batch = build_batch(sequences or [DUMMY], images, device, share_prompts=share_prompts)
-    logprobs, _ = forward_packed(model, batch, temperature, chunk_tokens=chunk_tokens)
+    logprobs, _ = forward_packed(model, batch, temperature, chunk_tokens=chunk_tokens, packed=packed)
     return split_by_sequence(logprobs, batch.sequence_ids, len(sequences)) if sequences else []
 
 
@@ -224,10 +231,11 @@ def compute_sequence_scores(
     *,
     images: ImageReader | None = None,
     share_prompts: bool = False,
+    packed: bool = True,
 ) -> list[FloatArray]:
     """Scores of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
     batch = build_batch(sequences or [DUMMY], images, device, share_prompts=share_prompts)
-    scores = forward_scores(model, batch)
+    scores = forward_scores(model, batch, packed=packed)
     return split_by_sequence(scores, batch.sequence_ids, len(sequences)) if sequences else []
 
 

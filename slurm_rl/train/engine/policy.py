@@ -26,7 +26,6 @@ from slurm_rl.run_dir import read_json, write_json
 from slurm_rl.train.engine import distributed, lora
 from slurm_rl.train.engine.backend import build_backend
 from slurm_rl.train.engine.background import BackgroundWriter
-from slurm_rl.train.engine.chunked_head import require_plain_head
 from slurm_rl.train.engine.export import export_model
 from slurm_rl.train.engine.folders import written_beside
 from slurm_rl.train.engine.forward import (
@@ -40,6 +39,7 @@ from slurm_rl.train.engine.forward import (
 )
 from slurm_rl.train.engine.model import load_model, load_tokenizer
 from slurm_rl.train.engine.rng import load_rng, save_rng
+from slurm_rl.train.engine.row_check import check_rows
 from slurm_rl.train.engine.shared_rows import require_maskable
 from slurm_rl.train.engine.vision import load_image_reader
 from slurm_rl.train.math.logprobs import compute_token_hits, compute_token_logprobs
@@ -92,10 +92,17 @@ class PolicyEngine:
             module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
         self.lora_targets = [] if model.lora is None else lora.add_adapters(module, model.lora, seed)
         self.backend = build_backend(module, policy, optim)
-        if self.chunk_tokens is not None and not self.scores:
-            require_plain_head(self.module.config)
         if self.share_prompts:
             require_maskable(self.module.config)
+        self.rows = check_rows(
+            self.backend.model,
+            self.backend.dtype,
+            self.device,
+            images=self.images,
+            scores=self.scores,
+            chunk_tokens=self.chunk_tokens,
+            share_prompts=self.share_prompts,
+        )
         self._writer = BackgroundWriter()
         self.layout = {
             "backend": policy.backend,
@@ -131,6 +138,7 @@ class PolicyEngine:
                     chunk_tokens=self.chunk_tokens,
                     images=self.images,
                     share_prompts=self.share_prompts,
+                    packed=self.rows.packed,
                 )
                 for sequences in micro_batches
             ]
@@ -141,7 +149,12 @@ class PolicyEngine:
         self.module.eval()
         return [
             compute_sequence_scores(
-                self.backend.model, sequences, self.device, images=self.images, share_prompts=self.share_prompts
+                self.backend.model,
+                sequences,
+                self.device,
+                images=self.images,
+                share_prompts=self.share_prompts,
+                packed=self.rows.packed,
             )
             for sequences in micro_batches
         ]
@@ -211,7 +224,7 @@ class PolicyEngine:
             sequences if trains else [DUMMY], self.images, self.device, share_prompts=self.share_prompts
         )
         if self.scores:
-            logprobs = forward_scores(self.backend.model, batch)
+            logprobs = forward_scores(self.backend.model, batch, packed=self.rows.packed)
             entropy = torch.zeros_like(logprobs)
         else:
             logprobs, entropy = forward_packed(
@@ -222,6 +235,7 @@ class PolicyEngine:
                 entropy_gradient=entropy_gradient,
                 measure=measure,
                 noise_alpha=self.noise_alpha if self.module.training else 0.0,
+                packed=self.rows.packed,
             )
         # A worker without work still goes backward, for the sake of its collectives.
         return loss_fn(batch, logprobs, entropy) if trains else (logprobs.sum() * 0.0, {})

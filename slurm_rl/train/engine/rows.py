@@ -35,14 +35,17 @@ class RowLayout:
     """[R, 1, W, W] bool, whom each token sees; None: what is before it in its sequence, which the positions tell."""
 
 
-def build_row_layout(lengths: Sequence[int]) -> RowLayout:
+def build_row_layout(lengths: Sequence[int], *, packed: bool = True) -> RowLayout:
     """Lay sequences into rows, in order of the bins that first-fit makes.
+
+    Args:
+        packed: several may stand in one row.
 
     >>> layout = build_row_layout([3, 3])
     >>> (layout.num_rows, layout.width), layout.places.tolist()
     ((2, 3), [0, 1, 2, 3, 4, 5])
     """
-    rows, width = choose_rows(lengths)
+    rows, width = choose_rows(lengths) if packed else ([[i] for i in range(len(lengths))], max(lengths))
     starts = np.zeros(len(lengths), dtype=np.int64)
     positions = np.empty((len(rows), width), dtype=np.int64)
     for row, members in enumerate(rows):

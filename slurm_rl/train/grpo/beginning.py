@@ -14,6 +14,7 @@ from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.step_metrics import training_metrics
 from slurm_rl.train.grpo.types import Prompts
 from slurm_rl.train.math.schedule import schedule_lr
+from slurm_rl.train.row_events import tell_rows
 from slurm_rl.train.seeds import derive_seed
 from slurm_rl.train.timer import Timer
 
@@ -66,9 +67,9 @@ def prepare_models(
         if not run.reference.is_dir():
             policy.export(run.reference)
     if has_reference:
-        policy.load_reference(reference)
+        tell_rows(run, "reference", policy.load_reference(reference))
     if critic is not None:
         # What the warm-up made stands beside its config.
         weights = None if warmed_up else config.model.init_from
-        critic.build(reference, config.critic.init_from or weights)
+        tell_rows(run, "critic", critic.build(reference, config.critic.init_from or weights))
         saver.restore_critic()

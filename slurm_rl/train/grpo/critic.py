@@ -26,6 +26,7 @@ from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 
 if TYPE_CHECKING:
     from slurm_rl.train.engine.reward_model import ScoreStatistics
+    from slurm_rl.train.engine.row_check import RowCheck
 
 
 class CriticWorker:
@@ -44,7 +45,7 @@ class CriticWorker:
         place = self.place
         return (place.master_address, place.master_port) if place.master_port else find_address()
 
-    def build(self, meeting_place: tuple[str, int], model_path: str, init_from: str | None) -> None:
+    def build(self, meeting_place: tuple[str, int], model_path: str, init_from: str | None) -> RowCheck:
         """Load the model: architecture and tokenizer of `model_path`, weights of `init_from` where it is given."""
         from slurm_rl.train.engine.distributed import init_process_group
         from slurm_rl.train.engine.policy import PolicyEngine
@@ -63,6 +64,7 @@ class CriticWorker:
         self.unit = read_unit(self.config)
         if self.config.reward.model.beside_critic:
             require_loadable(self._specify_rewards())
+        return self.engine.rows
 
     def values(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """Values at the trained positions."""
@@ -102,11 +104,12 @@ class CriticGroup(WorkerGroup):
         self.is_built = False
         """Not before the warm-up is over: the critic begins as what that made."""
 
-    def build(self, model_path: str, init_from: str | None) -> None:
+    def build(self, model_path: str, init_from: str | None) -> RowCheck:
         first = self.workers[:1]
         [place] = self.call("finding the critic's first rank", lambda _, it: it.find_meeting_place.remote(), first)
-        self.call("loading the critic", lambda _, it: it.build.remote(place, model_path, init_from))
+        found = self.call("loading the critic", lambda _, it: it.build.remote(place, model_path, init_from))
         self.is_built = True
+        return self.note_rows(found)
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
         """Rewards by the reward models that stand beside the critic; see `Scorer`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from slurm_rl.train.grpo.loss import build_policy_loss, build_warmup_loss
 from slurm_rl.train.grpo.reference import ReferenceModel
 from slurm_rl.train.grpo.weights import SentWeights, WeightRecord, checksum, pack_weights
 from slurm_rl.train.types import FloatArray, TokenPrompt, TrainSequence
+
+if TYPE_CHECKING:
+    from slurm_rl.train.engine.row_check import RowCheck
 
 MicroBatches = Sequence[Sequence[TrainSequence]]
 
@@ -74,9 +77,14 @@ class PolicyWorker:
         """One supervised optimizer step, of the model as it is: no temperature of any sampling has a part in it."""
         return self.engine.train(micro_batches, build_warmup_loss(), lr, temperature=1.0)
 
-    def load_reference(self, model_path: str) -> None:
+    def check_rows(self) -> RowCheck:
+        """How the policy's sequences stand in rows."""
+        return self.engine.rows
+
+    def load_reference(self, model_path: str) -> RowCheck:
         """Load the frozen model that the KL term is measured against."""
         self.reference = ReferenceModel(model_path, self.config, self.engine.device)
+        return self.reference.rows
 
     def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """Logprobs of the trained tokens under the reference."""
@@ -136,7 +144,12 @@ class PolicyWorker:
         sequence = TrainSequence(token_ids=token_ids, trained_from=1, images=prompt.images)
         self.engine.module.eval()
         [logprobs] = compute_sequence_logprobs(
-            self.engine.backend.model, [sequence], 1.0, self.engine.device, images=self.engine.images
+            self.engine.backend.model,
+            [sequence],
+            1.0,
+            self.engine.device,
+            images=self.engine.images,
+            packed=self.engine.rows.packed,
         )
         return [float(value) for value in logprobs]
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.train import OptimConfig
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.grpo.worker_group import WorkerGroup
 from slurm_rl.train.types import FloatArray, TrainSequence
+
+if TYPE_CHECKING:
+    from slurm_rl.train.engine.row_check import RowCheck
 
 
 class PolicyGroup(WorkerGroup):
@@ -61,8 +65,13 @@ class PolicyGroup(WorkerGroup):
     def use_optimizer(self, optim: OptimConfig) -> None:
         self.call("a new optimizer", lambda _, it: it.use_optimizer.remote(optim))
 
-    def load_reference(self, model_path: str) -> None:
-        self.call("loading the reference", lambda _, it: it.load_reference.remote(model_path), self.references)
+    def check_rows(self) -> RowCheck:
+        """What the policy's workers found of rows when they loaded it."""
+        return self.note_rows(self.call("looking at rows", lambda _, it: it.check_rows.remote()))
+
+    def load_reference(self, model_path: str) -> RowCheck:
+        found = self.call("loading the reference", lambda _, it: it.load_reference.remote(model_path), self.references)
+        return self.note_rows(found)
 
     def export(self, folder: Path) -> None:
         self.call("exporting the model", lambda _, it: it.export.remote(folder))

@@ -11,12 +11,15 @@ from slurm_rl.train.types import FloatArray, TrainSequence
 if TYPE_CHECKING:
     import torch
 
+    from slurm_rl.train.engine.row_check import RowCheck
+
 
 class ReferenceModel:
     """A whole copy of the model; it is not sharded, since it has neither gradients nor moments."""
 
     def __init__(self, model_path: str, config: RunConfig, device: torch.device) -> None:
         from slurm_rl.train.engine.model import load_model
+        from slurm_rl.train.engine.row_check import check_rows
         from slurm_rl.train.engine.vision import load_image_reader
 
         self.config, self.device = config, device
@@ -24,6 +27,14 @@ class ReferenceModel:
         model = config.model.model_copy(update={"init_from": None} if config.warmup.num_steps else {})
         self.model = load_model(model_path, model).to(device).eval()
         self.images = load_image_reader(model_path, model)
+        self.rows = check_rows(
+            self.model,
+            self.model.dtype,
+            device,
+            images=self.images,
+            chunk_tokens=config.policy.logprob_chunk_tokens,
+            share_prompts=config.policy.share_prompts,
+        )
 
     def compute_logprobs(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[list[FloatArray]]:
         """Logprobs of the trained tokens, by micro-batch and sequence."""
@@ -39,6 +50,7 @@ class ReferenceModel:
                 chunk_tokens=policy.logprob_chunk_tokens,
                 images=self.images,
                 share_prompts=policy.share_prompts,
+                packed=self.rows.packed,
             )
             for batch in micro_batches
         ]
@@ -58,8 +70,9 @@ class ReferenceWorker:
     def ready(self) -> bool:
         return True
 
-    def load_reference(self, model_path: str) -> None:
+    def load_reference(self, model_path: str) -> RowCheck:
         self.reference = ReferenceModel(model_path, self.config, self.device)
+        return self.reference.rows
 
     def reference_logprobs(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[list[FloatArray]]:
         return self.reference.compute_logprobs(micro_batches)

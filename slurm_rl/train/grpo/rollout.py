@@ -42,6 +42,8 @@ class RolloutEngine:
             model=model_path,
             dtype=model.dtype,
             trust_remote_code=model.trust_remote_code,
+            # Logits in float32, as the policy's are.
+            hf_overrides={"head_dtype": "float32"},
             tensor_parallel_size=max(num_gpus, 1),
             max_model_len=max_model_len,
             max_num_seqs=rollout.max_num_seqs,

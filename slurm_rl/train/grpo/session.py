@@ -35,6 +35,7 @@ from slurm_rl.train.grpo.types import Prompts
 from slurm_rl.train.grpo.weight_sync import WeightSync
 from slurm_rl.train.model_folder import load_context_length, prepare_model
 from slurm_rl.train.rewards.scorer import Scorer, open_scorer
+from slurm_rl.train.row_events import tell_rows
 from slurm_rl.train.stop import StopFlag
 from slurm_rl.train.types import TokenPrompt
 
@@ -106,6 +107,7 @@ def _train(
     critic = start_critic(cluster, config) if config.algorithm.needs_values else None
     started = {id(actor): actor for actor in (*policy.workers, *policy.references, *(critic.workers if critic else ()))}
     _wait_until_ready(cluster, [*started.values()], config.rollout.start_timeout_s, "starting the policy")
+    tell_rows(run, "policy", policy.check_rows())
     append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
     trainer = GRPOTrainer(
         config,

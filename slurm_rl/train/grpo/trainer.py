@@ -289,6 +289,7 @@ class GRPOTrainer:
         values = {
             **sampling_metrics(self.collected.sampled),
             **(training_metrics(totals, num_tokens, num_kept) if totals else {}),
+            "policy/packed": float(self.policy.packed),
             **self.extra,
             **kept,
         }

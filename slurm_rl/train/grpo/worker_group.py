@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.math.packing import distribute
 from slurm_rl.train.math.sharing import count_shared, unite
 from slurm_rl.train.types import FloatArray, TrainSequence
+
+if TYPE_CHECKING:
+    from slurm_rl.train.engine.row_check import RowCheck
 
 
 class WorkerGroup:
@@ -32,6 +35,14 @@ class WorkerGroup:
         self.cluster, self.workers, self.name = cluster, workers, name
         self.micro_batch_tokens, self.timeout_s = micro_batch_tokens, timeout_s
         self.share_prompts = share_prompts
+        self.packed = True
+        """Several sequences stand in one row; else padding counts in the budget of a micro-batch."""
+
+    def note_rows(self, checks: Sequence[RowCheck]) -> RowCheck:
+        """Take what the workers found of rows; returns the one that is told of."""
+        worst = min(checks, key=lambda check: check.packed)
+        self.packed = self.packed and worst.packed
+        return worst
 
     def save(self, folder: Path, *, background: bool) -> list[Path]:
         """Save the model; the files that workers are still writing, from a copy, when this returns."""
@@ -76,7 +87,7 @@ class WorkerGroup:
     def _places(self, sequences: Sequence[TrainSequence], num_parts: int) -> list[list[list[int]]]:
         lengths = [len(sequence.token_ids) for sequence in sequences]
         if not self.share_prompts:
-            return distribute(lengths, num_parts, self.micro_batch_tokens)
+            return distribute(lengths, num_parts, self.micro_batch_tokens, padded=not self.packed)
         units, tokens = unite(lengths, count_shared(sequences), self.micro_batch_tokens)
         places = distribute(tokens, num_parts, self.micro_batch_tokens)
         return [[[index for unit in batch for index in units[unit]] for batch in share] for share in places]

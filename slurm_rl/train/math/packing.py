@@ -21,35 +21,44 @@ from slurm_rl.train.math.sharing import count_shared
 from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
 
 
-def pack_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def pack_by_tokens(lengths: Sequence[int], budget: int, *, padded: bool = False) -> list[list[int]]:
     """First-fit-decreasing: the indices 0..S-1 in bins of at most `budget` tokens.
 
     A sequence longer than the budget gets a bin of its own: refusing it is the data's business, not ours.
+
+    Args:
+        padded: each counts as many tokens as the longest of its bin, as in rows of one sequence each.
+
+    >>> pack_by_tokens([5, 3, 3, 2], 10), pack_by_tokens([5, 3, 3, 2], 10, padded=True)
+    ([[0, 1, 3], [2]], [[0, 1], [2, 3]])
     """
     bins: list[list[int]] = []
     loads: list[int] = []
     for index in _longest_first(lengths):
-        fitting = (b for b, load in enumerate(loads) if load + lengths[index] <= budget)
+        fitting = (b for b, load in enumerate(loads) if load + _cost(lengths, bins[b], index, padded) <= budget)
         chosen = next(fitting, len(bins))
         if chosen == len(bins):
             bins.append([])
             loads.append(0)
+        loads[chosen] += _cost(lengths, bins[chosen], index, padded)
         bins[chosen].append(index)
-        loads[chosen] += lengths[index]
     return [sorted(members) for members in bins]
 
 
-def distribute(lengths: Sequence[int], num_workers: int, budget: int) -> list[list[list[int]]]:
+def distribute(lengths: Sequence[int], num_workers: int, budget: int, *, padded: bool = False) -> list[list[list[int]]]:
     """Per worker its micro-batches (lists of indices 0..S-1); every worker has the same number of them.
 
     Sharded backends run one collective a micro-batch on all workers at once, so the k-th micro-batches
     should be about equally long, and so should the workers' totals: bins go out in rounds of similar
     length, in each round the longest to the worker with the fewest tokens so far. A micro-batch may be empty:
     the engine then runs a dummy of weight zero.
+
+    Args:
+        padded: see `pack_by_tokens`.
     """
-    packed = pack_by_tokens(lengths, budget)
+    packed = pack_by_tokens(lengths, budget, padded=padded)
     num_rounds = -(-len(packed) // num_workers)
-    bins = _spread(lengths, num_rounds * num_workers, budget) or packed
+    bins = _spread(lengths, num_rounds * num_workers, budget, padded) or packed
     bins += [[] for _ in range(num_rounds * num_workers - len(bins))]
     loads = [sum(lengths[i] for i in members) for members in bins]
     order = _longest_first(loads)
@@ -111,7 +120,12 @@ def _longest_first(lengths: Sequence[int]) -> list[int]:
     return sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
 
 
-def _spread(lengths: Sequence[int], num_bins: int, budget: int) -> list[list[int]] | None:
+def _cost(lengths: Sequence[int], members: Sequence[int], index: int, padded: bool) -> int:
+    """Tokens that a bin grows by; the first of its members is the longest."""
+    return lengths[members[0]] if padded and members else lengths[index]
+
+
+def _spread(lengths: Sequence[int], num_bins: int, budget: int, padded: bool) -> list[list[int]] | None:
     """Exactly `num_bins` bins of about equal tokens: longest first into the emptiest; None if one overflows.
 
     First-fit fills bins to the brim and leaves the last one nearly empty; that one would idle a worker.
@@ -120,10 +134,11 @@ def _spread(lengths: Sequence[int], num_bins: int, budget: int) -> list[list[int
     emptiest_first = [(0, b) for b in range(num_bins)]  # a heap of (tokens, bin)
     for index in _longest_first(lengths):
         load, b = emptiest_first[0]
-        if bins[b] and load + lengths[index] > budget:
+        load += _cost(lengths, bins[b], index, padded)
+        if bins[b] and load > budget:
             return None
         bins[b].append(index)
-        heapq.heapreplace(emptiest_first, (load + lengths[index], b))
+        heapq.heapreplace(emptiest_first, (load, b))
     return [sorted(members) for members in bins]
 
 

@@ -88,6 +88,7 @@ class SupervisedLoop:
         values = {
             **policy,
             "policy/lr": lr,
+            "policy/packed": float(self.engine.rows.packed),
             **{f"{task}/{name}": value for name, value in totals.items()},
             "data/epoch": self.state.step * size / len(self.objective.train),
             "tokens/trained": float(sum(example.num_trained for example in examples)),
@@ -107,7 +108,7 @@ class SupervisedLoop:
 
     def share_of(self, examples: Sequence[Example]) -> MicroBatches:
         """This rank's micro-batches."""
-        shares = deal(examples, self.num_ranks, self.budget)
+        shares = deal(examples, self.num_ranks, self.budget, packed=self.engine.rows.packed)
         batches = micro_batches_of(examples, shares[self.rank])
         return self.add_reference(batches) if self.add_reference else batches
 

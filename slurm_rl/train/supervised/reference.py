@@ -57,7 +57,7 @@ def compute_logprobs(examples: Sequence[Example], engine: PolicyEngine, budget: 
     found: list[FloatArray] = []
     for start in range(0, len(examples), _CHUNK):
         chunk = examples[start : start + _CHUNK]
-        shares = deal(chunk, distributed.get_world_size(), budget)
+        shares = deal(chunk, distributed.get_world_size(), budget, packed=engine.rows.packed)
         answers = engine.compute_logprobs(micro_batches_of(chunk, shares[distributed.get_rank()]))
         by_example: dict[int, list[FloatArray]] = {}
         for mine, arrays in zip(shares, distributed.gather_objects(answers), strict=True):
@@ -78,8 +78,10 @@ def load_live_reference(config: RunConfig, model_path: str, engine: PolicyEngine
     """A frozen copy of the model the run began with, whole on every rank."""
     from slurm_rl.train.engine.forward import compute_sequence_logprobs
     from slurm_rl.train.engine.model import load_model
+    from slurm_rl.train.engine.row_check import check_rows
 
     model = load_model(model_path, config.model).to(engine.device).eval()
+    rows = check_rows(model, model.dtype, engine.device, images=engine.images, chunk_tokens=engine.chunk_tokens)
 
     def add(batches: MicroBatches) -> MicroBatches:
         added = []
@@ -91,6 +93,7 @@ def load_live_reference(config: RunConfig, model_path: str, engine: PolicyEngine
                 engine.device,
                 chunk_tokens=engine.chunk_tokens,
                 images=engine.images,
+                packed=rows.packed,
             )
             pairs = zip(batch, values, strict=True)
             added.append([replace(sequence, ref_logprobs=array) for sequence, array in pairs])

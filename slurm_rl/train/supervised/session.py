@@ -24,6 +24,7 @@ from slurm_rl.train.engine.policy import PolicyEngine
 from slurm_rl.train.engine.reward_model import describe_scores
 from slurm_rl.train.engine.vision import load_image_reader
 from slurm_rl.train.model_folder import load_context_length, prepare_model
+from slurm_rl.train.row_events import tell_rows
 from slurm_rl.train.stop import StopFlag
 from slurm_rl.train.supervised.dpo import build_dpo
 from slurm_rl.train.supervised.loop import SupervisedLoop
@@ -74,6 +75,8 @@ def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
     )
     with closing(metrics) if metrics else nullcontext():
         loop = SupervisedLoop(config, run, objective, engine, saver, metrics, stop, budget, add_reference)
+        if is_first:
+            tell_rows(run, "policy", engine.rows)
         loop.event("trainer/started", warmup_steps=0, num_steps=loop.num_steps, left_out=objective.num_left_out)
         state = loop.run()
     if state.best_step not in (-1, state.step):

@@ -56,9 +56,17 @@ class Objective:
     needs_reference: bool = False
 
 
-def deal(examples: Sequence[Example], num_ranks: int, budget: int) -> list[list[list[int]]]:
-    """Per rank its micro-batches, as indices of examples; as many for every rank, some may be empty."""
-    return distribute([example.num_tokens for example in examples], num_ranks, budget)
+def deal(examples: Sequence[Example], num_ranks: int, budget: int, *, packed: bool = True) -> list[list[list[int]]]:
+    """Per rank its micro-batches, as indices of examples; as many for every rank, some may be empty.
+
+    Args:
+        packed: several sequences stand in one row; else padding counts in the budget.
+    """
+    if packed:
+        return distribute([example.num_tokens for example in examples], num_ranks, budget)
+    rows = max(len(example.sequences) for example in examples)
+    longest = [max(len(sequence.token_ids) for sequence in example.sequences) for example in examples]
+    return distribute([rows * length for length in longest], num_ranks, budget, padded=True)
 
 
 def micro_batches_of(examples: Sequence[Example], share: Sequence[Sequence[int]]) -> list[list[TrainSequence]]:

@@ -1,0 +1,345 @@
+"""Every family of text models, as a tiny model from its config alone, and how its sequences may stand in rows.
+
+python -m tests.train.model_families        writes docs/model-families.md
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from slurm_rl.errors import ConfigError
+from slurm_rl.train.engine.forward import compute_sequence_logprobs, forward_packed
+from slurm_rl.train.engine.row_check import check_rows
+from slurm_rl.train.math.packing import build_packed_batch
+from slurm_rl.train.types import FloatArray, TrainSequence
+
+PAGE = Path(__file__).parents[2] / "docs/model-families.md"
+CPU = torch.device("cpu")
+VOCABULARY = 64
+EXACT = 1e-5
+
+# Of these each family takes what its config has. Windows are shorter than the sequences, or they would never be seen.
+_SHAPE: dict[str, Any] = {
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "intermediate_size_mlp"), 64),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads"), 4),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "max_seq_len"), 128),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"), 4),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k"), 2),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 16),
+    **dict.fromkeys(("sliding_window", "attention_window_size", "window_size", "attention_chunk_size"), 8),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "head_dim", "rotary_dim"), 8),
+    **dict.fromkeys(("mamba_d_state", "ssm_state_size", "state_size", "mamba_dt_rank", "time_step_rank"), 8),
+    **dict.fromkeys(("mamba_chunk_size", "chunk_size", "block_size"), 16),
+    **dict.fromkeys(("linear_num_value_heads",), 4),
+    **dict.fromkeys(("linear_num_key_heads",), 2),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 8),
+    "vocab_size": VOCABULARY,
+    "vocab_size_per_layer_input": VOCABULARY,
+    "hidden_size_per_layer_input": 8,
+    "num_key_value_heads": 2,
+    "first_k_dense_replace": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    # Large, so that what is wrong is large, too.
+    **dict.fromkeys(("initializer_range", "init_std"), 0.2),
+    **dict.fromkeys(("attention_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "dropout"), 0.0),
+    **dict.fromkeys(("hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"), 0.0),
+}
+_SLIDING = {"layer_types": ["sliding_attention", "full_attention"]}
+_LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
+_MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2}
+_MLA: dict[str, Any] = {"num_key_value_heads": 4, "qk_rope_head_dim": 4, "head_dim": 4, "n_group": 2, "topk_group": 1}
+_INDEX = {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 8}
+_MROPE = {
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0, "mrope_section": [2, 1, 1]
+    }
+}  # fmt: skip
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "afmoe": {},
+    "apertus": {},
+    "arcee": {},
+    "aria_text": {},
+    "axk1": {**_MLA, "n_group": 1},
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "bert": {},
+    "biogpt": {},
+    "bitnet": {},
+    "bloom": {},
+    "codegen": {"rotary_dim": 4},
+    "cohere": {},
+    "cohere2": _SLIDING,
+    "cohere2_moe": {},
+    "cwm": {},
+    "deepseek_v2": {**_MLA, "topk_method": "greedy"},
+    "deepseek_v3": _MLA,
+    "deepseek_v32": {**_MLA, "n_group": 1, **_INDEX},
+    "diffllama": {},
+    "doge": {},
+    "dots1": {"n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+    "ernie4_5": {},
+    "ernie4_5_moe": {"moe_layer_start_index": 1, "moe_num_shared_experts": 1},
+    "exaone4": _SLIDING,
+    "exaone_moe": {},
+    "falcon": {},
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
+    "falcon_mamba": {},
+    "flex_olmo": {},
+    "gemma": {},
+    "gemma2": _SLIDING,
+    "gemma3_text": _SLIDING,
+    "gemma3n_text": {
+        **_SLIDING,
+        "num_kv_shared_layers": 0,
+        "laurel_rank": 4,
+        "activation_sparsity_pattern": [0.0, 0.0],
+        "altup_num_inputs": 2,
+    },
+    "gemma4_text": {**_SLIDING, "global_head_dim": 8, "num_kv_shared_layers": 0},
+    "gemma4_unified_text": {},
+    "glm": {},
+    "glm4": {},
+    "glm4_moe": {"n_group": 1, "topk_group": 1},
+    "glm4_moe_lite": {**_MLA, "n_group": 1},
+    "glm_moe_dsa": {**_MLA, "n_group": 1, **_INDEX},
+    "gpt2": {},
+    "gpt_bigcode": {},
+    "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
+    "gpt_neox": {},
+    "gpt_neox_japanese": {},
+    "gpt_oss": _SLIDING,
+    "gptj": {"rotary_dim": 4},
+    "granite": {},
+    "granite_swa": {},
+    "granitemoe": {},
+    "granitemoe_swa": {},
+    "granitemoehybrid": {**_MAMBA, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32},
+    "granitemoeshared": {},
+    "helium": {},
+    "hrm_text": {},
+    "hunyuan_v1_dense": {},
+    "hunyuan_v1_moe": {},
+    "hy_v3": {},
+    "hy_v4": {},
+    "hyperclovax": {},
+    "jais2": {},
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "use_mamba_kernels": False,
+    },
+    "jetmoe": {"kv_channels": 8},
+    "laguna": {},
+    "lfm2": {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "llama": {},
+    "llama4_text": {
+        "layer_types": ["chunked_attention", "full_attention"],
+        "moe_layers": [1],
+        "interleave_moe_layer_step": 1,
+    },
+    "mamba": {},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 2, "expand": 2},
+    "mellum": {},
+    "mimo_v2_flash": {},
+    "minicpm3": _MLA,
+    "minimax": _LINEAR,
+    "minimax_m2": {},
+    "ministral": {},
+    "ministral3": {},
+    "mistral": {},
+    "mixtral": {},
+    "modernbert-decoder": {},
+    "mpt": {},
+    "nanochat": {},
+    "nemotron": {},
+    "nemotron_h": {
+        "layers_block_type": ["mamba", "attention"], "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2
+    },
+    "olmo": {},
+    "olmo2": {},
+    "olmo3": _SLIDING,
+    "olmo_hybrid": {},
+    "olmoe": {},
+    "openai-gpt": {},
+    "opt": {},
+    "persimmon": {},
+    "phi": {},
+    "phi3": {},
+    "phimoe": {},
+    "qwen2": {},
+    "qwen2_moe": {},
+    "qwen3": {},
+    "qwen3_5_moe_text": {**_LINEAR, **_MROPE},
+    "qwen3_5_text": {**_LINEAR, **_MROPE},
+    "qwen3_moe": {},
+    "qwen3_next": _LINEAR,
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"], "lru_width": 32},
+    "roberta": {},
+    "rwkv": {},
+    "seed_oss": {},
+    "smollm3": {},
+    "solar_open": {},
+    "stablelm": {},
+    "starcoder2": {},
+    "vaultgemma": _SLIDING,
+    "xglm": {},
+    "youtu": _MLA,
+    "zaya": {"num_experts_per_tok": 1},
+}  # fmt: skip
+"""Model type of transformers -> what its tiny model has beyond the common shape."""
+
+
+def build_model(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A random model of two layers, one of each kind where there are two; eager where there is no sdpa."""
+    kind = CONFIG_MAPPING[family]
+    known = vars(kind())
+    fields = {name: value for name, value in _SHAPE.items() if name in known} | FAMILIES[family]
+    config = kind(**fields)
+    torch.manual_seed(0)
+    try:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    except ValueError:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model.config.use_cache = False
+    built: PreTrainedModel = model.to(dtype).eval()
+    return built
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row of the page."""
+
+    rows: str
+    """`packed`, `one a row` or `refused`."""
+    if_packed: float
+    """Worst error of a logprob in packed rows, in nats; NaN where the model cannot be read so."""
+    as_chosen: float
+    """The same in rows as chosen; NaN for a refused model."""
+    crosses: bool
+    """Whether a gradient reaches another sequence in rows as chosen."""
+    reason: str = ""
+
+
+def study(family: str) -> Finding:
+    """How the trainer reads this family, and how well."""
+    torch.set_num_threads(1)  # such small tensors only lose by more
+    model = build_model(family)
+    try:
+        found = check_rows(model, torch.float32, CPU)
+    except ConfigError as error:
+        return Finding("refused", math.nan, math.nan, False, str(error.seen))
+    expected = [_compute_plain(model, sequence) for sequence in build_sequences()]
+
+    def worst(packed: bool) -> float:
+        values = compute_sequence_logprobs(model, build_sequences(), 1.0, CPU, packed=packed)
+        return max(float(np.abs(one - other).max()) for one, other in zip(values, expected, strict=True))
+
+    rows = "packed" if found.packed else "one a row"
+    return Finding(rows, worst(True), worst(found.packed), _gradient_crosses(model, found.packed), found.reason)
+
+
+def build_sequences() -> list[TrainSequence]:
+    """Of tokens that no other one has, so that a gradient tells where it went; they share rows."""
+    random = np.random.default_rng(7)
+    return [
+        TrainSequence(token_ids=random.integers(8 + 10 * index, 18 + 10 * index, length), trained_from=1)
+        for index, length in enumerate((33, 12, 19))
+    ]
+
+
+@torch.no_grad()
+def _compute_plain(model: PreTrainedModel, sequence: TrainSequence) -> FloatArray:
+    ids = torch.from_numpy(sequence.token_ids)
+    table = model(input_ids=ids[None], use_cache=True).logits[0].log_softmax(-1)
+    values: FloatArray = table[:-1].gather(1, ids[1:, None])[:, 0].numpy()
+    return values
+
+
+def _gradient_crosses(model: PreTrainedModel, packed: bool) -> bool:
+    """Whether the logprobs of one sequence have a gradient in the embedding of a token of another."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def keep(_: Any, ids: tuple[Tensor, ...], embedded: Tensor) -> None:
+        embedded.retain_grad()
+        seen.append((ids[0], embedded))
+
+    embedding: Any = model.get_input_embeddings()
+    hook = embedding.register_forward_hook(keep)
+    batch = build_packed_batch(build_sequences())
+    logprobs, _ = forward_packed(model, batch, 1.0, packed=packed)
+    hook.remove()
+    logprobs[batch.sequence_ids == 1].sum().backward()  # type: ignore[no-untyped-call]
+    ids, embedded = seen[0]
+    assert embedded.grad is not None
+    reached = embedded.grad.abs().sum(-1) > 0
+    own = (ids >= 18) & (ids < 28)
+    assert reached[own].any()
+    return bool((reached & (ids >= 8) & ~own).any())
+
+
+def render_page(findings: dict[str, Finding]) -> str:
+    """The page of documentation."""
+    lines = [
+        f"| {family} | {found.rows} | {_render_error(found.if_packed)} | {_render_error(found.as_chosen)} |"
+        for family, found in sorted(findings.items())
+    ]
+    counts = {
+        rows: sum(found.rows == rows for found in findings.values()) for rows in ("packed", "one a row", "refused")
+    }
+    return _PAGE.format(
+        version=transformers.__version__, table="\n".join(lines), **{k.replace(" ", "_"): v for k, v in counts.items()}
+    )
+
+
+def _render_error(error: float) -> str:
+    return "" if math.isnan(error) else "exact" if error < EXACT else f"{error:.1g}"
+
+
+_PAGE = """# Model families
+
+Written by `python -m tests.train.model_families` with transformers {version}; do not edit.
+
+The trainer reads several sequences in one row. Some models let them see each other there, without a word: recurrent and
+convolutional layers carry their state over the boundary, and some masks and positions count from the start of the row.
+So when a model is loaded, it is tried on random tokens (`slurm_rl/train/engine/row_check.py`), with its own weights
+and type, under its own sharding:
+
+* **packed**: every sequence is computed as it is alone.
+* **one a row**: packed sequences would not be; each gets a row of its own. That is exact, and costs padding. The event
+  `trainer/not_packed` says so, `policy/packed` is 0 in the metrics, and the summary has a line of it.
+* **refused**: not even one sequence a row gives what the model's own forward does, as where tokens see later ones.
+
+Here are tiny random models of each family, made from its config alone, with `model.attention=sdpa` where it has that
+and `eager` elsewhere: {packed} packed, {one_a_row} one a row, {refused} refused. Errors are the worst of a logprob
+against the model's own forward on each sequence alone, in nats; *exact* is below 1e-5 in float32.
+
+| model type | rows | error if packed | error as chosen |
+| --- | --- | --- | --- |
+{table}
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(render_page({family: study(family) for family in FAMILIES}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

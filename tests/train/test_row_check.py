@@ -1,0 +1,106 @@
+"""What the trial at load finds, beyond the table of families: in bfloat16, of scores, chunks and shared prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from slurm_rl.errors import ConfigError
+from slurm_rl.train.engine.chunked_head import _BENDS
+from slurm_rl.train.engine.forward import forward_packed
+from slurm_rl.train.engine.head import apply_head
+from slurm_rl.train.engine.row_check import build_probe, check_rows
+from slurm_rl.train.engine.rows import build_row_layout
+from slurm_rl.train.math.packing import build_packed_batch
+from tests.train.model_families import CPU, build_model, build_sequences
+
+
+def test_the_probe_shares_a_row() -> None:
+    """Else nothing would be tried."""
+    lengths = [len(sequence.token_ids) for sequence in build_probe(build_model("qwen3").config).sequences]
+    assert build_row_layout(lengths).num_rows == 1
+    assert build_row_layout(lengths, packed=False).num_rows == 3
+
+
+@pytest.mark.parametrize(("family", "packed"), [("qwen3", True), ("qwen3_moe", True), ("lfm2", False), ("opt", False)])
+def test_a_leak_shows_in_bfloat16(family: str, packed: bool) -> None:
+    """Where rounding is larger than the leak of some."""
+    assert check_rows(build_model(family, torch.bfloat16), torch.bfloat16, CPU).packed == packed
+
+
+def test_the_trial_leaves_the_model_as_it_was() -> None:
+    model = build_model("qwen3").train()
+    state = torch.random.get_rng_state()
+    check_rows(model, torch.float32, CPU, chunk_tokens=8)
+    assert model.training
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("family", ["gemma2", "cohere", "granite", "falcon_h1"])
+def test_a_chunked_head_bends_logits_as_the_model_does(family: str) -> None:
+    """Logprobs and every gradient."""
+    model: Any = build_model(family)
+    for name in ("logit_scale", "logits_scaling", "lm_head_multiplier"):
+        for holder in (model, model.base_model, model.config):
+            if hasattr(holder, name):
+                setattr(holder, name, 0.3)
+    model.config.final_logit_softcapping = 2.0 if family == "gemma2" else None
+    assert any(getattr(model.config, name, None) not in (None, 1.0) for name in _BENDS)
+    batch = build_packed_batch(build_sequences())
+    found = []
+    for chunk in (None, 7):
+        model.zero_grad()
+        logprobs, _ = forward_packed(model, batch, 0.7, chunk_tokens=chunk, packed=False)
+        logprobs.sum().backward()
+        found.append((logprobs.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]))
+    torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=1e-5)
+    for chunked, whole in zip(found[1][1], found[0][1], strict=True):
+        torch.testing.assert_close(chunked, whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()) + 1e-7)
+    check_rows(model, torch.float32, CPU, chunk_tokens=4)
+
+
+def test_a_head_that_chunks_do_not_know_is_refused_them() -> None:
+    """It multiplies by what Granite divides by."""
+    model = build_model("hyperclovax")
+    model.config.logits_scaling = 0.3
+    with pytest.raises(ConfigError, match=r"policy\.logprob_chunk_tokens.*standard deviations.*=null"):
+        check_rows(model, torch.float32, CPU, chunk_tokens=4)
+    check_rows(model, torch.float32, CPU)
+
+
+def test_a_model_that_mixes_shared_prompts_is_refused_them() -> None:
+    with pytest.raises(ConfigError, match=r"policy\.share_prompts.*=false"):
+        check_rows(build_model("nemotron_h"), torch.float32, CPU, share_prompts=True)
+    assert check_rows(build_model("llama"), torch.float32, CPU, share_prompts=True).packed
+
+
+def test_a_real_chunk_of_attention_is_known_by_its_name() -> None:
+    """Thousands of tokens are more than the trial reads."""
+    model = build_model("llama4_text")
+    model.config.attention_chunk_size = 8192
+    found = check_rows(model, torch.float32, CPU)
+    assert not found.packed
+    assert "8192 tokens of the row" in found.reason
+
+
+def test_a_half_head_sums_in_float32() -> None:
+    """Against the product of the same numbers in float64; a linear layer of bfloat16 rounds its sums."""
+    torch.manual_seed(0)
+    head = torch.nn.Linear(64, 9000).bfloat16()
+    hidden = torch.randn(3, 64).bfloat16().requires_grad_()
+    exact = hidden.double() @ head.weight.double().t() + head.bias.double()
+    logits = apply_head(head, hidden)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits.double(), exact, rtol=0, atol=1e-5)
+    assert float((head(hidden).double() - exact).abs().max()) > 1e-3
+    logits.square().sum().backward()
+    gradients = [hidden.grad, head.weight.grad, head.bias.grad]
+    hidden.grad = None
+    head.zero_grad()
+    head(hidden).float().square().sum().backward()
+    for ours, plain in zip(gradients, [hidden.grad, head.weight.grad, head.bias.grad], strict=True):
+        assert ours is not None and plain is not None
+        torch.testing.assert_close(ours.float(), plain.float(), rtol=0.02, atol=0.02 * float(plain.abs().max()))
