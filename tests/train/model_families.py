@@ -61,7 +61,9 @@ _SLIDING = {"layer_types": ["sliding_attention", "full_attention"]}
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
 _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_expand": 2}
 _MLA: dict[str, Any] = {"num_key_value_heads": 4, "qk_rope_head_dim": 4, "head_dim": 4, "n_group": 2, "topk_group": 1}
-_INDEX = {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 8}
+# More than our sequences have: the scores of a tiny indexer are often 0, and which of equal ones is taken depends on
+# the layout. Real ones begin to choose after 2,048 tokens.
+_INDEX = {"index_n_heads": 2, "index_head_dim": 8, "index_topk": 128}
 _MROPE = {
     "rope_parameters": {
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0, "mrope_section": [2, 1, 1]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.train.engine.chunked_head import _BENDS
 from slurm_rl.train.engine.forward import forward_packed
 from slurm_rl.train.engine.head import apply_head
+from slurm_rl.train.engine.policy import PolicyEngine
 from slurm_rl.train.engine.row_check import build_probe, check_rows
 from slurm_rl.train.engine.rows import build_row_layout
+from slurm_rl.train.engine.tiny import build_tiny_model
 from slurm_rl.train.math.packing import build_packed_batch
 from tests.train.model_families import CPU, build_model, build_sequences
 
@@ -37,6 +43,22 @@ def test_the_trial_leaves_the_model_as_it_was() -> None:
     assert model.training
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_an_engine_reads_what_leaks_one_a_row(tmp_path: Path) -> None:
+    """Logprobs before and after a step, of a model whose convolutions run over the boundary."""
+    build_tiny_model(TinyModelConfig(), 0, tmp_path)  # for its tokenizer
+    build_model("lfm2").save_pretrained(tmp_path)
+    config, policy = ModelConfig(path=str(tmp_path)), PolicyConfig(num_threads=1)
+    engine = PolicyEngine(tmp_path, config, policy, OptimConfig(lr=1e-2), temperature=1.0)
+    assert not engine.rows.packed
+    assert "tokens see what they must not" in engine.rows.reason
+    for _ in range(2):
+        together = engine.compute_logprobs([build_sequences()])[0]
+        apart = [engine.compute_logprobs([[sequence]])[0][0] for sequence in build_sequences()]
+        for one, other in zip(together, apart, strict=True):
+            np.testing.assert_allclose(one, other, atol=1e-5)
+        engine.train([build_sequences()], lambda _, logprobs, __: (-logprobs.mean(), {}), 1e-2)
 
 
 @pytest.mark.parametrize("family", ["gemma2", "cohere", "granite", "falcon_h1"])

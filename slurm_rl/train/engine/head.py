@@ -48,7 +48,7 @@ def apply_head(head: Any, hidden: Tensor) -> Tensor:
     weight, bias = head.weight, getattr(head, "bias", None)
     if hidden.dtype == torch.float32:
         return torch.nn.functional.linear(hidden, weight, bias)
-    product: Tensor = _FloatProduct.apply(hidden.reshape(-1, hidden.shape[-1]), weight)  # type: ignore[no-untyped-call]
+    product: Tensor = _FloatProduct.apply(hidden.reshape(-1, hidden.shape[-1]), weight)
     if bias is not None:
         product = product + bias.float()
     return product.view(*hidden.shape[:-1], -1)
@@ -66,7 +66,7 @@ class _FloatProduct(torch.autograd.Function):
         return torch.cat([wide @ rows.float().t() for rows in weight.split(_CAST_ROWS)], dim=-1)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         hidden, weight = ctx.saved_tensors
         gradient = gradient.to(hidden.dtype)
         of_hidden, of_weight = ctx.needs_input_grad

@@ -187,7 +187,8 @@ def _measure(probe: Probe, plain: FloatArray, read: Read) -> _Gap:
     try:
         first, second = _compared(read(probe.sequences)), _compared(read(probe.changed))
         scale = max(float(np.std(plain)), 1e-6)
-        gap = _Gap(*(float(np.abs(first - other).mean()) / scale for other in (plain[-len(first) :], second)))
+        distances = [float(np.abs(first - other).mean()) / scale for other in (plain[-len(first) :], second)]
+        gap = _Gap(distances[0], distances[1])
     except torch.OutOfMemoryError:
         raise
     except Exception as error:

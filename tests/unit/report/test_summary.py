@@ -33,6 +33,7 @@ def test_the_summary_of_a_finished_run() -> None:
         "held_out": {"before": None, "after": None},
         "reward": {"first": 5 / 16, "last": 10 / 16},
         # 6 steps of 100 tokens in 2 s each.
+        "packed": True,
         "tokens_per_s": 50.0,
         "wall_s": 21.5,
         # 4 * 0.5 s + 1 s + 6 * 2 s = 15 s; 6 * (2 - 1 - 0.75) s have no name.
@@ -62,6 +63,13 @@ def test_a_supervised_run_is_told_by_its_held_out_numbers() -> None:
     text = console.export_text()
     assert "2 SFT" in text and "0 warm-up" not in text
     assert "2.500 -> 1.250" in text and "exact match" in text
+
+
+def test_a_run_of_one_sequence_a_row_says_so() -> None:
+    rows = [make_row(1, "grpo", **{"policy/packed": 0.0})]
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(render_summary(build_summary(rows, META)))
+    assert "of one sequence each" in console.export_text()
 
 
 def test_a_run_that_died_before_its_first_step_has_nulls() -> None:

@@ -96,3 +96,13 @@ def test_distribute_properties(lengths: list[int], num_workers: int, budget: int
     # Rounds go from long to short: a round's shortest is no shorter than the next one's longest.
     rounds = list(zip(*loads, strict=True))
     assert all(min(a) >= max(b) for a, b in pairwise(rounds))
+
+
+@given(LENGTHS, WORKERS, BUDGET)
+def test_padding_counts_in_rows_of_one_sequence(lengths: list[int], num_workers: int, budget: int) -> None:
+    workers = distribute(lengths, num_workers, budget, padded=True)
+    batches = [members for worker in workers for members in worker]
+    assert sorted(index for members in batches for index in members) == list(range(len(lengths)))
+    assert len({len(worker) for worker in workers}) == 1
+    for members in batches:
+        assert len(members) <= 1 or len(members) * max(lengths[index] for index in members) <= budget
