@@ -58,7 +58,8 @@ class RewardModel:
             raise ValueError(f"a reward model has its head under `score`; {type(model).__name__} has none")
         self._statistics = read_score_statistics(model.config, settings["path"]) if settings["normalize"] else None
         self._model = model.to(settings["device"]).eval()
-        self._device, self._batch_size = settings["device"], settings["batch_size"]
+        self._device = settings["device"]
+        self._batch_size = settings["batch_size"] if self._ignores_padding() else 1
 
     def score(self, items: Sequence[RewardItem]) -> list[float]:
         """One score an item."""
@@ -93,8 +94,18 @@ class RewardModel:
             raise ValueError(f"the reward model reads {longest} tokens; prompt and completion have {len(token_ids)}")
         return token_ids
 
+    def _ignores_padding(self) -> bool:
+        """Whether a text scores beside a longer one as it does alone; it would not where tokens see later ones."""
+        vocabulary = self._model.config.get_text_config().vocab_size
+        short, long = ([7919 * place % vocabulary for place in range(1, length)] for length in (12, 40))
+        [alone], [beside, other] = self._forward([short]), self._forward([short, long])
+        bound = 0.1 if self._model.dtype.itemsize < 4 else 1e-3  # of rounding
+        return abs(alone - beside) <= bound * max(abs(alone), abs(other), 1e-3)
+
     def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
         import torch
+
+        from slurm_rl.train.engine.head import apply_head
 
         length = max(map(len, rows))
         # Behind the last token stands padding that nobody looks at; 0 is in every vocabulary.
@@ -104,7 +115,7 @@ class RewardModel:
             hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
             # Not `logits`: they are read at the last token that is not padding, and padding is often end of text.
             last = hidden[torch.arange(len(rows)), mask.sum(-1) - 1]
-            scores = self._model.score(last).float().flatten()
+            scores = apply_head(self._model.score, last).flatten()
             return (scores if self._statistics is None else self._statistics.normalize(scores)).tolist()
 
 
