@@ -15,6 +15,7 @@ from slurm_rl.cli.lora_check import check_lora_targets
 from slurm_rl.cli.model_shape import sees_images
 from slurm_rl.cli.reward_model_check import check_reward_model
 from slurm_rl.cli.weights_check import check_same_model
+from slurm_rl.config.engine_args import check_engine_args
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
@@ -48,7 +49,9 @@ def _checks_of_inputs(config: RunConfig) -> list[Callable[[], None]]:
         return []
     if config.cluster.launcher == "ray":  # its nodes see other folders than this machine does
         return []
-    checks = (_check_checkpoint_url, _check_model, _check_data, _check_reward)
+    checks = [_check_model, _check_data, _check_reward]
+    if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's
+        checks = [_check_checkpoint_url, lambda config: check_engine_args(config.rollout.engine_args), *checks]
     return [functools.partial(check, config) for check in checks]
 
 
@@ -84,8 +87,8 @@ def _check_place(directory: RunDir) -> None:
 
 
 def _check_checkpoint_url(config: RunConfig) -> None:
-    """Look for the library behind the URL, where this Python is the trainer's; nothing is connected to."""
-    if config.checkpoint.url is None or config.cluster.python is not None or config.container.image is not None:
+    """Look for the library behind the URL; nothing is connected to."""
+    if config.checkpoint.url is None:
         return
     from slurm_rl.train.filesystem import open_filesystem
 

@@ -64,10 +64,17 @@ class GAEConfig(Section):
 
 
 class CorrectionConfig(Section):
-    """Importance correction between the sampler and the policy; costs a forward pass over each batch."""
+    """Importance correction between the sampler and the policy.
 
-    kind: CorrectionName | None = None
-    """A row of train/math/correction.py; null corrects nothing, and the ratio is taken to the sampler."""
+    With one, the policy's ratio is taken to its own logprobs at the start of the step; these cost a forward pass over
+    the batch where more than one optimizer step is made of it. TRL recomputes and corrects by default
+    (vllm_importance_sampling_correction, sequence_mask), verl recomputes by default and recommends truncation at 2.
+    """
+
+    kind: CorrectionName | Literal["auto"] | None = "auto"
+    """auto: none where the sampler is the policy (float32, its own weights, nothing that bends the distribution), else
+    sequence_mask for the losses of whole sequences (gspo, gspo_token) and token_tis for the others. Or a row of
+    train/math/correction.py. null corrects nothing, and the ratio is taken to the sampler."""
     low: PositiveFloat = 0.5
     """Smallest ratio let through (sequence_mask, icepop)."""
     high: PositiveFloat = 2.0

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionName
 from slurm_rl.config.base import NonNegativeInt, Section
 from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
@@ -100,6 +100,18 @@ class RunConfig(Section):
         accelerator = cluster.get("accelerator") if isinstance(cluster, dict) else getattr(cluster, "accelerator", None)
         return {**tree, "model": fill_auto(tree["model"], has_gpus=(accelerator or "cpu") != "cpu")}
 
+    @property
+    def correction_kind(self) -> CorrectionName | None:
+        """Which row of train/math/correction.py corrects for the sampler; see CorrectionConfig."""
+        kind = self.algorithm.correction.kind
+        if kind != "auto":
+            return kind
+        rollout = self.rollout
+        exact = self.model.dtype == "float32" and rollout.max_staleness == 0 and not rollout.engine_args
+        if exact and not rollout.bends_distribution:
+            return None
+        return "sequence_mask" if self.algorithm.loss in ("gspo", "gspo_token") else "token_tis"
+
     @model_validator(mode="after")
     def _sequences_fit_the_context(self) -> RunConfig:
         tiny, name = self.model.tiny or self.model.tiny_vl, "tiny" if self.model.tiny else "tiny_vl"
@@ -171,11 +183,14 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _top_p_cuts_the_distribution(self) -> RunConfig:
-        if self.rollout.top_p < 1 and self.algorithm.kl.coefficient > 0:
+    def _a_bent_distribution_has_no_kl(self) -> RunConfig:
+        rollout, coefficient = self.rollout, self.algorithm.kl.coefficient
+        if rollout.bends_distribution and coefficient > 0:
             raise ValueError(
-                "rollout.top_p must be 1 with a KL term, since the cut distribution has no KL to the reference; "
-                f"got top_p={self.rollout.top_p} and algorithm.kl.coefficient={self.algorithm.kl.coefficient}"
+                "a KL term needs completions sampled from the policy itself, so rollout.top_p=1, top_k=0, min_p=0 and "
+                f"repetition_penalty=1; got {rollout.top_p}, {rollout.top_k}, {rollout.min_p}, "
+                f"{rollout.repetition_penalty} and algorithm.kl.coefficient={coefficient}. "
+                "Next: leave these out, or algorithm.kl.coefficient=0"
             )
         return self
 

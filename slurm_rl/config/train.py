@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from slurm_rl.config.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.engine_args import check_not_ours
 from slurm_rl.config.urls import check_url
 
 
@@ -82,7 +83,20 @@ class RolloutConfig(Section):
     temperature: PositiveFloat = 1.0
     """Sampling temperature; the policy's logprobs use the same."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; below 1 the engine's logprobs are of the cut distribution."""
+    """Sample from the likeliest tokens that together have this probability; 1: from all. This, top_k, min_p and
+    repetition_penalty make the sampler another distribution than the policy; algorithm.correction makes up for it."""
+    top_k: NonNegativeInt = 0
+    """Sample from so many likeliest tokens; 0: from all."""
+    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Sample from tokens with at least this share of the likeliest one's probability; 0: from all."""
+    repetition_penalty: PositiveFloat = 1.0
+    """Logits of tokens that prompt or completion have already are divided by it, negative ones multiplied."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """A completion ends where it contains one of these strings, also in evaluation. Its tokens, which are trained on,
+    include the string; the text that is scored does not. It is not truncated."""
+    stop_token_ids: tuple[NonNegativeInt, ...] = ()
+    """A completion also ends with one of these tokens, as it does with the end-of-text token; the text that is scored
+    comes without it."""
     max_num_seqs: PositiveInt = 256
     """Sequences decoded at once by one engine."""
     gpu_memory_utilization: Fraction = 0.85
@@ -92,8 +106,13 @@ class RolloutConfig(Section):
     of the longest sequences need, and 1 at most."""
     enforce_eager: bool = True
     """No CUDA graphs, no compilation: slower decoding, faster start."""
-    probe_tolerance: PositiveFloat = 1e-3
-    """Largest difference between the engine's and the policy's logprobs of the probe after a sync."""
+    engine_args: dict[str, Any] = Field(default={})
+    """Further arguments of vLLM's engine (fields of its EngineArgs), passed on as they are, such as
+    max_num_batched_tokens; those that follow from other keys are refused. Logprobs may then differ from the policy's,
+    as with quantization or kv_cache_dtype, so algorithm.correction.kind=auto corrects."""
+    probe_tolerance: PositiveFloat | None = None
+    """Largest mean difference between the engine's and the policy's logprobs of the probe's tokens after a sync, whose
+    maximum may be 8 times that; null: by model.dtype, see train/grpo/weight_sync.py."""
     start_timeout_s: PositiveFloat = 600.0
     """Deadline for an engine to be ready."""
     dump: bool = False
@@ -102,8 +121,19 @@ class RolloutConfig(Section):
     """Train on the rollouts that another run dumped, in place of sampling; for debugging."""
 
     @property
+    def bends_distribution(self) -> bool:
+        """Engines sample from another distribution than that of their weights at this temperature."""
+        return (self.top_p, self.top_k, self.min_p, self.repetition_penalty) != (1.0, 0, 0.0, 1.0)
+
+    @property
     def transfers_directly(self) -> bool:
         return self.weight_transfer not in ("auto", "ray")
+
+    @field_validator("engine_args")
+    @classmethod
+    def _leaves_our_arguments_alone(cls, value: dict[str, Any]) -> dict[str, Any]:
+        check_not_ours(value)
+        return value
 
     @model_validator(mode="after")
     def _transfer_fits_the_placement(self) -> RolloutConfig:
@@ -200,6 +230,11 @@ class TrainerConfig(Section):
     first."""
     step_timeout_s: PositiveFloat = 3600.0
     """Deadline of one phase (sampling, training, ...); then the run ends and names the silent actor."""
+
+    @property
+    def num_updates(self) -> int:
+        """Optimizer steps made of one step's completions."""
+        return self.num_minibatches * self.num_epochs
 
     @model_validator(mode="after")
     def _minibatches_divide(self) -> TrainerConfig:

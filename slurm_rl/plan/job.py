@@ -16,6 +16,7 @@ from slurm_rl.plan.debug import debug_env
 from slurm_rl.plan.expected import expected_versions
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_heads, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
+from slurm_rl.plan.sampling import check_sampling
 from slurm_rl.plan.secrets import secret_names
 from slurm_rl.plan.task import (
     TORCHRUN_TASKS,
@@ -161,6 +162,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     cpus = cluster.cpus_per_node or (facts.num_cpus if cluster.launcher in ("local", "machines") else None)
     # What an external program places, and with which model, is its own affair.
     shape = None if config.external else facts.model_shape
+    check_sampling(config)
     check_context(config, shape)
     check_heads(config, shape)
     under_torchrun = config.task in TORCHRUN_TASKS

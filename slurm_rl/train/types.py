@@ -60,7 +60,10 @@ class TrainSequence:
     advantages: FloatArray | None = None
     """[num_trained] advantage of each trained token."""
     old_logprobs: FloatArray | None = None
-    """[num_trained] logprobs under the policy that sampled them."""
+    """[num_trained] the denominator of the policy's ratio: logprobs under the sampler, or under the policy at the start
+    of the step (proximal). None with sampler_logprobs: those of the forward pass that trains, before its step."""
+    sampler_logprobs: FloatArray | None = None
+    """[num_trained] logprobs under what sampled them, where that is corrected for; else None."""
     ref_logprobs: FloatArray | None = None
     """[num_trained] logprobs under the reference; None when there is no KL term."""
     old_values: FloatArray | None = None
@@ -98,6 +101,8 @@ class PackedBatch:
     advantages: torch.Tensor
     """[N] float32; zeros when the sequences have none."""
     old_logprobs: torch.Tensor | None
+    """[N] float32."""
+    sampler_logprobs: torch.Tensor | None
     """[N] float32."""
     ref_logprobs: torch.Tensor | None
     """[N] float32."""

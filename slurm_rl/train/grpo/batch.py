@@ -8,12 +8,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, GAEConfig, OverlongConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, OverlongConfig
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.minibatches import keep_mask
 from slurm_rl.train.grpo.types import Completion, Group
 from slurm_rl.train.math.advantages import ADVANTAGES, PER_TOKEN
-from slurm_rl.train.math.correction import CORRECTIONS
 from slurm_rl.train.math.gae import compute_gae, spread_reward, whiten
 from slurm_rl.train.math.kl import compute_kl
 from slurm_rl.train.math.losses import aggregation_weights
@@ -78,7 +77,6 @@ def build_train_sequences(
     groups: Sequence[Group],
     config: AlgorithmConfig,
     ref_logprobs: Sequence[FloatArray] | None,
-    proximal_logprobs: Sequence[FloatArray] | None = None,
     values: Sequence[FloatArray] | None = None,
 ) -> list[TrainSequence]:
     """One sequence a completion, in order of groups, then completions; `split_minibatches` gives them weight.
@@ -86,8 +84,6 @@ def build_train_sequences(
     Args:
         ref_logprobs: one array a completion, or None without a KL term.
         values: the critic's, one array a completion, for an advantage that needs them.
-        proximal_logprobs: the same under the policy at the start of the step, for `correction.kind`. The correction
-            goes into the advantages: every loss is linear in them, and the weights are never negative.
     """
     completions = [completion for group in groups for completion in group.completions]
     old = [np.asarray(completion.logprobs, dtype=np.float32) for completion in completions]
@@ -96,13 +92,12 @@ def build_train_sequences(
         kl = kl_of_tokens(old, ref_logprobs, config)
     advantages, returns = compute_advantages(groups, config, kl, values)
     prompts = [group.prompt for group in groups for _ in group.completions]
-    corrections = correct(old, proximal_logprobs, config.correction)
     return [
         TrainSequence(
             token_ids=np.asarray([*prompt.token_ids, *completion.token_ids], dtype=np.int64),
             trained_from=len(prompt.token_ids),
-            advantages=advantage * corrections[index],
-            old_logprobs=logprobs if proximal_logprobs is None else proximal_logprobs[index],
+            advantages=np.broadcast_to(advantage, logprobs.shape),
+            old_logprobs=logprobs,
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
             old_values=None if values is None else values[index],
             returns=None if returns is None else returns[index],
@@ -163,29 +158,20 @@ def compute_advantages(
     return advantages, None if values is None else returns
 
 
-def correct(
-    sampled: Sequence[FloatArray], proximal: Sequence[FloatArray] | None, config: CorrectionConfig
-) -> list[FloatArray]:
-    """Importance weights of each completion's tokens; ones without a correction."""
-    if config.kind is None or proximal is None:
-        return [np.ones_like(logprobs) for logprobs in sampled]
-    correction = CORRECTIONS[config.kind]
-    pairs = zip(proximal, sampled, strict=True)
-    return [correction(policy - sampler, config.low, config.high) for policy, sampler in pairs]
+def correct_sampler(
+    sequences: Sequence[TrainSequence], proximal_logprobs: Sequence[FloatArray] | None
+) -> list[TrainSequence]:
+    """The sequences with their ratio taken to the policy, and a correction from the sampler to that; see loss.py.
 
-
-def correction_metrics(groups: Sequence[Group], proximal: Sequence[FloatArray], config: CorrectionConfig) -> Metrics:
-    """How far the sampler was from the policy, and what the correction made of it; means over all tokens sampled."""
-    sampled = [np.asarray(c.logprobs, dtype=np.float32) for group in groups for c in group.completions]
-    policy, sampler = np.concatenate(proximal), np.concatenate(sampled)
-    difference, weights = policy - sampler, np.concatenate(correct(sampled, proximal, config))
-    return {
-        "mismatch/kl": float(compute_kl(torch.from_numpy(sampler), torch.from_numpy(policy), "k3").mean()),
-        "mismatch/mean": float(np.mean(np.abs(difference))),
-        "mismatch/max": float(np.max(np.abs(difference))),
-        "correction/weight_mean": float(weights.mean()),
-        "correction/dropped": float(np.mean(weights == 0)),
-    }
+    Args:
+        proximal_logprobs: of the policy at the start of the step; None where one optimizer step is made of the
+            sequences, whose own forward pass says them.
+    """
+    olds = proximal_logprobs or [None] * len(sequences)
+    return [
+        replace(sequence, old_logprobs=old, sampler_logprobs=sequence.old_logprobs)
+        for sequence, old in zip(sequences, olds, strict=True)
+    ]
 
 
 def build_answer_sequences(prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]) -> list[TrainSequence]:

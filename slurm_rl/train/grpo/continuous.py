@@ -34,6 +34,10 @@ class SampledTokens:
     versions: list[int] = field(default_factory=list)
     """Version of the weights that sampled each token."""
     finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    """Token or string of SamplingParams that ended it."""
+    text: str = ""
+    """Without what stopped it; empty unless there are strings to stop at."""
 
 
 @dataclass
@@ -136,7 +140,7 @@ class ContinuousEngine:
             sample = request.samples[item.index]
             sample.token_ids, sample.logprobs = list(item.token_ids), item.logprobs or []
             sample.versions += [self.version] * (len(sample.token_ids) - len(sample.versions))
-            sample.finish_reason = item.finish_reason
+            sample.finish_reason, sample.stop_reason, sample.text = item.finish_reason, item.stop_reason, item.text
         request.prompt_logprobs = output.prompt_logprobs or request.prompt_logprobs
         if output.finished:
             del self._requests[output.request_id]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, CorrectionName
+from slurm_rl.train.math.correction import CORRECTIONS, CorrectionInputs
 from slurm_rl.train.math.kl import compute_kl
 from slurm_rl.train.math.losses import POLICY_LOSSES, ClipRange, LossInputs, nll
 from slurm_rl.train.types import PackedBatch
@@ -15,21 +16,36 @@ BatchLoss = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, floa
 """(batch, logprobs [N], entropy [N]) -> (loss summed over tokens, sums over tokens for the metrics)."""
 
 
-def build_policy_loss(config: AlgorithmConfig) -> BatchLoss:
+def build_policy_loss(config: AlgorithmConfig, correction: CorrectionName | None) -> BatchLoss:
     """The policy loss with its KL term; token weights come with the batch.
 
     Its sums are over the tokens of the batch, which are those with a gradient; see `training_metrics`.
+
+    Args:
+        correction: the row for batches with sampler_logprobs. It scales advantages: every loss is linear in them, and
+            the weights are never negative.
     """
     policy_loss = POLICY_LOSSES[config.loss]
     clip = ClipRange(low=config.clip_low, high=config.clip_high, dual=config.clip_dual)
     kl_in_loss = config.kl.where == "loss"
 
     def compute(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
-        assert batch.old_logprobs is not None
+        # In the one optimizer step of a batch the policy is still that of the step's start.
+        old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        # Of the sampler and of the policy, where they should be the same.
+        sampler, policy = old_logprobs, logprobs.detach()
+        advantages = batch.advantages
+        corrected: dict[str, float] = {}
+        if correction is not None and batch.sampler_logprobs is not None:
+            sampler, policy = batch.sampler_logprobs, old_logprobs
+            factors = CORRECTIONS[correction](_compare(batch, policy - sampler, config.correction))
+            advantages = advantages * factors
+            dropped = float((factors == 0).sum())
+            corrected = {"correction/weight_mean": float(factors.sum()), "correction/dropped": dropped}
         inputs = LossInputs(
             logprobs=logprobs,
-            old_logprobs=batch.old_logprobs,
-            advantages=batch.advantages,
+            old_logprobs=old_logprobs,
+            advantages=advantages,
             sequence_ids=batch.sequence_ids,
             num_sequences=batch.num_sequences,
         )
@@ -37,14 +53,14 @@ def build_policy_loss(config: AlgorithmConfig) -> BatchLoss:
         loss = (token.loss * batch.weights).sum()
         if config.entropy_bonus > 0:
             loss = loss - config.entropy_bonus * (entropy * batch.weights).sum()
-        mismatch = logprobs.detach() - batch.old_logprobs
         sums = {
             "policy/clip_fraction": float(token.clipped.sum()),
             "entropy/mean": float(entropy.detach().sum()),
             # Of the sampler to the policy: what the two programs disagree on for the same weights.
-            "mismatch/kl": float(compute_kl(batch.old_logprobs, logprobs.detach(), "k3").sum()),
-            "mismatch/mean": float(mismatch.abs().sum()),
-            "mismatch/max": float(mismatch.abs().max()),
+            "mismatch/kl": float(compute_kl(sampler, policy, "k3").sum()),
+            "mismatch/mean": float((policy - sampler).abs().sum()),
+            "mismatch/max": float((policy - sampler).abs().max()),
+            **corrected,
         }
         if batch.ref_logprobs is not None:
             kl = compute_kl(logprobs, batch.ref_logprobs, config.kl.estimator)
@@ -54,6 +70,16 @@ def build_policy_loss(config: AlgorithmConfig) -> BatchLoss:
         return loss, sums
 
     return compute
+
+
+def _compare(batch: PackedBatch, log_ratio: Tensor, config: CorrectionConfig) -> CorrectionInputs:
+    return CorrectionInputs(
+        log_ratio=log_ratio,
+        sequence_ids=batch.sequence_ids,
+        num_sequences=batch.num_sequences,
+        low=config.low,
+        high=config.high,
+    )
 
 
 def build_warmup_loss() -> BatchLoss:

@@ -69,9 +69,8 @@ class PolicyWorker:
 
     def train_policy(self, micro_batches: MicroBatches, algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
         """One optimizer step of the policy loss."""
-        return self.engine.train(
-            micro_batches, build_policy_loss(algorithm), lr, entropy_gradient=algorithm.entropy_bonus > 0
-        )
+        loss = build_policy_loss(algorithm, self.config.correction_kind)
+        return self.engine.train(micro_batches, loss, lr, entropy_gradient=algorithm.entropy_bonus > 0)
 
     def train_answers(self, micro_batches: MicroBatches, lr: float) -> dict[str, float]:
         """One supervised optimizer step, of the model as it is: no temperature of any sampling has a part in it."""

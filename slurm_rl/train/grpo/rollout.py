@@ -49,12 +49,14 @@ class RolloutEngine:
             max_num_seqs=rollout.max_num_seqs,
             enforce_eager=rollout.enforce_eager,
             enable_prefix_caching=True,
-            # The policy recomputes logprobs at the same temperature; these are the sampler's own.
+            # The sampler's own: after penalties, temperature, min_p, top_k and top_p (vLLM's v1/sample/sampler.py, and
+            # v1/worker/gpu/sample/sampler.py on GPUs). The policy recomputes its own at the same temperature.
             logprobs_mode="processed_logprobs",
             worker_extension_cls="slurm_rl.train.grpo.worker_extension.RolloutWorkerExtension",
             **_memory_options(rollout, num_gpus, _cpu_cache_bytes(model_path, model, rollout, max_model_len)),
             **_transfer_options(rollout),
             **({} if max_images is None else build_options(model, max_images)),
+            **rollout.engine_args,
         )
         self.sees_images = max_images is not None
         self.sleeps = rollout.colocate and num_gpus > 0
@@ -77,8 +79,13 @@ class RolloutEngine:
             max_tokens=spec.max_tokens,
             temperature=spec.temperature,
             top_p=spec.top_p,
+            top_k=spec.top_k,
+            min_p=spec.min_p,
+            repetition_penalty=spec.repetition_penalty,
+            stop=list(spec.stop),
+            stop_token_ids=list(spec.stop_token_ids),
             logprobs=0,
-            detokenize=False,
+            detokenize=bool(spec.stop),  # vLLM looks for the strings in its text
         )
         inputs = [build_input(prompt) for prompt in prompts]
         if self.continuous is not None:
@@ -98,11 +105,19 @@ class RolloutEngine:
     def _completion(self, item: Any, versions: list[int]) -> Completion:
         token_ids = list(item.token_ids)
         logprobs = [float(step[token].logprob) for step, token in zip(item.logprobs, token_ids, strict=True)]
-        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        text = self._text(token_ids, item)
         version = versions[0] if versions else self.version
         # Nearly all completions have one version; those need no list.
         mixed = versions if versions and versions[-1] != version else []
         return Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
+
+    def _text(self, token_ids: list[int], item: Any) -> str:
+        """What is scored: without special tokens, and without what stopped it."""
+        if isinstance(item.stop_reason, str):
+            return str(item.text)  # vLLM's own ends before the string
+        # A stop token may be no special one. Of the end-of-text token, which is one, there is no reason.
+        seen = token_ids if item.stop_reason is None else token_ids[:-1]
+        return str(self.tokenizer.decode(seen, skip_special_tokens=True))
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
         """Take new weights, or adapters over the base; then say what is held: version, checksums, the probe."""

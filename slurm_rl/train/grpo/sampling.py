@@ -168,9 +168,28 @@ def score_arrivals(arrivals: Iterator[dict[int, Group]], scorer: Scorer, timer: 
 def build_spec(
     config: RunConfig, purpose: str, step: int, num_completions: int, *, greedy: bool = False
 ) -> SamplingSpec:
-    """How to sample for `purpose` in `step`, as `rollout` says; the seed follows from those and the run's."""
+    """How to sample for `purpose` in `step`, as `rollout` says; the seed follows from those and the run's.
+
+    Args:
+        greedy: the likeliest token each time, whatever bends the distribution; it stops where sampling does.
+    """
     rollout = config.rollout
-    seed = derive_seed(config.seed, purpose, step)
+    spec = SamplingSpec(
+        num_completions,
+        rollout.max_tokens,
+        temperature=0.0,
+        top_p=1.0,
+        seed=derive_seed(config.seed, purpose, step),
+        stop=rollout.stop,
+        stop_token_ids=rollout.stop_token_ids,
+    )
     if greedy:
-        return SamplingSpec(num_completions, rollout.max_tokens, 0.0, 1.0, seed)
-    return SamplingSpec(num_completions, rollout.max_tokens, rollout.temperature, rollout.top_p, seed)
+        return spec
+    return replace(
+        spec,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        repetition_penalty=rollout.repetition_penalty,
+    )

@@ -56,10 +56,10 @@ def kept_metrics(groups: Sequence[Group], config: FilterConfig) -> dict[str, flo
 def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int, num_kept: int) -> dict[str, float]:
     """Means over the optimizer steps of one step of what `PolicyWorker.train_*` returned.
 
-    `entropy/mean`, `mismatch/*` and `kl/reference` are over the tokens computed on: those that are known to have no
-    gradient (of groups without signal) cost no forward pass. `tokens/computed` beside `tokens/trained` says how many
-    these are. The clip changes nothing where the advantage is 0, so `policy/clip_fraction` is a share of all tokens
-    kept.
+    `entropy/mean`, `mismatch/*`, `correction/*` and `kl/reference` are over the tokens computed on: those that are
+    known to have no gradient (of groups without signal) cost no forward pass. `tokens/computed` beside
+    `tokens/trained` says how many these are. The clip changes nothing where the advantage is 0, so
+    `policy/clip_fraction` is a share of all tokens kept.
 
     Args:
         totals: one an optimizer step: the loss, the gradient norm, and sums over tokens.

@@ -19,7 +19,7 @@ from slurm_rl.train.grpo.batch import (
     build_plain_sequences,
     build_train_sequences,
     completion_kl,
-    correction_metrics,
+    correct_sampler,
 )
 from slurm_rl.train.grpo.batches import BatchSource
 from slurm_rl.train.grpo.beginning import prepare_models, warm_up
@@ -183,11 +183,12 @@ class GRPOTrainer:
             proximal = self.proximal_logprobs(groups)
             reference = self.reference_logprobs(groups)
             values = None if self.critic is None else self.critic.values(build_plain_sequences(groups))
-            sequences = build_train_sequences(groups, algorithm, reference, proximal, values)
+            sequences = build_train_sequences(groups, algorithm, reference, values)
+            if self.config.correction_kind is not None:
+                sequences = correct_sampler(sequences, proximal)
             minibatches = self.split(sequences, groups)
-            self.extra = {} if proximal is None else correction_metrics(groups, proximal, algorithm.correction)
             kept = keep_mask(groups, algorithm.filters)
-            self.extra |= self.train_critic(minibatches, list(compress(sequences, kept)))
+            self.extra = self.train_critic(minibatches, list(compress(sequences, kept)))
             batches = [] if self.critic_learns_alone else [drop_without_gradient(it, algorithm) for it in minibatches]
             batches = [batch for batch in batches if batch]
             totals = [self.policy.train_policy(batch, algorithm, lr) for batch in batches]
@@ -246,8 +247,9 @@ class GRPOTrainer:
         self.state.kl_coefficient = adapt_coefficient(before, mean, kl.target, len(found), kl.horizon)
 
     def proximal_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
-        """What the policy says of the completions before it trains on them; None where nothing is corrected."""
-        if self.config.algorithm.correction.kind is None:
+        """What the policy says of the completions before it trains on them; None where the ratio is taken to the
+        sampler, or where all of them make one optimizer step, whose own forward pass says the same."""
+        if self.config.correction_kind is None or self.config.trainer.num_updates == 1:
             return None
         return self.policy.policy_logprobs(build_plain_sequences(groups))
 

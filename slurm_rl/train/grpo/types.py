@@ -30,11 +30,12 @@ class Completion:
     """One sampled answer."""
 
     token_ids: list[int]
-    """Sampled tokens; the last is the end-of-text token unless the length limit cut it."""
+    """Sampled tokens; the last is the end-of-text token or what else stopped it, unless the length limit cut it."""
     logprobs: list[float]
-    """Logprob of each token under the weights and temperature that sampled it."""
+    """Logprob of each token under the distribution that sampled it: of those weights, at that temperature, with
+    penalties and cut as SamplingSpec says."""
     text: str
-    """Decoded without special tokens."""
+    """Decoded without special tokens, and without the string or token that stopped it."""
     truncated: bool
     """The length limit cut it."""
     weight_version: int
@@ -68,3 +69,8 @@ class SamplingSpec:
     top_p: float
     seed: int
     """Seeds the engine's random numbers before this call, so that the call repeats bit for bit."""
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()

@@ -66,7 +66,7 @@ def grpo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
     Separate bounds (clip-higher): DAPO, https://arxiv.org/abs/2503.14476. Where A < 0 the minimum leaves large ratios
     as they are, so there the loss is at most `-dual A` (dual clip, https://arxiv.org/abs/1912.09729, eq. 5).
     """
-    return _clip_surrogate(_exp_bounded(inputs.logprobs - inputs.old_logprobs), inputs.advantages, clip, clip.dual)
+    return _clip_surrogate(exp_bounded(inputs.logprobs - inputs.old_logprobs), inputs.advantages, clip, clip.dual)
 
 
 def gspo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
@@ -96,7 +96,7 @@ def cispo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
     their recommended 5.0 is `clip_high=4.0` here. `clipped` counts both signs of the advantage; TRL's
     metric counts positive ones.
     """
-    ratio = _exp_bounded(inputs.logprobs.detach() - inputs.old_logprobs)
+    ratio = exp_bounded(inputs.logprobs.detach() - inputs.old_logprobs)
     weight = ratio.clamp(max=1 + clip.high)
     clipped = (ratio > weight) & (inputs.advantages != 0)
     return TokenLoss(loss=-weight * inputs.advantages * inputs.logprobs, clipped=clipped.float())
@@ -156,10 +156,16 @@ def _clip_surrogate(ratio: Tensor, advantages: Tensor, clip: ClipRange, dual: fl
 def _compute_sequence_ratio(inputs: LossInputs) -> Tensor:
     """[N] `exp(mean log ratio)` of the sequence each token belongs to."""
     log_ratio = inputs.logprobs - inputs.old_logprobs
-    sums = log_ratio.new_zeros(inputs.num_sequences).index_add(0, inputs.sequence_ids, log_ratio)
-    counts = torch.bincount(inputs.sequence_ids, minlength=inputs.num_sequences).clamp(min=1)  # a sequence may be empty
-    return _exp_bounded((sums / counts)[inputs.sequence_ids])
+    return exp_bounded(mean_by_sequence(log_ratio, inputs.sequence_ids, inputs.num_sequences))
 
 
-def _exp_bounded(log_ratio: Tensor) -> Tensor:
+def mean_by_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
+    """[N] the mean of the `values` [N] of the sequence each token belongs to."""
+    sums = values.new_zeros(num_sequences).index_add(0, sequence_ids, values)
+    counts = torch.bincount(sequence_ids, minlength=num_sequences).clamp(min=1)  # a sequence may be empty
+    return (sums / counts)[sequence_ids]
+
+
+def exp_bounded(log_ratio: Tensor) -> Tensor:
+    """The ratio, far from infinity."""
     return torch.exp(log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))

@@ -96,6 +96,7 @@ def build_packed_batch(sequences: Sequence[TrainSequence], *, share_prompts: boo
         weights=torch.from_numpy(np.repeat([s.weight for s in sequences], num_trained)).float(),
         advantages=torch.zeros(int(num_trained.sum())) if advantages is None else advantages,
         old_logprobs=_concatenate(num_trained, [s.old_logprobs for s in sequences]),
+        sampler_logprobs=_concatenate(num_trained, [s.sampler_logprobs for s in sequences]),
         ref_logprobs=_concatenate(num_trained, [s.ref_logprobs for s in sequences]),
         old_values=_concatenate(num_trained, [s.old_values for s in sequences]),
         returns=_concatenate(num_trained, [s.returns for s in sequences]),

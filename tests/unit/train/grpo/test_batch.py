@@ -9,7 +9,7 @@ from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, FilterC
 from slurm_rl.train.data.tokenize import EncodedPrompt
 from slurm_rl.train.grpo.batch import (
     build_train_sequences,
-    correction_metrics,
+    correct_sampler,
     group_rewards,
     overlong_penalty,
     shape_overlong,
@@ -106,20 +106,17 @@ def test_shaping_lowers_scores_and_leaves_failures_alone() -> None:
     assert shape_overlong(groups, OverlongConfig(), 10) == groups
 
 
-def test_a_correction_scales_advantages_and_moves_the_ratio_to_the_proximal_policy() -> None:
-    config = AlgorithmConfig(group_size=2, advantage="dr_grpo", correction=CorrectionConfig(kind="token_tis", high=4.0))
-    groups = [group([1.0, 0.0], [[9, 1], [8, 8]])]
-    # The sampler said -0.5 for every token; the policy says twice and eight times as likely.
-    proximal = [np.float32([-0.5, -0.5]), np.float32([-0.5, -0.5]) + np.log(np.float32([2.0, 8.0]))]
-    same, moved = build_train_sequences(groups, config, None, proximal)
-    assert same.advantages is not None and same.advantages.tolist() == [0.5, 0.5]
-    assert moved.advantages is not None and moved.advantages == pytest.approx([-1.0, -2.0])
-    assert moved.old_logprobs is proximal[1]
-    found = correction_metrics(groups, proximal, config.correction)
-    assert found["mismatch/max"] == pytest.approx(np.log(8))
-    assert found["mismatch/mean"] == pytest.approx((np.log(2) + np.log(8)) / 4)
-    assert found["correction/weight_mean"] == pytest.approx((1 + 1 + 2 + 4) / 4)
-    assert found["correction/dropped"] == 0.0
+def test_a_correction_takes_the_ratio_to_the_policy_and_keeps_what_the_sampler_said() -> None:
+    config = AlgorithmConfig(group_size=2, advantage="dr_grpo")
+    plain = build_train_sequences([group([1.0, 0.0], [[9, 1], [8, 8]])], config, None)
+    assert all(s.old_logprobs is not None and s.sampler_logprobs is None for s in plain)
+    proximal = [np.float32([-0.4, -0.3]), np.float32([-0.2, -0.1])]
+    for olds in (proximal, None):
+        corrected = correct_sampler(plain, olds)
+        assert [s.old_logprobs for s in corrected] == (olds or [None, None])
+        for before, after in zip(plain, corrected, strict=True):
+            assert after.sampler_logprobs is before.old_logprobs
+            assert after.advantages is before.advantages
 
 
 def test_bounds_of_a_correction_hold_1() -> None:

@@ -34,7 +34,7 @@ def group(value: float | None, tokens: list[int]) -> Group:
 
 
 def test_each_token_has_its_own_advantage_and_return() -> None:
-    [sequence] = build_train_sequences([group(1.0, [9, 1])], PPO, None, None, [row(0.25, 0.75)])
+    [sequence] = build_train_sequences([group(1.0, [9, 1])], PPO, None, [row(0.25, 0.75)])
     assert sequence.advantages is not None and sequence.returns is not None and sequence.old_values is not None
     assert sequence.advantages.tolist() == [0.75, 0.25]
     assert sequence.returns.tolist() == [1.0, 1.0]
@@ -43,7 +43,7 @@ def test_each_token_has_its_own_advantage_and_return() -> None:
 
 def test_the_kl_is_taken_from_the_reward_of_its_own_token() -> None:
     # k1 is -0.5 - ref: 1.5 at the first token, 0 at the second.
-    [sequence] = build_train_sequences([group(1.0, [9, 1])], WITH_KL, [row(-2.0, -0.5)], None, [row(0.0, 0.0)])
+    [sequence] = build_train_sequences([group(1.0, [9, 1])], WITH_KL, [row(-2.0, -0.5)], [row(0.0, 0.0)])
     assert sequence.returns is not None
     assert sequence.returns.tolist() == pytest.approx([1.0 - 0.15, 1.0])
     groups = [group(1.0, [9, 1]), group(0.0, [1]), group(None, [9, 1])]
@@ -52,7 +52,7 @@ def test_the_kl_is_taken_from_the_reward_of_its_own_token() -> None:
 
 def test_a_failed_reward_is_no_reward_of_0_and_is_left_out() -> None:
     groups = [group(1.0, [9, 1]), group(None, [8, 8, 1])]
-    sequences = build_train_sequences(groups, PPO, None, None, [row(0, 0), row(0, 0, 0)])
+    sequences = build_train_sequences(groups, PPO, None, [row(0, 0), row(0, 0, 0)])
     [[kept]] = split_minibatches(sequences, groups, PPO, 1, seed=0)
     assert (kept.num_trained, kept.weight) == (2, 0.5)
 
@@ -64,7 +64,7 @@ def test_what_is_only_read_has_neither_advantages_nor_weight() -> None:
 
 
 def test_the_critic_speaks_before_each_token_of_the_completion() -> None:
-    [sequence] = build_train_sequences([group(1.0, [9, 1])], PPO, None, None, [row(0.25, 0.75)])
+    [sequence] = build_train_sequences([group(1.0, [9, 1])], PPO, None, [row(0.25, 0.75)])
     [sequence] = weigh([sequence], PPO)
     read = read_before(sequence)
     batch = build_packed_batch([read, read])
@@ -78,7 +78,7 @@ def test_the_critic_speaks_before_each_token_of_the_completion() -> None:
 
 
 def test_the_critic_is_judged_by_what_it_said_before_it_learned() -> None:
-    sequences = build_train_sequences([group(1.0, [9, 1]), group(0.0, [9, 1])], PPO, None, None, [row(1, 1), row(0, 0)])
+    sequences = build_train_sequences([group(1.0, [9, 1]), group(0.0, [9, 1])], PPO, None, [row(1, 1), row(0, 0)])
     assert value_metrics(sequences) == {"critic/value_mean": 0.5, "critic/explained_variance": 1.0}
 
 

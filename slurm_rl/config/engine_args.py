@@ -1,0 +1,81 @@
+"""Which arguments of vLLM's engine a user may give in `rollout.engine_args`."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import importlib.util
+from collections.abc import Iterable
+from pathlib import Path
+
+from slurm_rl.errors import ConfigError
+
+# What we pass ourselves (train/grpo/rollout.py), or what the plan has no place for; and the key that decides it.
+_OURS = {
+    "model": "model.path",
+    "tokenizer": "model.path",
+    "dtype": "model.dtype",
+    "trust_remote_code": "model.trust_remote_code",
+    "tensor_parallel_size": "rollout.tensor_parallel_size",
+    "pipeline_parallel_size": "rollout.tensor_parallel_size",
+    "data_parallel_size": "rollout.num_engines",
+    "max_model_len": "data.max_prompt_tokens and rollout.max_tokens",
+    "max_num_seqs": "rollout.max_num_seqs",
+    "enforce_eager": "rollout.enforce_eager",
+    "gpu_memory_utilization": "rollout.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "rollout.cpu_kv_cache_gb",
+    "enable_sleep_mode": "rollout.colocate",
+    "weight_transfer_config": "rollout.weight_transfer",
+    "mm_processor_kwargs": "model.min_pixels and model.max_pixels",
+    "limit_mm_per_prompt": None,
+    "distributed_executor_backend": None,
+    "enable_prefix_caching": None,
+    "logprobs_mode": None,
+    "seed": None,
+    "skip_tokenizer_init": None,
+    "worker_extension_cls": None,
+}
+
+
+def check_not_ours(names: Iterable[str]) -> None:
+    """Raise ValueError for an argument that follows from other keys."""
+    for name in names:
+        if name in _OURS:
+            key = _OURS[name]
+            raise ValueError(
+                f"rollout.engine_args must not have what is set already; got {name}. "
+                + (f"Next: set {key}" if key else "Next: leave it out, slurm_rl depends on its value")
+            )
+
+
+def check_engine_args(names: Iterable[str]) -> None:
+    """Look for the arguments in vLLM's source, where it is installed; vLLM itself, which takes 20 s, is not imported.
+
+    Raises:
+        ConfigError: this vLLM has no such argument; names the nearest.
+    """
+    wanted = list(names)
+    known = read_engine_args() if wanted else ()
+    for name in wanted:
+        if known and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise ConfigError(
+                "rollout.engine_args must name fields of vLLM's EngineArgs",
+                seen=name,
+                action=f"did you mean {near[0]}?" if near else "see vllm/engine/arg_utils.py of the installed vLLM",
+            )
+
+
+@functools.cache
+def read_engine_args() -> tuple[str, ...]:
+    """Names of the fields of the installed vLLM's EngineArgs; none where there is no vLLM."""
+    found = importlib.util.find_spec("vllm")  # of a top-level name, so nothing of it runs
+    if found is None or found.origin is None:
+        return ()
+    source = Path(found.origin).parent / "engine" / "arg_utils.py"
+    if not source.is_file():
+        return ()
+    classes = [node for node in ast.parse(source.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    fields = next((node.body for node in classes if node.name == "EngineArgs"), [])
+    return tuple(n.target.id for n in fields if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name))
