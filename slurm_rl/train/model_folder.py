@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from slurm_rl.config.run import RunConfig
 from slurm_rl.run_dir import RunDir
 
@@ -23,7 +25,15 @@ def prepare_model(run: RunDir, config: RunConfig) -> str:
 
 def load_context_length(model_path: str, trust_remote_code: bool) -> int:
     """Longest sequence the model was made for, in tokens."""
+    return int(_load_text_config(model_path, trust_remote_code).max_position_embeddings)
+
+
+def load_num_layers(model_path: str, trust_remote_code: bool) -> int:
+    """Blocks of its language part."""
+    return int(_load_text_config(model_path, trust_remote_code).num_hidden_layers)
+
+
+def _load_text_config(model_path: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code)
-    return int(config.get_text_config().max_position_embeddings)
+    return AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()

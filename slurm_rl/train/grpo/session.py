@@ -33,8 +33,8 @@ from slurm_rl.train.grpo.sampling import ContinuousSampler, Sampler
 from slurm_rl.train.grpo.saving import RunSaver, RunState
 from slurm_rl.train.grpo.trainer import GRPOTrainer
 from slurm_rl.train.grpo.types import Prompts
-from slurm_rl.train.grpo.weight_sync import WeightSync
-from slurm_rl.train.model_folder import load_context_length, prepare_model
+from slurm_rl.train.grpo.weight_sync import WeightSync, choose_tolerance
+from slurm_rl.train.model_folder import load_context_length, load_num_layers, prepare_model
 from slurm_rl.train.rewards.scorer import Scorer, open_scorer
 from slurm_rl.train.row_events import tell_rows
 from slurm_rl.train.stop import StopFlag
@@ -123,7 +123,11 @@ def _train(
             engines,
             # The engine samples one token after the probe.
             probe=choose_probe(prompts, config.data.max_prompt_tokens + config.rollout.max_tokens - 1),
-            tolerance=config.rollout.probe_tolerance,
+            tolerance=choose_tolerance(
+                config.rollout.probe_tolerance,
+                config.model.dtype,
+                load_num_layers(model_path, config.model.trust_remote_code),
+            ),
             timeout_s=timeout_s,
         ),
         rewards or require_critic(critic),

@@ -1,0 +1,89 @@
+"""Samples in every way on one real vLLM engine, and says what came beside what the policy makes of the same tokens."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.train import RolloutConfig
+from slurm_rl.train.engine.model import load_model
+from slurm_rl.train.engine.tiny import build_tiny_model
+from slurm_rl.train.grpo.rollout import RolloutEngine
+from slurm_rl.train.grpo.types import Completion, SamplingSpec
+from slurm_rl.train.types import TokenPrompt
+
+CONTEXT, TEMPERATURE = 64, 0.8
+PROMPTS = [TokenPrompt(token_ids=ids) for ids in ([5, 6, 7], [8, 9])]
+PLAIN = SamplingSpec(4, 24, TEMPERATURE, 1.0, seed=0)
+WAYS = {
+    "plain": PLAIN,
+    "top_k": replace(PLAIN, top_k=3),
+    "min_p": replace(PLAIN, min_p=0.5),
+    "top_p": replace(PLAIN, top_p=0.6),
+    "repetition_penalty": replace(PLAIN, repetition_penalty=1.5),
+    "all": replace(PLAIN, top_k=6, min_p=0.1, top_p=0.9, repetition_penalty=1.2),
+    # Tokens 2 to 11 are the digits 0 to 9.
+    "stop": replace(PLAIN, stop=("7", "12")),
+    "stop_token": replace(PLAIN, stop_token_ids=(4,)),
+    "greedy": replace(PLAIN, num_completions=1, temperature=0.0, stop=("7", "12")),
+}
+
+
+def main(folder: Path) -> None:
+    build_tiny_model(TinyModelConfig(hidden_size=32, num_heads=2, num_kv_heads=1), 0, folder / "m")
+    config = ModelConfig(path=str(folder / "m"))
+    model = load_model(folder / "m", config).eval()
+    rollout = RolloutConfig(max_num_seqs=16, engine_args={"max_num_batched_tokens": 96})
+    engine = RolloutEngine(str(folder / "m"), config, rollout, CONTEXT, 0)
+    found: dict[str, object] = {
+        "engine_args": engine.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
+    }
+    for name, spec in WAYS.items():
+        groups = engine.generate(PROMPTS, spec)
+        pairs = [(p.token_ids, c) for p, group in zip(PROMPTS, groups, strict=True) for c in group]
+        found[name] = [describe(model, prompt, completion, spec) for prompt, completion in pairs]
+    print(json.dumps(found))
+
+
+@torch.no_grad()
+def describe(
+    model: torch.nn.Module, prompt: list[int], completion: Completion, spec: SamplingSpec
+) -> dict[str, object]:
+    tokens = completion.token_ids
+    logits = model(input_ids=torch.tensor([prompt + tokens]), use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    wanted = [
+        float(bend(row, prompt + tokens[:i], spec)[token])
+        for i, (row, token) in enumerate(zip(logits, tokens, strict=True))
+    ]
+    return {
+        "tokens": tokens,
+        "text": completion.text,
+        "truncated": completion.truncated,
+        "difference": max(abs(a - b) for a, b in zip(wanted, completion.logprobs, strict=True)),
+    }
+
+
+def bend(logits: torch.Tensor, seen: list[int], spec: SamplingSpec) -> torch.Tensor:
+    """Logprobs [V] of the distribution that is sampled from, step by step as the papers and vLLM have it."""
+    logits = logits.clone()
+    for token in set(seen):
+        logits[token] *= spec.repetition_penalty if logits[token] < 0 else 1 / spec.repetition_penalty
+    if spec.temperature > 0:
+        logits /= spec.temperature
+    probabilities = logits.softmax(-1)
+    logits[probabilities < spec.min_p * probabilities.max()] = -torch.inf
+    if spec.top_k:
+        logits[logits < logits.topk(spec.top_k).values[-1]] = -torch.inf
+    ordered = logits.softmax(-1).sort(descending=True)
+    # The tokens before whom less than top_p lies.
+    logits[ordered.indices[ordered.values.cumsum(-1) - ordered.values >= spec.top_p]] = -torch.inf
+    return logits.log_softmax(-1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

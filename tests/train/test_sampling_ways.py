@@ -1,0 +1,66 @@
+"""Every way to sample, on a real vLLM engine: logprobs are of what was sampled from, and stops end completions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from slurm_rl.plan.accelerator import accelerator_env
+
+EOS, SEVEN, STOP_TOKEN = 1, 9, 4
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    env = {var.name: var.value for var in accelerator_env("cpu")}
+    command = [sys.executable, "-m", "tests.train.sampling_script", str(tmp_path_factory.mktemp("sampling"))]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(
+    "way", ["plain", "top_k", "min_p", "top_p", "repetition_penalty", "all", "stop", "stop_token", "greedy"]
+)
+def test_a_logprob_is_that_of_the_distribution_that_was_sampled_from(sampled: dict[str, Any], way: str) -> None:
+    assert max(one["difference"] for one in sampled[way]) < 1e-4
+
+
+def test_a_completion_ends_at_a_string_which_is_in_its_tokens_but_not_in_its_text(sampled: dict[str, Any]) -> None:
+    stopped = [one for one in sampled["stop"] if one["tokens"][-1] == SEVEN]
+    assert stopped, "none came to a 7"
+    for one in stopped:
+        assert not one["truncated"]
+        assert "7" not in one["text"] and len(one["text"]) == len(one["tokens"]) - 1
+        assert SEVEN not in one["tokens"][:-1]
+
+
+def test_a_completion_ends_with_a_token_that_is_not_in_its_text(sampled: dict[str, Any]) -> None:
+    stopped = [one for one in sampled["stop_token"] if one["tokens"][-1] == STOP_TOKEN]
+    assert stopped, "none came to the token"
+    for one in stopped:
+        assert not one["truncated"]
+        assert "2" not in one["text"]
+        assert STOP_TOKEN not in one["tokens"][:-1]
+
+
+def test_what_does_not_stop_is_truncated_and_whole(sampled: dict[str, Any]) -> None:
+    rest = [one for way in ("stop", "plain") for one in sampled[way] if one["truncated"]]
+    assert rest
+    assert all(len(one["tokens"]) == 24 and one["tokens"][-1] != EOS for one in rest)
+
+
+def test_greedy_decoding_stops_where_sampling_does(sampled: dict[str, Any]) -> None:
+    for one in sampled["greedy"]:
+        assert one["truncated"] or one["tokens"][-1] in (EOS, SEVEN, STOP_TOKEN)
+        assert "7" not in one["text"] and "12" not in one["text"]
+
+
+def test_the_engine_gets_its_arguments(sampled: dict[str, Any]) -> None:
+    assert sampled["engine_args"] == 96
