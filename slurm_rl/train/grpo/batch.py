@@ -167,7 +167,7 @@ def correct_sampler(
         proximal_logprobs: of the policy at the start of the step; None where one optimizer step is made of the
             sequences, whose own forward pass says them.
     """
-    olds = proximal_logprobs or [None] * len(sequences)
+    olds: Sequence[FloatArray | None] = proximal_logprobs or [None] * len(sequences)
     return [
         replace(sequence, old_logprobs=old, sampler_logprobs=sequence.old_logprobs)
         for sequence, old in zip(sequences, olds, strict=True)
