@@ -35,7 +35,7 @@ WAYS = {
 
 
 def main(folder: Path) -> None:
-    build_tiny_model(TinyModelConfig(hidden_size=32, num_heads=2, num_kv_heads=1), 0, folder / "m")
+    build_tiny_model(TinyModelConfig(hidden_size=64, num_heads=2, num_kv_heads=1), 0, folder / "m")
     config = ModelConfig(path=str(folder / "m"))
     model = load_model(folder / "m", config).eval()
     rollout = RolloutConfig(max_num_seqs=16, engine_args={"max_num_batched_tokens": 96})

@@ -79,7 +79,7 @@ def test_a_failed_reward_changes_nothing_for_the_others(name: AdvantageName, has
         zeros: list[FloatArray] = [np.full(size, 0.25, dtype=np.float32) for size in sizes]
         values = zeros if config.needs_values else None
         ref = [np.full(size, -1.5, dtype=np.float32) for size in sizes] if has_kl else None
-        sequences = build_train_sequences(groups, config, ref, None, values)
+        sequences = build_train_sequences(groups, config, ref, values)
         [batch] = split_minibatches(sequences, groups, config, 1, seed=0)
         found.append(
             [(s.weight, s.advantages.tolist(), None if s.returns is None else s.returns.tolist())
