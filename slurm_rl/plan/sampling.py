@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from slurm_rl.config.run import RunConfig
+from typing import TYPE_CHECKING
+
 from slurm_rl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from slurm_rl.config.run import RunConfig
 
 
 def check_sampling(config: RunConfig) -> None:
