@@ -27,13 +27,13 @@ BENDING = ["rollout.top_p=0.9", "rollout.top_k=20", "rollout.min_p=0.05", "rollo
     ],
 )
 def test_who_samples_as_the_policy_needs_no_correction_and_others_get_one(words: list[str], kind: str | None) -> None:
-    assert load_config(words).correction_kind == kind
+    assert load_config(["+exp=demo", *words]).correction_kind == kind
 
 
 @pytest.mark.parametrize("word", BENDING)
 def test_a_bent_distribution_has_no_kl_to_the_reference(word: str) -> None:
     with pytest.raises(ConfigError, match=r"a KL term needs.*repetition_penalty.*kl\.coefficient=0\.1.*Next"):
-        load_config([word, "algorithm.kl.coefficient=0.1"])
+        load_config(["+exp=demo", word, "algorithm.kl.coefficient=0.1"])
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_bent_distribution_has_no_kl_to_the_reference(word: str) -> None:
 )
 def test_wrong_sampling_is_named_with_its_remedy(words: list[str], names: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_config(words)
+        load_config(["+exp=demo", *words])
     assert all(name in str(caught.value) for name in names), str(caught.value)
 
 
