@@ -12,7 +12,7 @@ from pathlib import Path
 from slurm_rl.errors import ConfigError
 
 # What we pass ourselves (train/grpo/rollout.py), or what the plan has no place for; and the key that decides it.
-_OURS = {
+OURS = {
     "model": "model.path",
     "tokenizer": "model.path",
     "dtype": "model.dtype",
@@ -41,8 +41,8 @@ _OURS = {
 def check_not_ours(names: Iterable[str]) -> None:
     """Raise ValueError for an argument that follows from other keys."""
     for name in names:
-        if name in _OURS:
-            key = _OURS[name]
+        if name in OURS:
+            key = OURS[name]
             raise ValueError(
                 f"rollout.engine_args must not have what is set already; got {name}. "
                 + (f"Next: set {key}" if key else "Next: leave it out, slurm_rl depends on its value")

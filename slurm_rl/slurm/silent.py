@@ -16,7 +16,7 @@ from slurm_rl.slurm.states import JobState
 EXIT_NOT_STARTED = 127
 """As a shell says that a program is not there."""
 _MOST = 300
-_OURS = "slurm_rl: "  # begins what the batch script says; see plan/sbatch.py
+OURS = "slurm_rl: "  # begins what the batch script says; see plan/sbatch.py
 _NO_PYTHON = re.compile(r"(No such file or directory|not found|Permission denied|cannot execute|Exec format error)")
 _PYXIS = re.compile(r"\berror: pyxis: (?!.*child \d+ failed)")
 _NO_MODULE = re.compile(r"ModuleNotFoundError|ImportError")
@@ -81,8 +81,8 @@ def settle_silent_tasks(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str]
 
 def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
     """Why a job that Slurm calls failed ended without a word of its controller; None where nobody knows."""
-    if job.comment.startswith(_OURS):
-        return job.comment.removeprefix(_OURS)
+    if job.comment.startswith(OURS):
+        return job.comment.removeprefix(OURS)
     if job.state != JobState.FAILED:
         return None
     if job.reason == "JobLaunchFailure":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_rl.config.engine_args import _OURS, check_engine_args, read_engine_args
+from slurm_rl.config.engine_args import OURS, check_engine_args, read_engine_args
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 
@@ -58,7 +58,7 @@ def test_arguments_of_the_engine_are_held_against_vllms_own() -> None:
     check_engine_args({"max_num_batched_tokens": 8192, "quantization": "fp8"})
     with pytest.raises(ConfigError, match=r"EngineArgs; got max_num_batched_token\. .*max_num_batched_tokens\?"):
         check_engine_args(["max_num_batched_token"])
-    assert set(_OURS) <= set(read_engine_args()), "an argument that we keep for ourselves has another name now"
+    assert set(OURS) <= set(read_engine_args()), "an argument that we keep for ourselves has another name now"
 
 
 def test_without_vllm_they_are_left_to_the_node(monkeypatch: pytest.MonkeyPatch) -> None:

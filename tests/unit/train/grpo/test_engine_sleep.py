@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.engine_args import _OURS
+from slurm_rl.config.engine_args import OURS
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
@@ -116,7 +116,7 @@ def test_on_cpu_the_cache_has_the_size_that_was_asked_for_or_what_the_sequences_
 
 @pytest.mark.parametrize("num_gpus", [0, 1, 4])
 def test_what_the_engine_sets_itself_is_no_argument_of_a_users(num_gpus: int) -> None:
-    assert set(build_engine(colocate=True, num_gpus=num_gpus).llm.options) <= set(_OURS)
+    assert set(build_engine(colocate=True, num_gpus=num_gpus).llm.options) <= set(OURS)
     rollout = RolloutConfig(engine_args={"quantization": "fp8"})
     assert RolloutEngine("/m", ModelConfig(path="/m"), rollout, 16, num_gpus).llm.options["quantization"] == "fp8"
 
