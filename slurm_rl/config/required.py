@@ -33,7 +33,8 @@ def check_required(config: RunConfig) -> None:
         raise ConfigError(
             f"a run with task={config.task} must be given {_join(missing)}",
             seen="none" if len(missing) == 1 else "none of them",
-            action=f"{' '.join(missing.values())}, or an experiment that says all of it: +exp=demo",
+            action=f"{' '.join(missing.values())}, or an experiment that says all of it: "
+            + ("+exp=demo" if config.task == "grpo" else f"+exp={config.task}_tiny"),
         )
 
 
