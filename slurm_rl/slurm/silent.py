@@ -90,6 +90,13 @@ def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
             f"the run directory must be seen by every node; {run.path} is not on {job.nodelist or 'its node'}, where "
             "the job could not even open its log. Next: put cluster.run_root on a file system that all nodes share"
         )
+    if any(_is_of_job(run, number, job.job_id) for number in run.attempt_numbers()):
+        return None  # its controller had started, so Python had
     plan = JobPlan.from_json(read_json(run.plan))
     words = last_words(run.submitit / f"{job.job_id}_0_log.out")
     return explain(words, 1, plan.host_python) if words else None
+
+
+def _is_of_job(run: RunDir, number: int, job_id: str) -> bool:
+    start = run.attempt(number).start
+    return start.is_file() and bool(read_json(start)["job"] == job_id)
