@@ -16,16 +16,11 @@ _TEMPLATE = (
 CONTEXT = 512
 
 
-def build_tiny_llama(folder: Path, *, scores: bool = False, seed: int = 0) -> Path:
-    """Write the model and its tokenizer; with `scores` a sequence classifier with one output."""
+def build_tiny_llama(folder: Path) -> Path:
+    """Write the model and its tokenizer."""
     import torch
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import (
-        LlamaConfig,
-        LlamaForCausalLM,
-        LlamaForSequenceClassification,
-        PreTrainedTokenizerFast,
-    )
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokens = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate([*_SPECIAL, *letters])}, merges=[]))
@@ -53,12 +48,10 @@ def build_tiny_llama(folder: Path, *, scores: bool = False, seed: int = 0) -> Pa
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
-        num_labels=1 if scores else 2,
     )
-    torch.manual_seed(seed)
-    model = (LlamaForSequenceClassification if scores else LlamaForCausalLM)(config)
-    # Published weights are bfloat16, and so is what is loaded.
-    model.to(torch.bfloat16).save_pretrained(folder)
+    torch.manual_seed(0)
+    # Published weights are bfloat16.
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -85,15 +85,16 @@ def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
         return job.comment.removeprefix(OURS)
     if job.state != JobState.FAILED:
         return None
-    if job.reason == "JobLaunchFailure":
+    if any(_is_of_job(run, number, job.job_id) for number in run.attempt_numbers()):
+        return None  # its controller had started, so Python had
+    log = run.submitit / f"{job.job_id}_0_log.out"
+    if job.reason == "JobLaunchFailure" and not log.is_file():
         return (
             f"the run directory must be seen by every node; {run.path} is not on {job.nodelist or 'its node'}, where "
             "the job could not even open its log. Next: put cluster.run_root on a file system that all nodes share"
         )
-    if any(_is_of_job(run, number, job.job_id) for number in run.attempt_numbers()):
-        return None  # its controller had started, so Python had
     plan = JobPlan.from_json(read_json(run.plan))
-    words = last_words(run.submitit / f"{job.job_id}_0_log.out")
+    words = last_words(log)
     return explain(words, 1, plan.host_python) if words else None
 
 

@@ -43,20 +43,30 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_conversations(tmp_path_factory.mktemp("rows") / "train.jsonl", 36)
 
 
-@pytest.mark.parametrize("task", ["sft", "rm", "dpo"])
-def test_supervised_presets_train(task: str, llama: Path, conversations: Path, tmp_path: Path) -> None:
-    rows = train(
-        tmp_path / task, f"+exp={task}_llama3_8b", f"model.path={llama}", f"data.train={conversations}", *SHORT_TEXT
-    )
-    steps = [row for row in rows if row["stage"] == task]
+def train_supervised(task: str, run: Path, llama: Path, conversations: Path) -> list[dict[str, Any]]:
+    words = (f"+exp={task}_llama3_8b", f"model.path={llama}", f"data.train={conversations}")
+    steps = [row for row in train(run, *words, *SHORT_TEXT) if row["stage"] == task]
     assert len(steps) == 4
     assert all(row["policy/grad_norm"] > 0 for row in steps)
+    return steps
+
+
+@pytest.fixture(scope="module")
+def reward_model(llama: Path, conversations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What task=rm exports, which PPO's preset takes."""
+    run = tmp_path_factory.mktemp("runs") / "rm"
+    train_supervised("rm", run, llama, conversations)
+    return run / "export"
+
+
+@pytest.mark.parametrize("task", ["sft", "dpo"])
+def test_supervised_presets_train(task: str, llama: Path, conversations: Path, tmp_path: Path) -> None:
+    train_supervised(task, tmp_path / task, llama, conversations)
 
 
 def test_ppo_with_a_critic_and_a_reward_model_trains(
-    llama: Path, conversations: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    llama: Path, conversations: Path, reward_model: Path, tmp_path: Path
 ) -> None:
-    reward_model = build_tiny_llama(tmp_path_factory.mktemp("rm"), scores=True, seed=1)
     rows = train(
         tmp_path / "ppo",
         "+exp=ppo_llama3_8b",
