@@ -67,11 +67,15 @@ def read_score_statistics(config: PreTrainedConfig, path: str) -> ScoreStatistic
     Raises:
         ValueError: nobody measured, or all scores were the same.
     """
-    mean, std = getattr(config, "mean", None), getattr(config, "std", None)
-    if not all(isinstance(value, int | float) and math.isfinite(value) for value in (mean, std)) or std <= 0:
+    mean, std = (_as_number(getattr(config, name, None)) for name in ("mean", "std"))
+    if mean is None or std is None or std <= 0:
         raise ValueError(
             "reward.model.normalize needs the mean and the std > 0 of the model's scores in its config.json, where "
-            f"task=rm writes them when it ends; {path} has mean={mean}, std={std}. Next: train it to its end, write "
+            f"task=rm writes them when it ends; {path} has mean={mean} and std={std}. Next: train it to its end, write "
             "them there, or reward.model.normalize=false"
         )
-    return ScoreStatistics(float(mean), float(std))
+    return ScoreStatistics(mean, std)
+
+
+def _as_number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
