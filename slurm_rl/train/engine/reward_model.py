@@ -67,11 +67,12 @@ def read_score_statistics(config: PreTrainedConfig, path: str) -> ScoreStatistic
     Raises:
         ValueError: nobody measured, or all scores were the same.
     """
-    mean, std = (_as_number(getattr(config, name, None)) for name in ("mean", "std"))
+    written = {name: getattr(config, name, None) for name in ("mean", "std")}
+    mean, std = map(_as_number, written.values())
     if mean is None or std is None or std <= 0:
         raise ValueError(
             "reward.model.normalize needs the mean and the std > 0 of the model's scores in its config.json, where "
-            f"task=rm writes them when it ends; {path} has mean={mean} and std={std}. Next: train it to its end, write "
+            f"task=rm writes them when it ends; {path} has mean={written['mean']}, std={written['std']}. Next: train it to its end, write "
             "them there, or reward.model.normalize=false"
         )
     return ScoreStatistics(mean, std)
