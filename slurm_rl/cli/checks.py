@@ -133,21 +133,20 @@ def _check_pad_token(folder: Path) -> None:
 
 def _check_data(config: RunConfig) -> None:
     # Reading rows needs no torch; the same functions load them in the trainer.
-    from slurm_rl.train.data.answers import load_answers, load_pairs, require_one_batch
     from slurm_rl.train.data.images import check_sources, list_images
-    from slurm_rl.train.data.load import load_data
+    from slurm_rl.train.data.load import load_answers, load_pairs, load_prompts, require_one_batch
 
     try:
         if config.task != "grpo":
-            load = load_answers if config.task == "sft" else load_pairs
-            require_one_batch(len(load(config.data, config.seed)[0]), config.supervised.batch_size)
+            examples = load_answers(config.data).train if config.task == "sft" else load_pairs(config.data).train
+            require_one_batch(len(examples), config.supervised.batch_size)
             return
-        rows = [row for part in load_data(config.data, config.seed) for row in part]
+        split = load_prompts(config.data)
     except MissingLibraryError as error:
         print(f"slurm_rl: the data are checked on the node only, since here {error}", file=sys.stderr)
         return
-    places = [(row, f"row {row.index}") for row in rows]
-    images = [(source, where) for row, where in places for source in list_images(row.prompt, where)]
+    rows = [*split.train, *split.held_out]
+    images = [(source, row.name) for row in rows for source in list_images(row.prompt, row.name)]
     if (images or config.data.image_key is not None) and sees_images(config.model) is False:
         raise ConfigError(
             "data with images needs a vision-language model",

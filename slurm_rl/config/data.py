@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
 from slurm_rl.config.base import NonNegativeInt, PositiveInt, Section
+
+Overlong = Literal["refuse", "leave_out"]
 
 
 class DataConfig(Section):
@@ -14,9 +20,11 @@ class DataConfig(Section):
     """What to train on, which is asked for: `addition` (made here); a .jsonl, .json or .parquet file; a folder of the
     `datasets` library or of such files; or the name of a data set on the Hugging Face hub."""
     eval: str | None = None
-    """Held-out data, as in `train`; null takes `num_eval` rows away from `train` before training."""
+    """Held-out data, as in `train`; rows of `train` whose prompt is among them are not trained on. Null takes
+    `num_eval` rows with different prompts away from `train`. Which rows these are follows from their prompts alone, so
+    every seed and every task holds the same ones of a file out."""
     num_eval: NonNegativeInt = 500
-    """Rows held out when `eval` is null, or read from the eval data at the most."""
+    """Rows held out when `eval` is null, or drawn from the eval data at the most; 0 evaluates nothing."""
     subset: str | None = None
     """For a folder or a hub name with several data sets in it: which."""
     revision: str | None = None
@@ -44,7 +52,22 @@ class DataConfig(Section):
     """Column with by how much the scores should differ, for task=rm; null: any difference will do."""
     chat_template: bool = False
     """Render the prompt with the tokenizer's chat template."""
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    """Variables of the chat template, such as `{enable_thinking: false}` for Qwen3. One that the template does not
+    read is an error."""
     max_prompt_tokens: PositiveInt = 1024
-    """Longest prompt; a longer one is an error that names its row, never cut silently."""
+    """Longest prompt of task=grpo; nothing is ever cut."""
+    overlong: Overlong = "refuse"
+    """A row that is longer than data.max_prompt_tokens, supervised.max_tokens or the model's context ends the run with
+    its name (as in verl, which filters when asked to), or is left out and counted in an event."""
     largest_addend: PositiveInt = 99
     """For `addition`: both numbers run from 0 to this."""
+
+    @model_validator(mode="after")
+    def _variables_need_the_template(self) -> DataConfig:
+        if self.chat_template_kwargs and not self.chat_template:
+            raise ValueError(
+                "data.chat_template_kwargs needs data.chat_template=true, which alone reads it; got "
+                f"{self.chat_template_kwargs}. Next: data.chat_template=true, or leave it out"
+            )
+        return self

@@ -136,7 +136,7 @@ def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:
             some sections alone, and for saved configs, which were checked when they were new.
     """
     try:
-        config = RunConfig.model_validate(tree)
+        config = RunConfig.model_validate(_rename_old_keys(tree))
     except ValidationError as error:
         lines = [_explain_field(item) for item in error.errors()]
         raise ConfigError("the config must be valid:\n  " + "\n  ".join(lines)) from None
@@ -144,6 +144,16 @@ def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:
         check_required(config)
         check_reads(config)
     return config
+
+
+def _rename_old_keys(tree: dict[str, Any]) -> dict[str, Any]:
+    """What runs of earlier versions have in their config.yaml, under the names of this one."""
+    supervised = tree.get("supervised")
+    if not isinstance(supervised, dict) or "overlong" not in supervised:
+        return tree
+    overlong = {"error": "refuse"}.get(supervised["overlong"], supervised["overlong"])
+    rest = {key: value for key, value in supervised.items() if key != "overlong"}
+    return {**tree, "supervised": rest, "data": {**tree.get("data", {}), "overlong": overlong}}
 
 
 def load_config(overrides: Sequence[str], *, config_dir: str | None = None, is_run: bool = True) -> RunConfig:

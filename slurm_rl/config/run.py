@@ -134,6 +134,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _patience_needs_evaluations(self) -> RunConfig:
+        if self.supervised.patience is not None and not (self.eval.every and self.data.num_eval):
+            raise ValueError(
+                "supervised.patience counts evaluations, so it needs eval.every and data.num_eval above 0; got "
+                f"{self.eval.every} and {self.data.num_eval}. Next: set both, or supervised.patience=null"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _reward_models_read_text(self) -> RunConfig:
         if self.task == "rm" and self.data.image_key is not None:
             raise ValueError(

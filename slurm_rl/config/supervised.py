@@ -36,9 +36,7 @@ class SupervisedConfig(Section):
     max_steps: PositiveInt | None = None
     """Stop after so many steps; null: after num_epochs. The schedule of optim ends there."""
     max_tokens: PositiveInt = 2048
-    """Longest sequence, prompt and answer together."""
-    overlong: Literal["error", "leave_out"] = "error"
-    """A longer row ends the run with its name, or is left out and counted in an event."""
+    """Longest sequence, prompt and answer together; see data.overlong."""
     patience: PositiveInt | None = None
     """With eval.every: stop when so many evaluations in a row bring no lower loss; null never does."""
 

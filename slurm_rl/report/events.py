@@ -21,6 +21,7 @@ PHRASES: dict[str, str] = {
     "engine/ready": "rollout engine is ready",
     "reward/sandbox": "code of completions is confined",
     "external/started": "external trainer started",
+    "data/loaded": "rows loaded",
     "trainer/started": "trainer started",
     "trainer/not_packed": "one sequence a row",
     "trainer/resumed": "trainer resumed from its checkpoint",

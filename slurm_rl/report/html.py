@@ -11,7 +11,7 @@ from slurm_rl.report.charts import Chart, build_charts
 from slurm_rl.report.events import describe_event, read_events
 from slurm_rl.report.meta import RunMeta, collect_meta, read_config_text
 from slurm_rl.report.page import render_page, render_section, render_table
-from slurm_rl.report.summary import build_summary, format_seconds
+from slurm_rl.report.summary import build_summary, describe_rows, format_seconds
 from slurm_rl.report.svg import format_number
 from slurm_rl.run_dir import RunDir, write_text
 
@@ -41,9 +41,10 @@ def render_header(summary: dict[str, Any], meta: RunMeta) -> str:
         f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div></div>'
         for name, value in _tiles(summary)
     )
+    rows = f" · rows: {escape(describe_rows(meta.rows))}" if meta.rows else ""
     return (
         f'<header><h1>{escape(meta.name)}</h1><p class="sub">{state} · model: {escape(meta.model)} · '
-        f'attempts: {meta.attempts}</p><div class="tiles">{tiles}</div></header>'
+        f'attempts: {meta.attempts}{rows}</p><div class="tiles">{tiles}</div></header>'
     )
 
 

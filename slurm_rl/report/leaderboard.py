@@ -75,10 +75,12 @@ def check_metric(runs: Sequence[RunDir], metric: str) -> None:
             known = [*_paths_of(build_summary(rows, collect_meta(run))), *sorted({key for row in rows for key in row})]
             if metric in known:
                 return
+            rows_held_out = collect_meta(run).rows.get("held_out")
+            why = " (with data.num_eval=0 nothing is evaluated)" if rows_held_out == 0 else ""
             numbers = [key for key in known if "/" in key or "." in key]
             raise ConfigError(
                 "--metric must be a number in the summary or in metrics.jsonl",
-                seen=metric,
+                seen=metric + why,
                 action=f"choose one of: {', '.join(numbers)}",
             )
 

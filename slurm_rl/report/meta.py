@@ -26,6 +26,8 @@ class RunMeta:
     """How often the job started."""
     wall_s: float
     """Seconds in which the run held its nodes, over all attempts; waiting in the queue is left out."""
+    rows: dict[str, int]
+    """What became of the rows of the data (RowCounts); empty before they are loaded."""
     paths: dict[str, str]
     """What a user wants to open next, by name."""
 
@@ -39,6 +41,7 @@ def collect_meta(run: RunDir) -> RunMeta:
         model=find_model(read_config_text(run)),
         attempts=sum(event["kind"] == "attempt/started" for event in events),
         wall_s=compute_wall_s(events, last_stamp=_last_stamp(run)),
+        rows=find_rows(events),
         paths=_paths(run),
     )
 
@@ -57,6 +60,12 @@ def find_state(events: list[Row]) -> str:
             case "attempt/ended":
                 state = str(event.get("outcome", "ended"))
     return state
+
+
+def find_rows(events: list[Row]) -> dict[str, int]:
+    """The counts of the newest attempt that loaded its data."""
+    found = next((event for event in reversed(events) if event["kind"] == "data/loaded"), {})
+    return {key: value for key, value in found.items() if key not in ("time", "kind")}
 
 
 def compute_wall_s(events: list[Row], *, last_stamp: float) -> float:

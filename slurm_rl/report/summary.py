@@ -38,6 +38,7 @@ def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
         "attempts": meta.attempts,
         "warmup_steps": len(_of_stage(rows, "warmup")),
         "stage": stage,
+        "rows": meta.rows,
         "steps": len(main),
         "accuracy": {"before": _accuracy(before), "after": _accuracy(after)},
         "held_out": {"before": _held_out(before), "after": _held_out(after)},
@@ -104,6 +105,8 @@ def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield "model", summary["model"]
     warmup = f"{summary['warmup_steps']} warm-up, " if summary["warmup_steps"] or summary["stage"] == "grpo" else ""
     yield "steps", f"{warmup}{summary['steps']} {MAIN_STAGES[summary['stage']]}"
+    if summary["rows"]:
+        yield "rows", describe_rows(summary["rows"])
     for name, value in (summary["held_out"]["after"] or {}).items():
         first = (summary["held_out"]["before"] or {}).get(name)
         yield (
@@ -122,6 +125,21 @@ def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield "time", format_seconds(summary["wall_s"])
     yield "", ", ".join(f"{phase} {part['share']:.0%}" for phase, part in summary["time"].items())
     yield from summary["paths"].items()
+
+
+def describe_rows(rows: dict[str, int]) -> str:
+    """What became of the rows of the data, in words.
+
+    >>> describe_rows({"train": 9500, "held_out": 0, "overlapping": 0, "overlong": 3})
+    '9,500 to train on, none held out: nothing is evaluated, 3 left out as too long'
+    """
+    parts = [f"{rows['train']:,} to train on"]
+    parts.append(f"{rows['held_out']:,} held out" if rows["held_out"] else "none held out: nothing is evaluated")
+    if rows["overlapping"]:
+        parts.append(f"{rows['overlapping']:,} not trained on, since their prompts are held out")
+    if rows["overlong"]:
+        parts.append(f"{rows['overlong']:,} left out as too long")
+    return ", ".join(parts)
 
 
 def format_seconds(seconds: float) -> str:

@@ -35,25 +35,26 @@ WORDS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve rows; paths are relative to the file, and all answers tell what an image shows."""
+    """Twelve rows and twelve to evaluate; paths are relative to the file, and all answers tell what an image shows."""
     folder = tmp_path_factory.mktemp("rows")
     for number, size in enumerate([(60, 60), (120, 50), (40, 110)]):
         write_image(folder / f"{number}.png", number, *size)
     rows = []
-    for index in range(12):
+    for index in range(24):
         images = [[f"{index % 3}.png"], [f"{index % 3}.png", "1.png"], []][index % 3]
         prompt = "<image>" * len(images) + f"What is it, {index}?"
         row: dict[str, Any] = {"prompt": prompt, "images": images, "chosen": f"It is {index % 3}", "rejected": "No"}
         chat = [{"role": "user", "content": prompt}, {"role": "assistant", "content": f"It is {index % 3}"}]
         rows.append(row | {"messages": chat})
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, part in (("rows", rows[:12]), ("evals", rows[12:])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
     return folder
 
 
 def run(task: str, path: Path, folder: Path) -> list[dict[str, float]]:
     path.mkdir()
     run = RunDir(path)
-    words = [f"+exp={task}_tiny", *WORDS, f"data.train={folder / 'rows.jsonl'}", f"data.eval={folder / 'rows.jsonl'}"]
+    words = [f"+exp={task}_tiny", *WORDS, f"data.train={folder / 'rows.jsonl'}", f"data.eval={folder / 'evals.jsonl'}"]
     config = load_config([*words, "data.num_eval=100", *(["dpo.reference=live"] if task == "dpo" else [])])
     run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
     run_training(run, run.attempt(1), Place())
@@ -68,7 +69,7 @@ def loss_of_transformers(model_folder: Path, folder: Path) -> float:
     model = AutoModelForImageTextToText.from_pretrained(model_folder).eval()
     tokenizer, processor = (kind.from_pretrained(model_folder) for kind in (AutoTokenizer, AutoImageProcessor))
     total, count = 0.0, 0
-    for line in (folder / "rows.jsonl").read_text().splitlines():
+    for line in (folder / "evals.jsonl").read_text().splitlines():
         row = json.loads(line)
         pixels: dict[str, Any] = {}
         marks = []

@@ -13,6 +13,7 @@ from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.tiny_vl import TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
+from slurm_rl.train.data.chat import ChatTemplate
 from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.train.engine.model import load_tokenizer
@@ -75,10 +76,11 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         PromptRow(index=i, prompt=[{"role": "user", "content": content}], answer="1")
         for i, content in enumerate(contents)
     ]
+    tokenizer = load_tokenizer(folder / "model")
     prompts = encode_prompts(
         rows,
-        load_tokenizer(folder / "model"),
-        chat_template=True,
+        tokenizer,
+        template=ChatTemplate(tokenizer),
         max_prompt_tokens=400,
         context_length=1024,
         max_tokens=8,

@@ -11,11 +11,11 @@ _LARGEST = 999
 """A million rows; every row is kept in memory."""
 
 
-def build_addition_rows(largest_addend: int, seed: int) -> list[PromptRow]:
-    """Return all (largest_addend + 1)^2 ordered pairs, shuffled by `seed`.
+def build_addition_rows(largest_addend: int) -> list[PromptRow]:
+    """Return all (largest_addend + 1)^2 ordered pairs, in order.
 
-    >>> build_addition_rows(0, seed=0)
-    [PromptRow(index=0, prompt='0+0=', answer='0')]
+    >>> build_addition_rows(0)
+    [PromptRow(index=0, where='', prompt='0+0=', answer='0')]
 
     Raises:
         DataError: there would be more than a million rows.
@@ -28,5 +28,10 @@ def build_addition_rows(largest_addend: int, seed: int) -> list[PromptRow]:
         )
     numbers = range(largest_addend + 1)
     pairs = [(a, b) for a in numbers for b in numbers]
-    random.Random(f"addition {seed}").shuffle(pairs)
     return [PromptRow(index=i, prompt=f"{a}+{b}=", answer=str(a + b)) for i, (a, b) in enumerate(pairs)]
+
+
+def spoil_sum(row: PromptRow, largest_addend: int) -> str:
+    """Another sum of the same range, the same for every run."""
+    wrong = random.Random(f"rejected {row.prompt}").randrange(2 * largest_addend)
+    return str(wrong + (wrong >= int(row.answer)))

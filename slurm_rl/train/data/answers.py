@@ -11,81 +11,42 @@ What is wrong is named with its line, as for prompts.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import random
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from slurm_rl.config.data import DataConfig
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.addition import build_addition_rows
-from slurm_rl.train.data.hold_out import hold_out
-from slurm_rl.train.data.image_parts import Folders, place_images
+from slurm_rl.train.data.image_parts import place_images
 from slurm_rl.train.data.lines import shorten
-from slurm_rl.train.data.prompts import Message, find_images, parse_prompt
-from slurm_rl.train.data.records import DataSource, read_records, require_columns
-
-Text = str | list[Message]
-"""Plain text, or chat messages."""
+from slurm_rl.train.data.prompts import SourceRow, Text, parse_prompt
+from slurm_rl.train.data.records import DataSource, require_columns
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerRow:
+class AnswerRow(SourceRow):
     """A prompt and what to say to it; messages may hold several turns of the assistant."""
 
-    index: int
     prompt: Text
     """May be no messages at all, when `answer` is the whole conversation."""
     answer: Text
 
+    @property
+    def texts(self) -> list[Text]:
+        return [self.prompt, self.answer]
+
 
 @dataclass(frozen=True, kw_only=True)
-class PairRow:
+class PairRow(SourceRow):
     """A prompt with a better and a worse answer."""
 
-    index: int
     prompt: Text
     chosen: Text
     rejected: Text
     margin: float = 0.0
 
-
-Row = TypeVar("Row", AnswerRow, PairRow)
-
-
-def load_answers(config: DataConfig, seed: int) -> tuple[list[AnswerRow], list[AnswerRow]]:
-    """Return (train rows, eval rows) for sft; the same for the same config, files and seed.
-
-    Raises:
-        DataError: a row without a conversation or an answer, an empty turn of the assistant, ... with its line.
-    """
-
-    def build(row: dict[str, Any], index: int, where: str) -> AnswerRow:
-        return parse_answer(row, index, where, config)
-
-    additions = [AnswerRow(index=r.index, prompt=r.prompt, answer=r.answer) for r in _additions(config, seed)]
-    return _load(config, seed, additions, build)
-
-
-def load_pairs(config: DataConfig, seed: int) -> tuple[list[PairRow], list[PairRow]]:
-    """Return (train rows, eval rows) for rm and dpo; the same for the same config, files and seed.
-
-    Raises:
-        DataError: a row without chosen or rejected, an equal pair, ... with its line.
-    """
-
-    def build(row: dict[str, Any], index: int, where: str) -> PairRow:
-        return parse_pair(row, index, where, config)
-
-    additions = _additions(config, seed)
-    wrong = [_spoil(row.answer, config.largest_addend, f"{seed} {row.index}") for row in additions]
-    pairs = [
-        PairRow(index=row.index, prompt=row.prompt, chosen=row.answer, rejected=rejected)
-        for row, rejected in zip(additions, wrong, strict=True)
-    ]
-    return _load(config, seed, pairs, build)
+    @property
+    def texts(self) -> list[Text]:
+        return [self.prompt, self.chosen, self.rejected]
 
 
 def parse_answer(row: dict[str, Any], index: int, where: str, config: DataConfig) -> AnswerRow:
@@ -93,11 +54,11 @@ def parse_answer(row: dict[str, Any], index: int, where: str, config: DataConfig
     label = config.label_key
     if row.get(config.messages_key) is None and label is not None and {config.input_key, label} <= row.keys():
         prompt = _with_images(_read_text(row[config.input_key], config.input_key, where), row, where, config)
-        return AnswerRow(index=index, prompt=prompt, answer=_read_answer(row[label], label, where))
+        return AnswerRow(index=index, where=where, prompt=prompt, answer=_read_answer(row[label], label, where))
     messages = _read_answer(_require(row, config.messages_key, "data.messages_key", where), config.messages_key, where)
     if isinstance(messages, str):
         raise _wrong(where, config.messages_key, "a list of messages", messages)
-    return AnswerRow(index=index, prompt=[], answer=_with_images(messages, row, where, config))
+    return AnswerRow(index=index, where=where, prompt=[], answer=_with_images(messages, row, where, config))
 
 
 def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) -> PairRow:
@@ -119,7 +80,12 @@ def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) 
             chosen, rejected = (_with_images(answer, row, where, config) for answer in (chosen, rejected))
         prompt, chosen, rejected = _split_shared(chosen, rejected, where, config)
     return PairRow(
-        index=index, prompt=prompt, chosen=chosen, rejected=rejected, margin=_read_margin(row, where, config)
+        index=index,
+        where=where,
+        prompt=prompt,
+        chosen=chosen,
+        rejected=rejected,
+        margin=_read_margin(row, where, config),
     )
 
 
@@ -197,64 +163,3 @@ def _wrong(where: str, key: str, wanted: str, value: Any) -> DataError:
         seen=f"{type(value).__name__} {shorten(repr(value))}",
         action="correct the row, or name another column in the data section",
     )
-
-
-def _additions(config: DataConfig, seed: int) -> list[Any]:
-    return build_addition_rows(config.largest_addend, seed) if config.train == "addition" else []
-
-
-def _spoil(answer: str, largest_addend: int, place: str) -> str:
-    """Another sum of the same range."""
-    chance = random.Random(f"rejected {place}")
-    wrong = chance.randrange(2 * largest_addend)
-    return str(wrong + (wrong >= int(answer)))
-
-
-def _load(
-    config: DataConfig, seed: int, additions: list[Row], build: Callable[[dict[str, Any], int, str], Row]
-) -> tuple[list[Row], list[Row]]:
-    rows = additions if config.train == "addition" else _read(config, config.train, config.train_split, build)
-    if config.eval is not None:
-        return rows, _read(config, config.eval, config.eval_split, build)[: config.num_eval]
-    return hold_out(rows, config.num_eval, seed, _identity)
-
-
-def _read(config: DataConfig, name: str, split: str, build: Callable[[dict[str, Any], int, str], Row]) -> list[Row]:
-    answers: list[str | None] = [config.label_key, config.messages_key, config.chosen_key, config.rejected_key]
-    named = [config.input_key, *answers, config.margin_key, config.image_key]
-    optional = tuple(dict.fromkeys(key for key in named if key is not None))
-    source = DataSource(name=name, columns=(), subset=config.subset, split=split, optional=optional)
-    rows, folders = [], Folders()
-    for index, (where, record) in enumerate(read_records(source)):
-        rows.append(build(record, index, where))
-        for text in texts_of(rows[-1]):
-            find_images(text, source.folder, folders, where)
-    if not rows:
-        raise DataError(f"{name}: a data file needs at least one row", seen="none", action="write one, or name another")
-    return rows
-
-
-def texts_of(row: AnswerRow | PairRow) -> list[Text]:
-    """All that is said in a row."""
-    return [row.prompt, row.answer] if isinstance(row, AnswerRow) else [row.prompt, row.chosen, row.rejected]
-
-
-def _identity(row: AnswerRow | PairRow) -> str:
-    """The prompt; of a whole conversation, all of it."""
-    whole = isinstance(row, AnswerRow) and not row.prompt
-    # Images inside the rows by their checksum.
-    return json.dumps(
-        row.answer if whole and isinstance(row, AnswerRow) else row.prompt,
-        sort_keys=True,
-        default=lambda value: hashlib.sha256(value).hexdigest(),
-    )
-
-
-def require_one_batch(num_rows: int, batch_size: int) -> None:
-    """Raise DataError when the rows to train on do not fill one batch."""
-    if num_rows < batch_size:
-        raise DataError(
-            "the rows to train on must fill one batch of supervised.batch_size",
-            seen=f"{num_rows} rows < {batch_size}",
-            action=f"set supervised.batch_size={num_rows} or lower, or add rows",
-        )

@@ -19,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.answers import Text
 from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
-from slurm_rl.train.data.chat import as_messages
+from slurm_rl.train.data.chat import ChatTemplate, as_messages
 from slurm_rl.train.data.images import list_images
 from slurm_rl.train.data.lines import shorten
 from slurm_rl.train.data.placeholders import ImageCounter, expand_placeholders
-from slurm_rl.train.data.prompts import Message
+from slurm_rl.train.data.prompts import Message, Text
 from slurm_rl.train.types import ImageSpan
 
 _IMAGE_THREADS = 16
@@ -48,23 +47,22 @@ class EncodedAnswer:
 
 
 def encode_answer(
-    prompt: Text, answer: Text, tokenizer: Any, *, chat_template: bool, name: str, sees_images: bool = False
+    prompt: Text, answer: Text, tokenizer: Any, *, template: ChatTemplate | None, name: str, sees_images: bool = False
 ) -> EncodedAnswer:
     """Encode one row.
 
     Args:
         tokenizer: a Hugging Face tokenizer; a fast one for chats.
-        chat_template: render with the tokenizer's template; else both are plain text, and the end-of-text token
-            ends the answer.
+        template: renders prompt and answer; None: both are plain text, and the end-of-text token ends the answer.
         name: of the row, for errors.
         sees_images: the model does, and its template writes a placeholder for each.
 
     Raises:
         DataError: the row cannot be rendered or loses characters, or the template never ends a turn.
     """
-    if chat_template:
+    if template is not None:
         messages = as_messages(prompt, "user"), as_messages(answer, "assistant")
-        return _encode_chat(*messages, tokenizer, name, sees_images)
+        return _encode_chat(*messages, template, name, sees_images)
     if not isinstance(prompt, str) or not isinstance(answer, str):
         raise DataError(
             f"{name}: messages need the chat template",
@@ -105,17 +103,17 @@ def _expand(answer: EncodedAnswer, counter: ImageCounter) -> EncodedAnswer:
 
 
 def _encode_chat(
-    prompt: list[Message], answer: list[Message], tokenizer: Any, name: str, sees_images: bool
+    prompt: list[Message], answer: list[Message], template: ChatTemplate, name: str, sees_images: bool
 ) -> EncodedAnswer:
-    messages = [*prompt, *answer]
+    messages, tokenizer = [*prompt, *answer], template.tokenizer
     refuse_what_nobody_sees(messages, name, sees_images)
-    text = render_chat(messages, tokenizer, name, add_generation_prompt=False)
+    text = template.render(messages, name, add_generation_prompt=False)
     token_ids, spans = tokenize_text(text, tokenizer, name, add_special_tokens=False)
     ends = [n for n, token in enumerate(token_ids) if token in _special_ids(tokenizer)]
     answered: list[int] = []
     for number in range(len(prompt), len(messages)):
         if messages[number]["role"] == "assistant":
-            start = _find_start(messages, number, text, tokenizer, name)
+            start = _find_start(messages, number, text, template, name)
             end = _find_end(messages[number], start, text, spans, ends, tokenizer, name)
             answered += [n for n in range(max(end[0], 1), end[1] + 1) if spans[n][0] >= start]
     sources = tuple(list_images(messages, name))
@@ -135,9 +133,9 @@ def refuse_what_nobody_sees(messages: list[Message], name: str, sees_images: boo
             )
 
 
-def _find_start(messages: list[Message], number: int, text: str, tokenizer: Any, name: str) -> int:
+def _find_start(messages: list[Message], number: int, text: str, template: ChatTemplate, name: str) -> int:
     """Character at which the model would take over."""
-    before = render_chat(messages[:number], tokenizer, name, add_generation_prompt=True) if number else ""
+    before = template.render(messages[:number], name, add_generation_prompt=True) if number else ""
     if not text.startswith(before):
         raise DataError(
             f"{name}: the chat template must write the messages before a turn as it does without the turn",
@@ -181,17 +179,6 @@ def _find_end(
 
 def _special_ids(tokenizer: Any) -> set[int]:
     return {n for n, t in tokenizer.added_tokens_decoder.items() if t.special} | set(tokenizer.all_special_ids)
-
-
-def render_chat(messages: list[Message], tokenizer: Any, name: str, *, add_generation_prompt: bool) -> str:
-    try:
-        return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=add_generation_prompt))
-    except Exception as error:  # a template is a program of the model's author and raises what it likes
-        raise DataError(
-            f"{name}: the tokenizer's chat template must accept the messages",
-            seen=f"{type(error).__name__}: {error}",
-            action="correct the roles and contents of the row",
-        ) from error
 
 
 def tokenize_text(

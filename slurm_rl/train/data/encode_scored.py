@@ -14,11 +14,10 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.answers import Text
-from slurm_rl.train.data.chat import as_messages
-from slurm_rl.train.data.encode_answers import refuse_what_nobody_sees, render_chat
+from slurm_rl.train.data.chat import ChatTemplate, as_messages
+from slurm_rl.train.data.encode_answers import refuse_what_nobody_sees
 from slurm_rl.train.data.lines import shorten
-from slurm_rl.train.data.prompts import Message
+from slurm_rl.train.data.prompts import Message, Text
 
 Tokenize = Callable[[str, bool], list[int]]
 """(text, whether the tokenizer's own special tokens go around it) -> token ids."""
@@ -31,7 +30,7 @@ def encode_scored(
     answer: Text,
     tokenizer: Any,
     *,
-    chat_template: bool,
+    template: ChatTemplate | None,
     truncated: bool = False,
     name: str = "item",
     tokenize: Tokenize | None = None,
@@ -40,26 +39,20 @@ def encode_scored(
 
     Args:
         tokenizer: the reward model's, a Hugging Face tokenizer.
-        chat_template: render with its template; else both are text.
+        template: renders prompt and answer; None: both are text.
         truncated: the length limit cut the answer.
         name: of the row, for errors.
         tokenize: in place of `tokenizer`; training names what it cannot write.
 
     Raises:
-        DataError: messages without a template, or ones that the template refuses or nobody sees.
+        DataError: messages without a template, or ones that it refuses or nobody sees.
     """
     tokenize = tokenize or (lambda text, special: list(tokenizer(text, add_special_tokens=special)["input_ids"]))
-    if chat_template:
-        if not tokenizer.chat_template:
-            raise DataError(
-                f"{name}: a reward model of chats needs a tokenizer with a chat template",
-                seen=f"{tokenizer.name_or_path or type(tokenizer).__name__} without one",
-                action="put the template beside the reward model, or set data.chat_template=false",
-            )
+    if template is not None:
         messages = [*as_messages(prompt, "user"), *as_messages(answer, "assistant")]
         refuse_what_nobody_sees(messages, name, sees_images=False)
-        text = render_chat(messages, tokenizer, name, add_generation_prompt=False)
-        return tokenize(_cut_end(text, _find_end(messages, tokenizer, name), name) if truncated else text, False)
+        text = template.render(messages, name, add_generation_prompt=False)
+        return tokenize(_cut_end(text, _find_end(messages, template, name), name) if truncated else text, False)
     if not isinstance(prompt, str) or not isinstance(answer, str):
         raise DataError(
             f"{name}: messages need the chat template",
@@ -68,7 +61,7 @@ def encode_scored(
         )
     if is_rendered(prompt, tokenizer):
         chat: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
-        end = _find_end(chat, tokenizer, name) if tokenizer.chat_template else tokenizer.eos_token
+        end = _find_end(chat, ChatTemplate(tokenizer), name) if tokenizer.chat_template else tokenizer.eos_token
         return tokenize(prompt + answer + ("" if truncated else end), False)
     token_ids = [*tokenize(prompt, True), *tokenize(answer, False)]
     return token_ids if truncated else [*token_ids, tokenizer.eos_token_id]
@@ -89,7 +82,7 @@ def _cut_end(text: str, end: str, name: str) -> str:
     return text.removesuffix(end)
 
 
-def _find_end(messages: list[Message], tokenizer: Any, name: str) -> str:
+def _find_end(messages: list[Message], template: ChatTemplate, name: str) -> str:
     """What the template writes behind the last message's content."""
     marked = [*messages[:-1], {**messages[-1], "content": _MARK}]
-    return render_chat(marked, tokenizer, name, add_generation_prompt=False).rpartition(_MARK)[2]
+    return template.render(marked, name, add_generation_prompt=False).rpartition(_MARK)[2]

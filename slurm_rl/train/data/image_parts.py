@@ -37,7 +37,7 @@ def place_images(prompt: Any, values: Any, where: str) -> list[dict[str, Any]]:
     if not places and images:
         user = next((message for message in spread if message["role"] == "user"), spread[0])
         places = [{"type": "image"} for _ in images]
-        content = user["content"]
+        content = user["content"] or []
         user["content"] = [*places, *([{"type": "text", "text": content}] if isinstance(content, str) else content)]
     if len(places) != len(images):
         raise DataError(

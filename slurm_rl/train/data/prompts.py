@@ -9,9 +9,10 @@ What is wrong is named with its file, row and column; no row is repaired or left
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.image_parts import Folders, place_images, resolve_images
@@ -23,15 +24,44 @@ Message: TypeAlias = dict[str, Any]
 list of parts: `{"type": "text", "text": ...}`, `{"type": "image", "image": <absolute path, or bytes>}`."""
 
 
+Text: TypeAlias = str | list[Message]
+"""Plain text, or chat messages."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class PromptRow:
-    """One prompt before it is tokenized."""
+class SourceRow:
+    """What rows of all tasks have."""
 
     index: int
     """Position among the rows of its source, from 0; stays when rows are held out."""
-    prompt: str | list[Message]
+    where: str = field(default="", compare=False)
+    """`file:line`, or the like; "" for a row that was made here."""
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        return self.where or f"row {self.index}"
+
+    @property
+    def texts(self) -> list[Text]:
+        """All that is said in the row."""
+        raise NotImplementedError
+
+
+Row = TypeVar("Row", bound=SourceRow)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptRow(SourceRow):
+    """One prompt before it is tokenized."""
+
+    prompt: Text
     answer: str
     """"" when the data have no reference answers."""
+
+    @property
+    def texts(self) -> list[Text]:
+        return [self.prompt]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,20 +81,31 @@ class Columns:
 def load_rows(
     name: str | Path, columns: Columns, *, subset: str | None = None, revision: str | None = None, split: str = "train"
 ) -> list[PromptRow]:
+    """Read every prompt of a file, folder or hub name; see `build_rows`."""
+    source = DataSource(name=str(name), columns=columns.listed(), subset=subset, revision=revision, split=split)
+    return build_rows(source, lambda record, index, where: _build_row(record, index, columns, where))
+
+
+def build_rows(source: DataSource, build: Callable[[dict[str, Any], int, str], Row]) -> list[Row]:
     """Read every row of a file, folder or hub name (see `read_records`).
+
+    Args:
+        build: (record, index, where) -> row.
 
     Raises:
         DataError: the source cannot be read or is empty, or a row is wrong.
         MissingLibraryError: this machine cannot read its format.
     """
-    source = DataSource(name=str(name), columns=columns.listed(), subset=subset, revision=revision, split=split)
     folder, folders = source.folder, Folders()
-    rows: list[PromptRow] = []
+    rows: list[Row] = []
     for where, record in read_records(source):
-        rows.append(_build_row(record, len(rows), columns, where))
-        find_images(rows[-1].prompt, folder, folders, where)
+        rows.append(build(record, len(rows), where))
+        for text in rows[-1].texts:
+            find_images(text, folder, folders, where)
     if not rows:
-        raise DataError(f"{name}: a data file needs at least one row", seen="none", action="write one, or name another")
+        raise DataError(
+            f"{source.name}: a data file needs at least one row", seen="none", action="write one, or name another"
+        )
     return rows
 
 
@@ -86,10 +127,10 @@ def _build_row(row: dict[str, Any], index: int, columns: Columns, where: str) ->
         )
     if columns.image is not None:
         prompt = place_images(prompt, row[columns.image], where)
-    return PromptRow(index=index, prompt=prompt, answer=answer)
+    return PromptRow(index=index, where=where, prompt=prompt, answer=answer)
 
 
-def find_images(text: str | list[Message], folder: Path | None, folders: Folders, where: str) -> None:
+def find_images(text: Text, folder: Path | None, folders: Folders, where: str) -> None:
     """Make the paths of its images absolute, in place.
 
     Raises:
@@ -106,13 +147,13 @@ def find_images(text: str | list[Message], folder: Path | None, folders: Folders
         )
 
 
-def parse_prompt(value: Any) -> str | list[Message] | None:
+def parse_prompt(value: Any) -> Text | None:
     """Text, or messages (also as JSON in a string); None for anything else."""
     if isinstance(value, str):
-        return _parse_messages(value) or value or None
-    if not isinstance(value, list) or not value:
+        return _parse_messages(value) or (value if value.strip() else None)
+    if not isinstance(value, list) or not all(map(_is_message, value)) or all(map(_is_blank, value)):
         return None
-    return [_clean(message) for message in value] if all(map(_is_message, value)) else None
+    return [_clean(message) for message in value]
 
 
 def _parse_messages(text: str) -> list[Message] | None:
@@ -127,7 +168,18 @@ def _parse_messages(text: str) -> list[Message] | None:
 
 
 def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str) or "content" not in value:
+        return False
+    content = value["content"]
+    if isinstance(content, list):
+        return all(isinstance(part, dict) for part in content)
+    return content is None or isinstance(content, str)
+
+
+def _is_blank(message: Message) -> bool:
+    """Whether it asks nothing; turns of the assistant are judged as answers."""
+    content = message["content"]
+    return message["role"] != "assistant" and not (content.strip() if isinstance(content, str) else content)
 
 
 def _clean(message: Message) -> Message:

@@ -13,9 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slurm_rl.config.data import Overlong
 from slurm_rl.errors import DataError
 from slurm_rl.train.data.characters import find_lost_characters, find_refused_characters
-from slurm_rl.train.data.chat import as_messages, check_chat_template, drop_sources, render_prompt
+from slurm_rl.train.data.chat import ChatTemplate, as_messages, drop_sources
 from slurm_rl.train.data.images import list_images
 from slurm_rl.train.data.placeholders import ImageCounter, expand_placeholders
 from slurm_rl.train.data.prompts import Message, PromptRow
@@ -52,46 +53,75 @@ def encode_prompts(
     rows: Sequence[PromptRow],
     tokenizer: Any,
     *,
-    chat_template: bool,
+    template: ChatTemplate | None,
     max_prompt_tokens: int,
     context_length: int,
     max_tokens: int,
+    overlong: Overlong = "refuse",
     images: ImageCounter | None = None,
 ) -> list[EncodedPrompt]:
-    """Encode every row, in order.
+    """Encode the rows, in order; those that do not fit are an error, or are left out.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
-        chat_template: render the tokenizer's chat template first; a plain prompt becomes a user message.
+        template: renders a prompt first, of which plain text is a user message; None: prompts are plain text.
         max_prompt_tokens: longest prompt, in tokens.
         context_length: longest sequence of the model, in tokens.
         max_tokens: longest completion, in tokens.
+        overlong: what to do with a prompt that does not fit; see DataConfig.
         images: counts those of a vision-language model; None for a text model.
 
     Raises:
         DataError: a row cannot be rendered, loses characters, is too long, or has images that cannot be read
-            or that the model does not take (the row is named), or the tokenizer has no chat template.
+            or that the model does not take; the row is named.
     """
-    if chat_template:
-        check_chat_template(tokenizer)
     encoded: list[EncodedPrompt] = []
     for start in range(0, len(rows), _BATCH):
         batch = rows[start : start + _BATCH]
-        for prompt in _expand_images(batch, _encode_batch(batch, tokenizer, chat_template), images):
-            _check_prompt_length(prompt, max_prompt_tokens)
-            _check_context(prompt, max_tokens, context_length)
-            encoded.append(prompt)
+        prompts = _expand_images(batch, _encode_batch(batch, tokenizer, template), images)
+        for row, prompt in zip(batch, prompts, strict=True):
+            error = _find_misfit(row, prompt, max_prompt_tokens, max_tokens, context_length)
+            if error is None:
+                encoded.append(prompt)
+            elif overlong == "refuse":
+                raise error
     return encoded
 
 
-def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, chat_template: bool) -> Iterator[EncodedPrompt]:
-    texts = [render_prompt(row, tokenizer, chat_template) for row in rows]
+def render_prompt(row: PromptRow, template: ChatTemplate | None) -> str:
+    """Return the text to encode; with a template, a plain prompt becomes one user message.
+
+    Raises:
+        DataError: messages without a template, messages the template refuses, or invalid Unicode.
+    """
+    text = row.prompt
+    if template is not None:
+        text = template.render(as_messages(text), row.name, add_generation_prompt=True)
+    if not isinstance(text, str):
+        raise DataError(
+            f"{row.name}: a prompt that is a list of messages needs the chat template",
+            seen="data.chat_template=false",
+            action="set data.chat_template=true, or name a text column in data.input_key",
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{row.name}: a prompt must be valid Unicode",
+            seen=f"half a surrogate pair at character {error.start}",
+            action="correct the row",
+        ) from None
+    return text
+
+
+def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, template: ChatTemplate | None) -> Iterator[EncodedPrompt]:
+    texts = [render_prompt(row, template) for row in rows]
     try:
         batch = tokenizer(
             texts,
-            add_special_tokens=not chat_template,
+            add_special_tokens=template is None,
             return_offsets_mapping=tokenizer.is_fast,
-            verbose=False,  # `_check_context` says it better
+            verbose=False,  # `_find_misfit` says it better
         )
     except Exception:  # what a tokenizer without an unknown token raises; it does not say on which row
         for row, text in zip(rows, texts, strict=True):
@@ -105,62 +135,63 @@ def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, chat_template: bool
             token_ids=list(token_ids),
             text=text,
             answer=row.answer,
-            messages=drop_sources(as_messages(row.prompt)) if chat_template else None,
+            messages=None if template is None else drop_sources(as_messages(row.prompt)),
         )
 
 
 def _expand_images(
     rows: Sequence[PromptRow], prompts: Iterator[EncodedPrompt], counter: ImageCounter | None
 ) -> Iterator[EncodedPrompt]:
-    sources = [list_images(row.prompt, f"row {row.index}") for row in rows]
+    sources = [list_images(row.prompt, row.name) for row in rows]
     if counter is None:
         for row, found in zip(rows, sources, strict=True):
             if found:
                 raise DataError(
-                    f"row {row.index}: a prompt with images needs a vision-language model",
+                    f"{row.name}: a prompt with images needs a vision-language model",
                     seen=f"{len(found)} images and a model of text alone",
                     action="set model.path to a Qwen2.5-VL or Qwen3-VL, or take the images out",
                 )
         return prompts
     # Most of the time goes into opening files, at once on a parallel file system.
     with ThreadPoolExecutor(_IMAGE_THREADS) as threads:
-        return iter(list(threads.map(lambda prompt, found: _expand(prompt, found, counter), prompts, sources)))
+        expanded = threads.map(lambda row, prompt, found: _expand(row, prompt, found, counter), rows, prompts, sources)
+        return iter(list(expanded))
 
 
-def _expand(prompt: EncodedPrompt, sources: Sequence[str], counter: ImageCounter) -> EncodedPrompt:
-    token_ids, spans = expand_placeholders(prompt.token_ids, sources, counter, f"row {prompt.index}")
+def _expand(row: PromptRow, prompt: EncodedPrompt, sources: Sequence[str], counter: ImageCounter) -> EncodedPrompt:
+    token_ids, spans = expand_placeholders(prompt.token_ids, sources, counter, row.name)
     return replace(prompt, token_ids=token_ids, images=tuple(spans))
 
 
 def _check_characters(row: PromptRow, text: str, lost: str) -> None:
     if lost:
         raise DataError(
-            f"row {row.index}: the tokenizer must be able to write every character of the prompt",
+            f"{row.name}: the tokenizer must be able to write every character of the prompt",
             seen=f"{lost} in {_shorten(text)}",
             action="take the characters out of the data, or choose a model whose tokenizer knows them",
         )
 
 
-def _check_prompt_length(prompt: EncodedPrompt, max_prompt_tokens: int) -> None:
+def _find_misfit(
+    row: PromptRow, prompt: EncodedPrompt, max_prompt_tokens: int, max_tokens: int, context_length: int
+) -> DataError | None:
+    """What is wrong with the length of a prompt; an empty one is always an error."""
     num_tokens = len(prompt.token_ids)
     if num_tokens == 0:
-        raise DataError(f"row {prompt.index}: a prompt needs a token", seen="none", action="correct the row")
+        raise DataError(f"{row.name}: a prompt needs a token", seen="none", action="correct the row")
     if num_tokens > max_prompt_tokens:
-        raise DataError(
-            f"row {prompt.index}: a prompt must fit in data.max_prompt_tokens = {max_prompt_tokens}",
+        return DataError(
+            f"{row.name}: a prompt must fit in data.max_prompt_tokens = {max_prompt_tokens}",
             seen=f"{num_tokens} tokens, {_shorten(prompt.text)}",
-            action=f"raise data.max_prompt_tokens to {num_tokens}, or take the row out",
+            action=f"raise data.max_prompt_tokens to {num_tokens}, or set data.overlong=leave_out",
         )
-
-
-def _check_context(prompt: EncodedPrompt, max_tokens: int, context_length: int) -> None:
-    num_tokens = len(prompt.token_ids)
     if num_tokens + max_tokens > context_length:
-        raise DataError(
-            f"row {prompt.index}: prompt and completion must fit in the model's context of {context_length} tokens",
+        return DataError(
+            f"{row.name}: prompt and completion must fit in the model's context of {context_length} tokens",
             seen=f"{num_tokens} + rollout.max_tokens {max_tokens} = {num_tokens + max_tokens}",
-            action="lower rollout.max_tokens, take the row out, or choose a model with a longer context",
+            action="lower rollout.max_tokens, set data.overlong=leave_out, or choose a model with a longer context",
         )
+    return None
 
 
 def _shorten(text: str) -> str:

@@ -1,13 +1,14 @@
 """Hugging Face's sequence classifiers with one label, as reward models that read packed rows.
 
 In config.json `mean` and `std` are those of its scores, under the names that OpenRLHF writes and reads
-(https://github.com/OpenRLHF/OpenRLHF, trainer/rm_trainer.py and `--reward.normalize_enable`), and `scores_chats` is
-what data.chat_template was when it was trained.
+(https://github.com/OpenRLHF/OpenRLHF, trainer/rm_trainer.py and `--reward.normalize_enable`); `scores_chats` and
+`chat_template_kwargs` are what data.chat_template and data.chat_template_kwargs were when it was trained.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -52,13 +53,17 @@ class ScoreStatistics:
         return (scores - self.mean) / self.std
 
 
-def describe_scores(config: PreTrainedConfig, statistics: ScoreStatistics, *, chats: bool) -> None:
+def describe_scores(
+    config: PreTrainedConfig, statistics: ScoreStatistics, *, chats: bool, variables: Mapping[str, Any]
+) -> None:
     """Put into the config, which is exported with the model, what whoever scores must know.
 
     Args:
         chats: it was trained on chats, which its template rendered, rather than on text.
+        variables: that the template was given.
     """
-    config.update({"mean": statistics.mean, "std": statistics.std, "scores_chats": chats})
+    known = {"mean": statistics.mean, "std": statistics.std, "scores_chats": chats}
+    config.update({**known, "chat_template_kwargs": dict(variables)})
 
 
 def read_score_statistics(config: PreTrainedConfig, path: str) -> ScoreStatistics:

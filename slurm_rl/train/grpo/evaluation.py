@@ -36,11 +36,11 @@ class Evaluator:
         self.sampler, self.sync, self.rewards, self.write_row = sampler, sync, rewards, write_row
 
     def run_if_due(self, state: RunState) -> None:
-        """Evaluate before the first step, after the last, and every `eval.every` steps."""
+        """Evaluate before the first step, after the last, and every `eval.every` steps; never without held-out rows."""
         done, every = state.step - self.config.warmup.num_steps, self.config.eval.every
         is_last = done == self.config.trainer.num_steps
         due = done == 0 or is_last or (every and done % every == 0)
-        if not due or state.evaluated_step == state.step:
+        if not due or state.evaluated_step == state.step or not self.held_out:
             return
         found = self.evaluate(state.step)
         state.evaluated_step = state.step

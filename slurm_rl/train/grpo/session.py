@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import yaml
@@ -17,9 +18,11 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
-from slurm_rl.train.data.identity import check_same_prompts
-from slurm_rl.train.data.load import load_data
+from slurm_rl.train.data.chat import open_template
+from slurm_rl.train.data.identity import check_same_rows, prompt_content
+from slurm_rl.train.data.load import load_prompts
 from slurm_rl.train.data.prompts import PromptRow
+from slurm_rl.train.data.split import RowCounts, count_rows
 from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.train.engine.lora import check_targets
 from slurm_rl.train.grpo.cluster import Actor, Cluster
@@ -57,8 +60,10 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     check_engine_args(config.rollout.engine_args)
     model_path = prepare_model(run, config)
     check_targets(model_path, config.model)
-    prompts = prepare_prompts(config, model_path)
-    check_same_prompts(run.prompts, prompts.train, prompts.held_out)
+    prompts, counts = prepare_prompts(config, model_path)
+    contents = map(prompt_content, [*prompts.train, *prompts.held_out])
+    check_same_rows(run, len(prompts.train), len(prompts.held_out), contents)
+    append_event(run, "data/loaded", **asdict(counts))
     stop.check()
     cluster = Cluster(plan, stop)
     cluster.connect()
@@ -148,13 +153,14 @@ def _train(
     return state
 
 
-def prepare_prompts(config: RunConfig, model_path: str) -> Prompts:
+def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCounts]:
     """Load, check and tokenize all rows; every bad row is named before anything is trained."""
     from slurm_rl.train.engine.model import load_tokenizer
     from slurm_rl.train.engine.vision import load_image_reader
 
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
-    train_rows, eval_rows = load_data(config.data, config.seed)
+    split = load_prompts(config.data)
+    template = open_template(tokenizer, config.data)
     context_length = load_context_length(model_path, config.model.trust_remote_code)
     images = load_image_reader(model_path, config.model)
     if config.data.image_key is not None and images is None:
@@ -168,15 +174,17 @@ def prepare_prompts(config: RunConfig, model_path: str) -> Prompts:
         return encode_prompts(
             rows,
             tokenizer,
-            chat_template=config.data.chat_template,
+            template=template,
             max_prompt_tokens=config.data.max_prompt_tokens,
             context_length=context_length,
             max_tokens=config.rollout.max_tokens,
+            overlong=config.data.overlong,
             images=images,
         )
 
-    answers = encode_answers([row.answer for row in train_rows], tokenizer) if config.warmup.num_steps else []
-    train, held_out = encode(train_rows), encode(eval_rows)
+    train, held_out = encode(split.train), encode(split.held_out)
+    counts = count_rows(split, len(train), len(held_out))
+    answers = encode_answers([prompt.answer for prompt in train], tokenizer) if config.warmup.num_steps else []
     max_images = None if images is None else max(len(prompt.images) for prompt in [*train, *held_out])
     if max_images and config.rollout.continuous:
         raise ConfigError(
@@ -184,7 +192,7 @@ def prepare_prompts(config: RunConfig, model_path: str) -> Prompts:
             seen=f"prompts with up to {max_images} images",
             action="set rollout.continuous=false",
         )
-    return Prompts(train, held_out, answers, max_images)
+    return Prompts(train, held_out, answers, max_images), counts
 
 
 def encode_answers(answers: Sequence[str], tokenizer: Any) -> list[list[int]]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.train.data.chat import ChatTemplate
 from slurm_rl.train.data.encode_scored import encode_scored, is_rendered
 from slurm_rl.train.rewards.types import Failure, RewardItem
 
@@ -58,6 +59,7 @@ class RewardModel:
             raise ValueError(f"a reward model has its head under `score`; {type(model).__name__} has none")
         self._statistics = read_score_statistics(model.config, settings["path"]) if settings["normalize"] else None
         self._model = model.to(settings["device"]).eval()
+        self._variables = getattr(model.config, "chat_template_kwargs", {})
         self._device = settings["device"]
         self._batch_size = settings["batch_size"] if self._ignores_padding() else 1
 
@@ -86,7 +88,7 @@ class RewardModel:
             item.prompt if item.messages is None else list(item.messages),
             item.completion,
             self._tokenizer,
-            chat_template=is_chat,
+            template=ChatTemplate(self._tokenizer, self._variables) if is_chat else None,
             truncated=item.truncated,
         )
         longest = getattr(self._model.config.get_text_config(), "max_position_embeddings", math.inf)

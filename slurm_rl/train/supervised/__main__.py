@@ -14,7 +14,7 @@ import sys
 import yaml
 
 from slurm_rl import __version__
-from slurm_rl.config.load import load_config
+from slurm_rl.config.load import load_config, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, RunDirError, SlurmRLError
 from slurm_rl.plan.job import SubmitFacts, build_plan
@@ -69,8 +69,9 @@ def begin(run: RunDir, config: RunConfig) -> None:
     """
     tree = config.model_dump(mode="json")
     if run.plan.is_file():
-        old = yaml.safe_load(run.config.read_text(encoding="utf-8"))
-        changed = [key for key in tree if tree[key] != old.get(key)]
+        # Typed, so that what an earlier version did not know yet is at its default.
+        old = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8"))).model_dump(mode="json")
+        changed = [key for key in tree if tree[key] != old[key]]
         if changed:
             raise ConfigError(
                 "a run goes on with the config it began with",

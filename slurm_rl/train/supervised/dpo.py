@@ -10,9 +10,10 @@ from torch import Tensor
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.supervised import DPOConfig
-from slurm_rl.train.data.answers import Text
+from slurm_rl.train.data.chat import open_template
 from slurm_rl.train.data.encode_answers import EncodedAnswer, encode_answer
 from slurm_rl.train.data.placeholders import ImageCounter
+from slurm_rl.train.data.prompts import Text
 from slurm_rl.train.engine.policy import LossFn
 from slurm_rl.train.math.losses import nll
 from slurm_rl.train.math.preference import LogRatios, compute_dpo_loss, sum_by_sequence
@@ -24,18 +25,19 @@ from slurm_rl.train.types import PackedBatch
 def build_dpo(config: RunConfig, tokenizer: Any, images: ImageCounter | None) -> Objective:
     """Pairs, each with the tokens of its answers."""
 
-    def encode(prompt: Text, answer: Text, name: str) -> EncodedAnswer:
-        chat_template, sees_images = config.data.chat_template, images is not None
-        return encode_answer(prompt, answer, tokenizer, chat_template=chat_template, name=name, sees_images=sees_images)
+    template, sees_images = open_template(tokenizer, config.data), images is not None
 
-    train, held_out, num_left_out = build_pair_examples(config, encode, images)
+    def encode(prompt: Text, answer: Text, name: str) -> EncodedAnswer:
+        return encode_answer(prompt, answer, tokenizer, template=template, name=name, sees_images=sees_images)
+
+    train, held_out, counts = build_pair_examples(config, encode, images)
     build_loss = dpo_loss_builder(config.dpo)
     return Objective(
         train=train,
         held_out=held_out,
+        counts=counts,
         build_loss=build_loss,
         build_eval_loss=build_loss,
-        num_left_out=num_left_out,
         needs_reference=config.dpo.reference != "none",
     )
 

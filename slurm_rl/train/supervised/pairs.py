@@ -8,9 +8,12 @@ from torch import Tensor
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.answers import PairRow, Text, load_pairs
+from slurm_rl.train.data.answers import PairRow
 from slurm_rl.train.data.encode_answers import EncodedAnswer, expand_all
+from slurm_rl.train.data.load import load_pairs
 from slurm_rl.train.data.placeholders import ImageCounter
+from slurm_rl.train.data.prompts import Text
+from slurm_rl.train.data.split import RowCounts, count_rows
 from slurm_rl.train.supervised.types import Example, keep_fitting, make_sequence
 from slurm_rl.train.types import TrainSequence
 
@@ -20,19 +23,19 @@ Encode = Callable[[Text, Text, str], EncodedAnswer]
 
 def build_pair_examples(
     config: RunConfig, encode: Encode, images: ImageCounter | None = None
-) -> tuple[list[Example], list[Example], int]:
-    """Examples to train on, held-out ones, and how many rows to train on were too long."""
+) -> tuple[list[Example], list[Example], RowCounts]:
+    """Examples to train on, held-out ones, and what became of the rows."""
 
-    def build(rows: Sequence[PairRow]) -> tuple[list[Example], int]:
+    def build(rows: Sequence[PairRow]) -> list[Example]:
         both = [_encode(row, encode) for row in rows]
         answers = expand_all([answer for pair in both for answer in pair], images)
         pairs = zip(rows, answers[::2], answers[1::2], strict=True)
-        examples = [(row.index, Example((_make(one, row), _make(two, row)))) for row, one, two in pairs]
+        examples = [(row.name, Example((_make(one, row), _make(two, row)))) for row, one, two in pairs]
         return keep_fitting(examples, config)
 
-    train, held_out = load_pairs(config.data, config.seed)
-    kept, num_left_out = build(train)
-    return kept, build(held_out)[0], num_left_out
+    split = load_pairs(config.data)
+    train, held_out = build(split.train), build(split.held_out)
+    return train, held_out, count_rows(split, len(train), len(held_out))
 
 
 def _make(encoded: EncodedAnswer, row: PairRow) -> TrainSequence:
@@ -40,10 +43,10 @@ def _make(encoded: EncodedAnswer, row: PairRow) -> TrainSequence:
 
 
 def _encode(row: PairRow, encode: Encode) -> tuple[EncodedAnswer, EncodedAnswer]:
-    chosen, rejected = (encode(row.prompt, answer, f"row {row.index}") for answer in (row.chosen, row.rejected))
+    chosen, rejected = (encode(row.prompt, answer, row.name) for answer in (row.chosen, row.rejected))
     if chosen.token_ids.tolist() == rejected.token_ids.tolist():
         raise DataError(
-            f"row {row.index}: chosen and rejected must differ in their tokens",
+            f"{row.name}: chosen and rejected must differ in their tokens",
             seen="equal tokens: they differ in what the chat template leaves out",
             action="take the row out: an equal pair teaches nothing",
         )

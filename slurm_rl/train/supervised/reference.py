@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import CheckpointError
+from slurm_rl.train.data.identity import digest_rows
 from slurm_rl.train.engine import distributed
 from slurm_rl.train.engine.folders import written_beside
 from slurm_rl.train.engine.policy import PolicyEngine
@@ -26,28 +26,19 @@ AddReference = Callable[[MicroBatches], MicroBatches]
 
 # Examples asked of at once, whose logprobs go over the network together.
 _CHUNK = 4096
-_FILE = "logprobs.npy"
 
 
 def add_cached_logprobs(examples: Sequence[Example], engine: PolicyEngine, budget: int, folder: Path) -> list[Example]:
-    """The examples with the logprobs in `folder`; computes and writes them when it is not there yet.
+    """The examples with the logprobs in `folder`; computes and writes them when those of these rows are not there yet.
 
-    Called on all ranks, with an engine that has not trained yet when there is no folder.
-
-    Raises:
-        CheckpointError: the folder holds those of other rows.
+    Called on all ranks, with an engine that has not trained yet.
     """
-    if not distributed.call_on_rank_0(folder.is_dir):
+    file = folder / f"logprobs-{digest_rows(example.content for example in examples)[:16]}.npy"
+    if not distributed.call_on_rank_0(file.is_file):
         computed = compute_logprobs(examples, engine, budget)
-        distributed.call_on_rank_0(lambda: _write(folder, computed))
-    values: FloatArray = np.load(folder / _FILE)  # no pickle in it
+        distributed.call_on_rank_0(lambda: _write(file, computed))
+    values: FloatArray = np.load(file)  # no pickle in it
     lengths = [sequence.num_trained for example in examples for sequence in example.sequences]
-    if len(values) != sum(lengths):
-        raise CheckpointError(
-            "the reference's logprobs must be of the rows that are trained on",
-            seen=f"{len(values)} tokens in {folder}, {sum(lengths)} in the data",
-            action="resume with the data the run began with, or start a new run",
-        )
     parts = iter(np.split(values, np.cumsum(lengths)[:-1]))
     return [example.with_reference([next(parts) for _ in example.sequences]) for example in examples]
 
@@ -69,9 +60,9 @@ def compute_logprobs(examples: Sequence[Example], engine: PolicyEngine, budget: 
     return found
 
 
-def _write(folder: Path, arrays: Sequence[FloatArray]) -> None:
-    with written_beside(folder) as beside:
-        np.save(beside / _FILE, np.concatenate(arrays))
+def _write(file: Path, arrays: Sequence[FloatArray]) -> None:
+    with written_beside(file.parent) as beside:
+        np.save(beside / file.name, np.concatenate(arrays))
 
 
 def load_live_reference(config: RunConfig, model_path: str, engine: PolicyEngine) -> AddReference:

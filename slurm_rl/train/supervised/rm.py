@@ -11,10 +11,11 @@ import numpy as np
 from torch import Tensor
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.train.data.answers import Text
+from slurm_rl.train.data.chat import ChatTemplate, open_template
 from slurm_rl.train.data.encode_answers import EncodedAnswer, tokenize_text
 from slurm_rl.train.data.encode_scored import encode_scored
 from slurm_rl.train.data.placeholders import ImageCounter
+from slurm_rl.train.data.prompts import Text
 from slurm_rl.train.engine.policy import LossFn, PolicyEngine
 from slurm_rl.train.engine.reward_model import ScoreStatistics
 from slurm_rl.train.math.preference import bradley_terry, center_scores
@@ -26,26 +27,28 @@ from slurm_rl.train.types import PackedBatch
 
 def build_rm(config: RunConfig, tokenizer: Any, _: ImageCounter | None) -> Objective:
     """Pairs of text, each answer with its last token as the one that is scored."""
-    encode = partial(encode_for_training, tokenizer=tokenizer, chat_template=config.data.chat_template)
-    train, held_out, num_left_out = build_pair_examples(config, encode)
+    encode = partial(encode_for_training, tokenizer=tokenizer, template=open_template(tokenizer, config.data))
+    train, held_out, counts = build_pair_examples(config, encode)
     build_loss = partial(build_rm_loss, centering=config.rm.centering)
     return Objective(
         train=train,
         held_out=held_out,
+        counts=counts,
         build_loss=build_loss,
         build_eval_loss=build_loss,
-        num_left_out=num_left_out,
         is_reward_model=True,
     )
 
 
-def encode_for_training(prompt: Text, answer: Text, name: str, *, tokenizer: Any, chat_template: bool) -> EncodedAnswer:
+def encode_for_training(
+    prompt: Text, answer: Text, name: str, *, tokenizer: Any, template: ChatTemplate | None
+) -> EncodedAnswer:
     """What scoring will read, with an error for what the tokenizer cannot write."""
 
     def tokenize(text: str, special: bool) -> list[int]:
         return tokenize_text(text, tokenizer, name, add_special_tokens=special)[0]
 
-    token_ids = encode_scored(prompt, answer, tokenizer, chat_template=chat_template, name=name, tokenize=tokenize)
+    token_ids = encode_scored(prompt, answer, tokenizer, template=template, name=name, tokenize=tokenize)
     return EncodedAnswer(np.array(token_ids, dtype=np.int64), np.array([len(token_ids) - 1]), name)
 
 

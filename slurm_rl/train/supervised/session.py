@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import yaml
@@ -16,7 +16,8 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import DEFAULT_MICRO_BATCH_TOKENS
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
-from slurm_rl.train.data.answers import require_one_batch
+from slurm_rl.train.data.identity import check_same_rows
+from slurm_rl.train.data.load import require_one_batch
 from slurm_rl.train.data.placeholders import ImageCounter
 from slurm_rl.train.engine import distributed
 from slurm_rl.train.engine.model import load_tokenizer
@@ -65,6 +66,7 @@ def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
     """What follows once this rank stands in the process group."""
     model_path = distributed.call_on_rank_0(lambda: prepare_model(run, config))
     objective = build_objective(config, model_path)
+    distributed.call_on_rank_0(lambda: check_same_examples(run, objective))
     engine = build_engine(config, model_path, objective, place)
     budget = find_budget(run, config)
     objective, add_reference = prepare_reference(run, config, model_path, objective, engine, budget)
@@ -75,15 +77,17 @@ def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
     )
     with closing(metrics) if metrics else nullcontext():
         loop = SupervisedLoop(config, run, objective, engine, saver, metrics, stop, budget, add_reference)
+        loop.event("data/loaded", **asdict(objective.counts))
         if is_first:
             tell_rows(run, "policy", engine.rows)
-        loop.event("trainer/started", warmup_steps=0, num_steps=loop.num_steps, left_out=objective.num_left_out)
+        loop.event("trainer/started", warmup_steps=0, num_steps=loop.num_steps)
         state = loop.run()
     if state.best_step not in (-1, state.step):
         saver.load_step(state.best_step)
     if objective.is_reward_model:
         measured = measure_scores(engine, objective, loop.share_of)
-        describe_scores(engine.module.config, measured, chats=config.data.chat_template)
+        chats, variables = config.data.chat_template, config.data.chat_template_kwargs
+        describe_scores(engine.module.config, measured, chats=chats, variables=variables)
     adapted = config.model.lora
     (engine.export_adapter if adapted and adapted.export == "adapter" else engine.export)(run.export)
     if is_first:
@@ -107,6 +111,12 @@ def build_objective(config: RunConfig, model_path: str) -> Objective:
     objective = OBJECTIVES[config.task](config, tokenizer, images)
     require_one_batch(len(objective.train), config.supervised.batch_size)
     return objective
+
+
+def check_same_examples(run: RunDir, objective: Objective) -> None:
+    """Raise DataError when the run began with other rows."""
+    contents = (example.content for example in (*objective.train, *objective.held_out))
+    check_same_rows(run, len(objective.train), len(objective.held_out), contents)
 
 
 def prepare_reference(

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.train.data.answers import AnswerRow, load_answers
+from slurm_rl.train.data.answers import AnswerRow
+from slurm_rl.train.data.chat import open_template
 from slurm_rl.train.data.encode_answers import EncodedAnswer, encode_answer, expand_all
+from slurm_rl.train.data.load import load_answers
 from slurm_rl.train.data.placeholders import ImageCounter
+from slurm_rl.train.data.split import count_rows
 from slurm_rl.train.engine.policy import LossFn
 from slurm_rl.train.math.losses import nll
 from slurm_rl.train.math.preference import sum_by_sequence
@@ -23,26 +26,27 @@ from slurm_rl.train.types import PackedBatch
 def build_sft(config: RunConfig, tokenizer: Any, images: ImageCounter | None) -> Objective:
     """Conversations, each with its learned tokens."""
 
-    def encode(rows: Sequence[AnswerRow]) -> tuple[list[Example], int]:
-        answers = expand_all([encode_row(row, tokenizer, config, images is not None) for row in rows], images)
-        examples = [make_example(answer, config) for answer in answers]
-        return keep_fitting([(row.index, one) for row, one in zip(rows, examples, strict=True)], config)
+    template = open_template(tokenizer, config.data)
 
-    rows, held_out = load_answers(config.data, config.seed)
-    (train, num_left_out), (kept, _) = encode(rows), encode(held_out)
+    def encode_row(row: AnswerRow) -> EncodedAnswer:
+        sees_images = images is not None
+        return encode_answer(
+            row.prompt, row.answer, tokenizer, template=template, name=row.name, sees_images=sees_images
+        )
+
+    def encode(rows: Sequence[AnswerRow]) -> list[Example]:
+        answers = expand_all([encode_row(row) for row in rows], images)
+        pairs = zip(rows, answers, strict=True)
+        return keep_fitting([(row.name, make_example(answer, config)) for row, answer in pairs], config)
+
+    split = load_answers(config.data)
+    train, held_out = encode(split.train), encode(split.held_out)
     return Objective(
-        train=train, held_out=kept, build_loss=build_sft_loss, build_eval_loss=build_sft_eval, num_left_out=num_left_out
-    )
-
-
-def encode_row(row: AnswerRow, tokenizer: Any, config: RunConfig, sees_images: bool) -> EncodedAnswer:
-    return encode_answer(
-        row.prompt,
-        row.answer,
-        tokenizer,
-        chat_template=config.data.chat_template,
-        name=f"row {row.index}",
-        sees_images=sees_images,
+        train=train,
+        held_out=held_out,
+        counts=count_rows(split, len(train), len(held_out)),
+        build_loss=build_sft_loss,
+        build_eval_loss=build_sft_eval,
     )
 
 

@@ -14,6 +14,8 @@ import numpy as np
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import DataError
+from slurm_rl.train.data.identity import join_parts
+from slurm_rl.train.data.split import RowCounts
 from slurm_rl.train.engine.policy import LossFn
 from slurm_rl.train.math.packing import distribute
 from slurm_rl.train.types import FloatArray, TrainSequence
@@ -33,6 +35,11 @@ class Example:
     def num_trained(self) -> int:
         return sum(sequence.num_trained for sequence in self.sequences)
 
+    @property
+    def content(self) -> bytes:
+        """All that is learned from, whatever the policy is."""
+        return join_parts(*(part for sequence in self.sequences for part in _content_of(sequence)))
+
     def with_reference(self, logprobs: Sequence[FloatArray]) -> Example:
         """The same with the reference's logprobs of each sequence."""
         pairs = zip(self.sequences, logprobs, strict=True)
@@ -45,15 +52,20 @@ class Objective:
 
     train: list[Example]
     held_out: list[Example]
+    counts: RowCounts
     build_loss: Callable[[Sequence[Example]], LossFn]
     """From the whole global batch to the loss of any part of it: constants such as the number of tokens come from
     here. Metrics are shares of the batch, so that their sum over all parts is the value to log."""
     build_eval_loss: Callable[[Sequence[Example]], LossFn]
     """The same for `PolicyEngine.evaluate`, with what tells most of rows that are not trained on."""
-    num_left_out: int = 0
-    """Rows that were too long."""
     is_reward_model: bool = False
     needs_reference: bool = False
+
+
+def _content_of(sequence: TrainSequence) -> list[bytes]:
+    trained = b"" if sequence.trained is None else sequence.trained.tobytes()
+    images = [image.source.encode() for image in sequence.images]
+    return [sequence.token_ids.tobytes(), trained, repr(sequence.margin).encode(), *images]
 
 
 def deal(examples: Sequence[Example], num_ranks: int, budget: int, *, packed: bool = True) -> list[list[list[int]]]:
@@ -74,28 +86,28 @@ def micro_batches_of(examples: Sequence[Example], share: Sequence[Sequence[int]]
     return [[sequence for i in batch for sequence in examples[i].sequences] for batch in share]
 
 
-def keep_fitting(examples: Sequence[tuple[int, Example]], config: RunConfig) -> tuple[list[Example], int]:
-    """Examples whose sequences all fit supervised.max_tokens, and how many were left out.
+def keep_fitting(examples: Sequence[tuple[str, Example]], config: RunConfig) -> list[Example]:
+    """Examples whose sequences all fit supervised.max_tokens.
 
     Args:
-        examples: with the index of each one's row.
+        examples: with the name of each one's row.
 
     Raises:
         DataError: one does not, and rows are not to be left out.
     """
     longest = config.supervised.max_tokens
     kept = []
-    for index, example in examples:
+    for name, example in examples:
         length = max(len(sequence.token_ids) for sequence in example.sequences)
         if length <= longest:
             kept.append(example)
-        elif config.supervised.overlong == "error":
+        elif config.data.overlong == "refuse":
             raise DataError(
-                f"row {index}: prompt and answer must fit in supervised.max_tokens = {longest}",
+                f"{name}: prompt and answer must fit in supervised.max_tokens = {longest}",
                 seen=f"{length} tokens",
-                action=f"raise it to {length}, or set supervised.overlong=leave_out",
+                action=f"raise it to {length}, or set data.overlong=leave_out",
             )
-    return kept, len(examples) - len(kept)
+    return kept
 
 
 def make_sequence(token_ids: Any, trained: Any, **fields: Any) -> TrainSequence:

@@ -35,12 +35,12 @@ def test_a_missing_image_is_named_with_its_row(tmp_path: Path, capsys: pytest.Ca
 def test_a_file_that_is_no_image_is_named_with_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "text.png").write_text("hello")
     error = submit(tmp_path, "text.png", capsys, "data.image_key=images", *VISION)
-    assert "row 1" in error and f"{tmp_path}/text.png" in error and "hello" in error
+    assert "rows.jsonl:2" in error and f"{tmp_path}/text.png" in error and "hello" in error
 
 
 def test_an_address_on_the_network_is_named_with_its_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     error = submit(tmp_path, "https://example.org/1.png", capsys, "data.image_key=images", *VISION)
-    assert "row 1" in error and "https://example.org/1.png" in error
+    assert "rows.jsonl:2" in error and "https://example.org/1.png" in error
 
 
 def test_images_for_a_model_of_text_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,12 @@ _SCRIPT = """
 import sys
 from slurm_rl.config.data import DataConfig
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.load import load_data
+from slurm_rl.train.data.load import load_prompts
 try:
     for revision in sys.argv[1:]:
         config = DataConfig(train="org/name", eval="org/name", input_key="question", revision=revision or None)
-        train, held_out = load_data(config, seed=0)
-        print(revision, len(train), len(held_out), train[1].prompt)
+        split = load_prompts(config)
+        print(revision, len(split.train), len(split.held_out), split.train[1].prompt)
 except DataError as error:
     print("DataError", error)
 """
@@ -32,8 +32,9 @@ def load(env: dict[str, str], folder: Path, *revisions: str) -> list[str]:
 
 
 def test_a_hub_name_is_read_and_then_needs_no_network(hub: Hub, own_env: dict[str, str], tmp_path: Path) -> None:
-    hub.repos["datasets/org/name"] = {name.replace("main/", "data/"): data for name, data in gsm8k().items()}
-    lines = [" 3 3 What is 1+1?", f"{COMMIT} 3 3 What is 1+1?"]
+    files = gsm8k(test=[{"question": "What is 7?", "answer": "#### 7"}])
+    hub.repos["datasets/org/name"] = {name.replace("main/", "data/"): data for name, data in files.items()}
+    lines = [" 3 1 What is 1+1?", f"{COMMIT} 3 1 What is 1+1?"]
     assert load(own_env, tmp_path, "", COMMIT) == lines
     hub.log.clear()
     assert load({**own_env, "HF_HUB_OFFLINE": "1"}, tmp_path, "") == lines[:1]

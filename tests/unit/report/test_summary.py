@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from slurm_rl.errors import ConfigError
+from slurm_rl.report.html import write_report
+from slurm_rl.report.leaderboard import check_metric
 from slurm_rl.report.meta import RunMeta, collect_meta, compute_wall_s, find_model, find_state
-from slurm_rl.report.summary import build_summary, render_summary, write_summary
+from slurm_rl.report.summary import build_summary, describe_rows, render_summary, write_summary
 from slurm_rl.run_dir import RunDir, read_json
 
 from .sample_run import fill, make_row, make_rows
 
-META = RunMeta(name="a", state="finished", model="m", attempts=1, wall_s=21.5, paths={"run": "/runs/a"})
+META = RunMeta(name="a", state="finished", model="m", attempts=1, wall_s=21.5, rows={}, paths={"run": "/runs/a"})
 
 
 def test_the_summary_of_a_finished_run() -> None:
@@ -24,6 +27,7 @@ def test_the_summary_of_a_finished_run() -> None:
         "attempts": 1,
         "warmup_steps": 4,
         "stage": "grpo",
+        "rows": {},
         "steps": 6,
         "accuracy": {
             # Of step 4, after the warm-up; not of step 0.
@@ -157,3 +161,22 @@ def test_an_attempt_that_goes_on_ends_with_its_last_row(run: RunDir) -> None:
     fill(run.events, [{"time": 1_800_000_000.0, "kind": "attempt/started"}])
     fill(run.metrics, [make_row(8, "grpo")])
     assert collect_meta(run).wall_s == 8.0
+
+
+@pytest.mark.parametrize(
+    ("held_out", "says"),
+    [
+        (500, "9,500 to train on, 500 held out, 7 left out"),
+        (0, "9,500 to train on, none held out: nothing is evaluated"),
+    ],
+)
+def test_what_became_of_the_rows_is_in_summary_and_report(run: RunDir, held_out: int, says: str) -> None:
+    counts = {"train": 9500, "held_out": held_out, "overlapping": 0, "overlong": 7}
+    fill(run.events, [{"time": 1.0, "kind": "data/loaded", **counts}])
+    fill(run.metrics, [make_row(1, "grpo")])
+    summary = build_summary([], collect_meta(run))
+    assert summary["rows"] == counts and says in describe_rows(summary["rows"])
+    assert f"rows: {describe_rows(counts)}" in write_report(run).read_text()
+    with pytest.raises(ConfigError) as caught:
+        check_metric([run], "accuracy.after.sampled")
+    assert ("with data.num_eval=0 nothing is evaluated" in str(caught.value)) == (held_out == 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, RunDirError
@@ -27,6 +28,16 @@ def test_the_same_words_go_on_and_others_do_not(tmp_path: Path) -> None:
     assert run.require() is run
     with pytest.raises(ConfigError, match=r"other values under seed, optim than in .*config\.yaml"):
         begin(run, load_config([*words, "seed=1", "optim.lr=1"]))
+
+
+def test_a_run_of_an_older_version_goes_on(tmp_path: Path) -> None:
+    """Its config.yaml lacks the keys that came later, which are at their defaults."""
+    run, config = RunDir(tmp_path / "a"), load_config(["+exp=sft_tiny", f"run_dir={tmp_path / 'a'}"])
+    begin(run, config)
+    tree = yaml.safe_load(run.config.read_text())
+    del tree["data"]["chat_template_kwargs"], tree["data"]["overlong"]
+    run.config.write_text(yaml.safe_dump(tree | {"supervised": tree["supervised"] | {"overlong": "error"}}))
+    begin(run, config)
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:

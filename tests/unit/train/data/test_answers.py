@@ -10,7 +10,7 @@ import pytest
 
 from slurm_rl.config.data import DataConfig
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.answers import load_answers, load_pairs, require_one_batch
+from slurm_rl.train.data.load import load_answers, load_pairs, require_one_batch
 
 USER, HELLO, BYE = (
     {"role": "user", "content": "Hi"},
@@ -26,32 +26,33 @@ def write(path: Path, *rows: Any) -> DataConfig:
 
 
 def test_a_conversation_is_all_answer(tmp_path: Path) -> None:
-    [row], held_out = load_answers(write(tmp_path, {"messages": [USER, HELLO]}), seed=0)
-    assert (row.prompt, row.answer, held_out) == ([], [USER, HELLO], [])
+    split = load_answers(write(tmp_path, {"messages": [USER, HELLO]}))
+    [row] = split.train
+    assert (row.prompt, row.answer, split.held_out) == ([], [USER, HELLO], [])
 
 
 def test_a_prompt_and_its_answer(tmp_path: Path) -> None:
-    [row], _ = load_answers(write(tmp_path, {"prompt": "3+4=", "answer": "7"}), seed=0)
+    [row] = load_answers(write(tmp_path, {"prompt": "3+4=", "answer": "7"})).train
     assert (row.prompt, row.answer) == ("3+4=", "7")
 
 
 def test_what_both_answers_begin_with_is_the_prompt(tmp_path: Path) -> None:
-    [row], _ = load_pairs(write(tmp_path, {"chosen": [USER, HELLO], "rejected": [USER, BYE]}), seed=0)
+    [row] = load_pairs(write(tmp_path, {"chosen": [USER, HELLO], "rejected": [USER, BYE]})).train
     assert (row.prompt, row.chosen, row.rejected) == ([USER], [HELLO], [BYE])
 
 
 def test_a_margin_is_read_from_its_column(tmp_path: Path) -> None:
     config = write(tmp_path, {"prompt": "a", "chosen": "b", "rejected": "c", "by": 2})
-    [row], _ = load_pairs(config.model_copy(update={"margin_key": "by"}), seed=0)
+    [row] = load_pairs(config.model_copy(update={"margin_key": "by"})).train
     assert row.margin == 2.0
 
 
 def test_a_spoiled_sum_is_wrong_and_the_same_every_time() -> None:
     config = DataConfig(train="addition", largest_addend=9, num_eval=10)
-    train, held_out = load_pairs(config, seed=0)
-    assert len(train) == 90 and len(held_out) == 10
-    assert all(row.chosen != row.rejected and 0 <= int(str(row.rejected)) <= 18 for row in train)
-    assert load_pairs(config, seed=0) == (train, held_out)
+    split = load_pairs(config)
+    assert len(split.train) == 90 and len(split.held_out) == 10
+    assert all(row.chosen != row.rejected and 0 <= int(str(row.rejected)) <= 18 for row in split.train)
+    assert load_pairs(config) == split
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_spoiled_sum_is_wrong_and_the_same_every_time() -> None:
 def test_a_bad_pair_is_named_with_its_line(row: dict[str, Any], says: str, tmp_path: Path) -> None:
     config = write(tmp_path, {"prompt": "a", "chosen": "b", "rejected": "c"}, row)
     with pytest.raises(DataError, match=says) as caught:
-        load_pairs(config, seed=0)
+        load_pairs(config)
     assert "rows.jsonl:2" in str(caught.value) and caught.value.exit_code == 2
 
 
@@ -88,7 +89,7 @@ def test_a_bad_pair_is_named_with_its_line(row: dict[str, Any], says: str, tmp_p
 )
 def test_a_bad_conversation_is_named_with_its_line(row: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=says) as caught:
-        load_answers(write(tmp_path, {"messages": [USER, HELLO]}, row), seed=0)
+        load_answers(write(tmp_path, {"messages": [USER, HELLO]}, row))
     assert "rows.jsonl:2" in str(caught.value) and caught.value.exit_code == 2
 
 
@@ -105,7 +106,7 @@ def test_pairs_of_a_parquet_file_without_prompts_or_margins(tmp_path: Path) -> N
     file = tmp_path / "rows.parquet"
     table = {"chosen": [[USER, HELLO]], "rejected": [[USER, BYE]], "source": ["x"]}
     parquet.write_table(pyarrow.table(table), file)
-    [row], _ = load_pairs(DataConfig(train=str(file), num_eval=0), seed=0)
+    [row] = load_pairs(DataConfig(train=str(file), num_eval=0)).train
     assert (row.prompt, row.chosen, row.rejected, row.margin) == ([USER], [HELLO], [BYE], 0.0)
 
 
@@ -116,4 +117,4 @@ def test_a_row_of_a_parquet_file_without_its_answer_is_named(tmp_path: Path) -> 
     file = tmp_path / "rows.parquet"
     parquet.write_table(pyarrow.table({"chosen": ["a", "b"], "rejected": ["c", None], "prompt": ["d", "e"]}), file)
     with pytest.raises(DataError, match=r"rows\.parquet row 1: 'rejected' must be text"):
-        load_pairs(DataConfig(train=str(file), num_eval=0), seed=0)
+        load_pairs(DataConfig(train=str(file), num_eval=0))

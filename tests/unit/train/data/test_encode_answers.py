@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from slurm_rl.errors import DataError
+from slurm_rl.train.data.chat import ChatTemplate
 from slurm_rl.train.data.encode_answers import EncodedAnswer, encode_answer, expand_all
 
 CHATML = (
@@ -50,7 +51,7 @@ def learned(encoded: EncodedAnswer, tokenizer: Any) -> str:
 
 def encode(tokenizer: Any, template: str, prompt: Any = (), answer: Any = CHAT) -> EncodedAnswer:
     tokenizer.chat_template = template
-    return encode_answer(list(prompt), answer, tokenizer, chat_template=True, name="row 3")
+    return encode_answer(list(prompt), answer, tokenizer, template=ChatTemplate(tokenizer), name="row 3")
 
 
 def test_every_turn_of_the_assistant_is_learned_with_its_end(tokenizer: Any) -> None:
@@ -68,7 +69,7 @@ def test_what_the_template_writes_into_a_turn_is_learned(tokenizer: Any) -> None
 
 
 def test_plain_text_ends_with_the_end_of_text(tokenizer: Any) -> None:
-    encoded = encode_answer("Hi", "Hello", tokenizer, chat_template=False, name="row 3")
+    encoded = encode_answer("Hi", "Hello", tokenizer, template=None, name="row 3")
     assert learned(encoded, tokenizer) == "Hello<eos>"
     assert tokenizer.decode(encoded.token_ids) == "HiHello<eos>"
 
@@ -85,12 +86,12 @@ def test_a_template_that_rewrites_earlier_messages_is_refused(tokenizer: Any) ->
 
 def test_characters_without_a_token_are_named(tokenizer: Any) -> None:
     with pytest.raises(DataError, match=r"row 3: .*'Z'"):
-        encode_answer("Hi", "Zoo", tokenizer, chat_template=False, name="row 3")
+        encode_answer("Hi", "Zoo", tokenizer, template=None, name="row 3")
 
 
 def test_messages_need_the_template(tokenizer: Any) -> None:
     with pytest.raises(DataError, match=r"row 3: messages need the chat template"):
-        encode_answer([], CHAT, tokenizer, chat_template=False, name="row 3")
+        encode_answer([], CHAT, tokenizer, template=None, name="row 3")
 
 
 def test_an_image_is_refused_rather_than_read_as_its_placeholder(tokenizer: Any) -> None:
@@ -121,7 +122,7 @@ def test_an_image_gets_its_tokens_and_what_is_learned_moves_behind_them(tokenize
     five, three = ({"type": "image", "image": str(tmp_path / name)} for name in ("five.png", "three.png"))
     who = {"type": "text", "text": "Who"}
     chat = [{"role": "user", "content": [five, who]}, CHAT[1], {"role": "user", "content": [who, three]}, CHAT[3]]
-    answer = encode_answer([], chat, tokenizer, chat_template=True, name="row 3", sees_images=True)
+    answer = encode_answer([], chat, tokenizer, template=ChatTemplate(tokenizer), name="row 3", sees_images=True)
     [whole] = expand_all([answer], Counter())
     assert learned(whole, tokenizer) == learned(answer, tokenizer) == "Hello<|im_end|>Me<|im_end|>"
     assert len(whole.token_ids) == len(answer.token_ids) + 4 + 2

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from slurm_rl.errors import DataError
+from slurm_rl.train.data.chat import ChatTemplate
 from slurm_rl.train.data.encode_scored import encode_scored
 from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.data.tokenize import encode_prompts
@@ -63,7 +64,7 @@ def build_tokenizer(template: str | None) -> Any:
     return tokenizer
 
 
-def score_ids(tokenizer: Any, item: RewardItem) -> list[int]:
+def score_ids(tokenizer: Any, item: RewardItem, variables: dict[str, Any] | None = None) -> list[int]:
     """What `RewardModel` feeds, without a model."""
 
     class Config:
@@ -73,6 +74,7 @@ def score_ids(tokenizer: Any, item: RewardItem) -> list[int]:
             return self
 
     model: Any = RewardModel.__new__(RewardModel)
+    model._variables = variables or {}
     model._tokenizer, model._model = tokenizer, type("Model", (), {"config": Config()})()
     return list(model._encode(item))
 
@@ -81,9 +83,8 @@ def make_item(tokenizer: Any, policy: Any, completion: str, **fields: Any) -> Re
     """The completion as it comes from a policy with another tokenizer, over the wire and back."""
     is_chat = tokenizer.chat_template is not None
     rows = [PromptRow(index=0, prompt=CHAT if is_chat else "Hi", answer="")]
-    [prompt] = encode_prompts(
-        rows, policy, chat_template=is_chat, max_prompt_tokens=500, context_length=500, max_tokens=5
-    )
+    template = ChatTemplate(policy) if is_chat else None
+    [prompt] = encode_prompts(rows, policy, template=template, max_prompt_tokens=500, context_length=500, max_tokens=5)
     item = RewardItem(completion=completion, answer="", prompt=prompt.text, messages=prompt.messages, **fields)
     [same] = build_items(parse_request(encode_body([item])))
     assert same == item
@@ -102,7 +103,8 @@ def test_scoring_reads_the_tokens_and_the_place_of_training(name: str, answer: s
     tokenizer, policy = build_tokenizer(TEMPLATES[name]), build_tokenizer(CHATML)
     is_chat = TEMPLATES[name] is not None
     prompt: Any = CHAT if is_chat else "Hi"
-    trained = encode_for_training(prompt, answer, "row 3", tokenizer=tokenizer, chat_template=is_chat)
+    template = ChatTemplate(tokenizer) if is_chat else None
+    trained = encode_for_training(prompt, answer, "row 3", tokenizer=tokenizer, template=template)
     scored = score_ids(tokenizer, make_item(tokenizer, policy, answer))
     assert trained.token_ids.tolist() == scored
     assert trained.answered.tolist() == [len(scored) - 1]
@@ -134,7 +136,7 @@ def test_a_prompt_that_others_rendered_gets_no_second_beginning(name: str) -> No
         body = {"query": [rendered + "Me" + end], "prompts": [rendered], "labels": ["7"]}
         [item] = build_items(parse_request(str(body).replace("'", '"').encode()))
         assert (item.completion, item.truncated) == ("Me", truncated)
-        expected = encode_scored(CHAT, "Me", tokenizer, chat_template=True, truncated=truncated)
+        expected = encode_scored(CHAT, "Me", tokenizer, template=ChatTemplate(tokenizer), truncated=truncated)
         assert score_ids(tokenizer, item) == expected
 
 
@@ -145,7 +147,7 @@ def test_a_chat_in_json_as_the_prompt_is_rendered_by_the_reward_models_own_templ
     rendered = policy.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
     body = {"query": [rendered + "Me<|im_end|>"], "prompts": [json.dumps(CHAT)], "labels": ["7"]}
     [item] = build_items(parse_request(json.dumps(body).encode()))
-    assert score_ids(tokenizer, item) == encode_scored(CHAT, "Me", tokenizer, chat_template=True)
+    assert score_ids(tokenizer, item) == encode_scored(CHAT, "Me", tokenizer, template=ChatTemplate(tokenizer))
 
 
 def test_a_client_may_say_that_a_text_was_cut() -> None:
@@ -156,17 +158,30 @@ def test_a_client_may_say_that_a_text_was_cut() -> None:
 
 
 def test_chats_for_a_model_without_a_template_are_refused() -> None:
-    with pytest.raises(DataError, match="a reward model of chats needs a tokenizer with a chat template"):
-        encode_scored(CHAT, "Me", build_tokenizer(None), chat_template=True)
+    item = RewardItem(completion="Me", answer="", prompt="Hi", messages=CHAT)
+    with pytest.raises(DataError, match="needs a tokenizer with a chat template"):
+        score_ids(build_tokenizer(None), item)
 
 
 def test_images_are_refused_rather_than_read_as_their_placeholders() -> None:
     tokenizer = build_tokenizer(CHATML)
     seen = {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Who"}]}
     with pytest.raises(DataError, match="the model must see"):
-        encode_scored([seen], "Me", tokenizer, chat_template=True)
+        encode_scored([seen], "Me", tokenizer, template=ChatTemplate(tokenizer))
 
 
 def test_training_names_what_the_tokenizer_cannot_write() -> None:
     with pytest.raises(DataError, match=r"row 3: .*'Z'"):
-        encode_for_training("Hi", "Zoo", "row 3", tokenizer=build_tokenizer(None), chat_template=False)
+        encode_for_training("Hi", "Zoo", "row 3", tokenizer=build_tokenizer(None), template=None)
+
+
+def test_scoring_gives_the_template_the_variables_of_training() -> None:
+    tokenizer = build_tokenizer(
+        CHATML.replace("{{ m.content }}", "{% if t is defined %}{{ t }}{% endif %}{{ m.content }}")
+    )
+    variables = {"t": "x"}
+    template = ChatTemplate(tokenizer, variables)
+    trained = encode_for_training(CHAT, "Me", "row 3", tokenizer=tokenizer, template=template)
+    scored = score_ids(tokenizer, make_item(tokenizer, build_tokenizer(CHATML), "Me"), variables)
+    assert trained.token_ids.tolist() == scored
+    assert "xMe" in tokenizer.decode(scored)

@@ -8,7 +8,7 @@ import pytest
 
 from slurm_rl.config.data import DataConfig
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.load import load_data
+from slurm_rl.train.data.load import load_prompts
 from slurm_rl.train.data.prompts import Columns, PromptRow, load_rows
 
 
@@ -96,7 +96,7 @@ def test_rows_are_held_out_by_their_images_too(folder: Path) -> None:
     rows = [{"prompt": "which?", "answer": "1", "images": name} for name in ("1.png", "2.png", "1.png")]
     path = folder / "rows.json"
     path.write_text(json.dumps(rows))
-    train, held_out = load_data(DataConfig(train=str(path), num_eval=1, image_key="images"), seed=0)
-    assert len(held_out) == 1
-    assert held_out[0].prompt not in [row.prompt for row in train]
-    assert train
+    split = load_prompts(DataConfig(train=str(path), num_eval=1, image_key="images"))
+    assert len(split.held_out) == 1
+    assert split.held_out[0].prompt not in [row.prompt for row in split.train]
+    assert split.train

@@ -9,6 +9,7 @@ import pytest
 
 from slurm_rl.config.tiny_vl import TinyVLConfig
 from slurm_rl.errors import DataError
+from slurm_rl.train.data.chat import ChatTemplate
 from slurm_rl.train.data.placeholders import collapse_placeholders, expand_placeholders
 from slurm_rl.train.data.prompts import PromptRow
 from slurm_rl.train.data.tokenize import encode_prompts
@@ -59,7 +60,7 @@ def encode(tokenizer: Any, rows: list[PromptRow], counter: AreaCounter | None) -
     return encode_prompts(
         rows,
         tokenizer,
-        chat_template=True,
+        template=ChatTemplate(tokenizer),
         max_prompt_tokens=64,
         context_length=128,
         max_tokens=8,

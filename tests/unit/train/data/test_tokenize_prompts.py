@@ -7,7 +7,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from slurm_rl.errors import DataError
+from slurm_rl.train.data.chat import ChatTemplate
 from slurm_rl.train.data.prompts import PromptRow
+from slurm_rl.train.data.split import RowCounts, Split, count_rows
 from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
 
 CHAT = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
@@ -31,9 +33,11 @@ def build_tokenizer(unk: str | None = "?", **options: Any) -> Any:
 
 
 def encode(prompt: Any, tokenizer: Any = None, **limits: Any) -> EncodedPrompt:
-    options = {"chat_template": False, "max_prompt_tokens": 100, "context_length": 200, "max_tokens": 100, **limits}
+    tokenizer = tokenizer or build_tokenizer()
+    template = ChatTemplate(tokenizer, limits.pop("variables", {})) if limits.pop("chat_template", False) else None
+    options = {"template": template, "max_prompt_tokens": 100, "context_length": 200, "max_tokens": 100, **limits}
     row = PromptRow(index=17, prompt=prompt, answer="7")
-    return encode_prompts([row], tokenizer or build_tokenizer(), **options)[0]
+    return encode_prompts([row], tokenizer, **options)[0]
 
 
 def test_a_prompt_becomes_its_tokens() -> None:
@@ -46,7 +50,7 @@ def test_a_prompt_becomes_its_tokens() -> None:
 def test_many_rows_keep_their_order() -> None:
     rows = [PromptRow(index=i, prompt=f"{i}=", answer=str(i)) for i in range(2500)]
     encoded = encode_prompts(
-        rows, build_tokenizer(), chat_template=False, max_prompt_tokens=9, context_length=9, max_tokens=1
+        rows, build_tokenizer(), template=None, max_prompt_tokens=9, context_length=9, max_tokens=1
     )
     assert [(p.index, p.text, p.answer, len(p.token_ids)) for p in encoded] == [
         (i, f"{i}=", str(i), len(str(i)) + 1) for i in range(2500)
@@ -150,3 +154,43 @@ def test_what_a_chat_template_refuses_is_named() -> None:
     tokenizer = build_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
     with pytest.raises(DataError, match=r"row 17: .*roles must alternate"):
         encode("a", tokenizer, chat_template=True)
+
+
+def test_rows_that_do_not_fit_are_left_out_when_asked_to() -> None:
+    rows = [PromptRow(index=i, prompt="a" * length, answer="") for i, length in enumerate([5, 6, 4, 9])]
+    limits = {"max_prompt_tokens": 8, "context_length": 15, "max_tokens": 10}
+    kept = encode_prompts(rows, build_tokenizer(), template=None, overlong="leave_out", **limits)
+    assert [prompt.index for prompt in kept] == [0, 2]
+    with pytest.raises(DataError, match=r"row 1: .*5 tokens.*data\.overlong=leave_out"):
+        encode_prompts(rows, build_tokenizer(), template=None, **limits)
+
+
+@pytest.mark.parametrize(("num_train", "num_held_out", "says"), [(0, 2, "to train on"), (3, 0, r"data\.num_eval")])
+def test_leaving_every_row_out_is_an_error(num_train: int, num_held_out: int, says: str) -> None:
+    split = Split(train=[1, 2, 3], held_out=[4, 5], num_overlapping=1)
+    assert count_rows(split, 2, 2) == RowCounts(train=2, held_out=2, overlapping=1, overlong=1)
+    with pytest.raises(DataError, match=rf"some rows .*{says}.* must be short enough; got all "):
+        count_rows(split, num_train, num_held_out)
+
+
+THINKING = "{% if think is defined and not think %}!{% endif %}" + CHAT
+
+
+def test_variables_of_a_chat_template_reach_it() -> None:
+    tokenizer = build_tokenizer(chat_template=THINKING.replace("!", "="))
+    assert encode("y", tokenizer, chat_template=True, variables={"think": False}).text == "=u:y;a:"
+    assert encode("y", tokenizer, chat_template=True, variables={"think": True}).text == "u:y;a:"
+
+
+@pytest.mark.parametrize(
+    ("template", "reads"),
+    [
+        (THINKING, "think"),
+        (CHAT, "none"),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{%- endgeneration -%}{% break %}{% endfor %}", "none"),
+    ],
+)
+def test_a_variable_that_the_template_does_not_read_is_refused_with_those_it_reads(template: str, reads: str) -> None:
+    for name in ("thinc", "messages", "add_generation_prompt"):
+        with pytest.raises(DataError, match=rf"got {name}; it reads {reads}"):
+            ChatTemplate(build_tokenizer(chat_template=template), {name: False})

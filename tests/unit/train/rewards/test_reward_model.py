@@ -37,7 +37,7 @@ def build_model(
     # The default start of the head is so small that every score is about 0.
     torch.nn.init.normal_(model.score.weight)
     if measured is not None:
-        describe_scores(model.config, measured, chats=chats)
+        describe_scores(model.config, measured, chats=chats, variables={})
     model.save_pretrained(folder)
     TOKENIZER.save_pretrained(folder)
     return model

@@ -1,0 +1,142 @@
+"""Which rows are held out of training: the same for every seed and every task, since their prompts alone decide.
+
+A prompt's rank is the SHA-256 of its messages, and the first ranks are held out. So runs with other seeds are measured
+on the same rows, GRPO after SFT on the same file is not measured on what SFT has seen, and a file that is shuffled, or
+grows, holds out nearly the same rows as before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from slurm_rl.errors import DataError
+
+Row = TypeVar("Row")
+DigestsOf = Callable[[Row], list[bytes]]
+"""A row to what `digest_prompts` says of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(Generic[Row]):
+    """The rows of a run; none whose prompt is held out is trained on."""
+
+    train: list[Row]
+    """In the order of the data."""
+    held_out: list[Row]
+    num_overlapping: int
+    """Rows of data.train in neither list: their prompts are among the held-out ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowCounts:
+    """What became of the rows of the data; the event `data/loaded`."""
+
+    train: int
+    held_out: int
+    overlapping: int
+    """Not trained on, since their prompts are held out."""
+    overlong: int
+    """In neither, with data.overlong=leave_out."""
+
+
+def count_rows(split: Split[Row], num_train: int, num_held_out: int) -> RowCounts:
+    """How many of a split were left once those that are too long were left out.
+
+    Raises:
+        DataError: none to train on, or none of those to evaluate on.
+    """
+    for what, before, after in (
+        ("to train on", split.train, num_train),
+        ("held out (data.num_eval)", split.held_out, num_held_out),
+    ):
+        if before and not after:
+            raise DataError(
+                f"some rows {what} must be short enough",
+                seen=f"all {len(before)} are left out with data.overlong=leave_out",
+                action="raise data.max_prompt_tokens or supervised.max_tokens, or choose other data",
+            )
+    num_overlong = len(split.train) + len(split.held_out) - num_train - num_held_out
+    return RowCounts(train=num_train, held_out=num_held_out, overlapping=split.num_overlapping, overlong=num_overlong)
+
+
+def split_rows(
+    rows: Sequence[Row], evals: Sequence[Row] | None, num_eval: int, digests_of: DigestsOf[Row]
+) -> Split[Row]:
+    """Hold out `num_eval` rows.
+
+    Args:
+        rows: of data.train.
+        evals: of data.eval: all of them, or as many as wanted, are held out, and rows with a prompt of any of them are
+            not trained on (as https://arxiv.org/abs/2501.19393 cleans its data; that finds similar ones, too).
+            None takes rows with different prompts away from `rows`.
+
+    Raises:
+        DataError: nothing is left to train on.
+    """
+    digests = [digests_of(row) for row in rows]
+    if evals is None:
+        held_out = _draw(rows, digests, num_eval)
+        taken = {digests_of(row)[-1] for row in held_out}
+    else:
+        of_evals = [digests_of(row) for row in evals]
+        held_out = list(evals) if len(evals) <= num_eval else _draw(evals, of_evals, num_eval)
+        taken = {found[-1] for found in of_evals}
+    train = [row for row, found in zip(rows, digests, strict=True) if taken.isdisjoint(found)]
+    if not train:
+        raise _nothing_left(len(rows), len({found[-1] for found in digests}), None if evals else num_eval)
+    return Split(
+        train=train, held_out=held_out, num_overlapping=len(rows) - len(train) - (0 if evals else len(held_out))
+    )
+
+
+def digest_prompts(messages: Sequence[dict[str, Any]], answer: Sequence[dict[str, Any]] = ()) -> list[bytes]:
+    """SHA-256 of all that comes before each turn of the assistant in `answer`; the last one is the row's own.
+
+    Without such a turn there is one, of all `messages`. Text counts as a part of its message, an image by its path or
+    its bytes; roles and whatever else a template reads count, too.
+    """
+    digest, found = hashlib.sha256(), []
+    for number, message in enumerate([*messages, *answer]):
+        # A conversation that the assistant begins has no prompt before that turn.
+        if number and number >= len(messages) and message["role"] == "assistant":
+            found.append(digest.digest())
+        digest.update(_canonical(message))
+    return found or [digest.digest()]
+
+
+def _canonical(message: dict[str, Any]) -> bytes:
+    content = message["content"]
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    # ASCII with all lengths implied by quotes, so that no text can pass for the next field.
+    return json.dumps({**message, "content": parts}, sort_keys=True, default=_name_bytes).encode()
+
+
+def _name_bytes(value: Any) -> str:
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
+
+
+def _draw(rows: Sequence[Row], digests: Sequence[list[bytes]], count: int) -> list[Row]:
+    """Rows of the first `count` ranks, in that order; of rows with equal prompts the first."""
+    by_prompt: dict[bytes, Row] = {}
+    for row, found in zip(rows, digests, strict=True):
+        by_prompt.setdefault(found[-1], row)
+    return [by_prompt[prompt] for prompt in sorted(by_prompt)[:count]]
+
+
+def _nothing_left(num_rows: int, num_prompts: int, num_eval: int | None) -> DataError:
+    seen = f"{num_rows} rows with {num_prompts} different prompts"
+    if num_eval is None:
+        return DataError(
+            "data.train needs rows whose prompts are not in data.eval",
+            seen=f"{seen}, all of them in data.eval",
+            action="name other data in data.train or data.eval, or data.eval=null to hold rows of data.train out",
+        )
+    return DataError(
+        f"data.num_eval = {num_eval} rows with different prompts are held out, so data.train needs more of them",
+        seen=seen,
+        action="lower data.num_eval, or name a file in data.eval",
+    )
