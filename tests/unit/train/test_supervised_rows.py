@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ class Engine:
     """Its logprob of a token is the token."""
 
     num_calls: int = 0
-    asked: list[int] = field(default_factory=list)
+    rows: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(packed=True))
 
     def compute_logprobs(self, batches: list[list[TrainSequence]]) -> list[FloatArray]:
         self.num_calls += 1
