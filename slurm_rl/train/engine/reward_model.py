@@ -77,8 +77,8 @@ def read_score_statistics(config: PreTrainedConfig, path: str) -> ScoreStatistic
     if mean is None or std is None or std <= 0:
         raise ValueError(
             "reward.model.normalize needs the mean and the std > 0 of the model's scores in its config.json, where "
-            f"task=rm writes them when it ends; {path} has mean={written['mean']}, std={written['std']}. Next: train it to its end, write "
-            "them there, or reward.model.normalize=false"
+            f"task=rm writes them when it ends; {path} has mean={written['mean']}, std={written['std']}. "
+            "Next: train it to its end, write them there, or reward.model.normalize=false"
         )
     return ScoreStatistics(mean, std)
 
