@@ -51,12 +51,12 @@ def test_a_named_reward_replaces_that_of_the_experiment() -> None:
 def test_without_a_token_it_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SLURM_RL_REWARD_TOKEN", raising=False)
     with pytest.raises(ConfigError, match="needs a token"):
-        run(["--port", "0"])
+        run(["--port", "0", "+reward=math"])
     loose = tmp_path / "token"
     loose.write_text("abc")
     loose.chmod(0o640)
     with pytest.raises(ConfigError, match="only you may read the token file"):
-        run(["--port", "0", "--token-file", str(loose)])
+        run(["--port", "0", "--token-file", str(loose), "+reward=math"])
 
 
 def test_a_function_is_looked_for_without_running_its_file(tmp_path: Path) -> None:
