@@ -36,10 +36,11 @@ MAXTEXT_KEYS = {
 def build(name: str, *, resume: bool = False, **more: Any) -> tuple[ExternalConfig, list[str]]:
     tree = yaml.safe_load((conf_dir() / "exp" / f"{name}.yaml").read_text())
     config = ExternalConfig.model_validate({**tree["external"], **more})
+    # An experiment names no machine; these are the sizes of the scripts that most of them come from.
     run = ExternalRun(
         name="r1",
-        nodes=tree["cluster"]["num_nodes"],
-        gpus_per_node=tree["cluster"]["gpus_per_node"],
+        nodes=2 if config.method == "ppo" else 1,
+        gpus_per_node=8,
         checkpoints="/run/checkpoints",
         output="/run/export",
         resume=resume,

@@ -27,7 +27,8 @@ ENV = {"RAY_ADDRESS": "10.0.0.1:10200", "RAY_AUTH_TOKEN_PATH": "/run/secrets/ray
 
 
 def plan_of(*words: str, run_dir: str = "/shared/runs/a b") -> JobPlan:
-    return build_plan(load_config(["+exp=demo", "name=golden", *words]), run_dir, FACTS)
+    experiment = [] if any(word.startswith("+exp=") for word in words) else ["+exp=demo"]
+    return build_plan(load_config([*experiment, "name=golden", *words]), run_dir, FACTS)
 
 
 def shell_in(runtime: str, image: str) -> list[str]:
@@ -127,7 +128,7 @@ def test_the_tunnel_of_a_job_goes_to_its_head_node(live: RunDir, monkeypatch: py
     assert shlex.split(shlex.join(ssh)) == ssh
 
 
-@pytest.mark.parametrize("words", [["task=sft", "supervised.max_tokens=16"], ["ray.dashboard=false"]])
+@pytest.mark.parametrize("words", [["+exp=sft_tiny"], ["ray.dashboard=false"]])
 def test_without_a_dashboard_there_is_no_way_to_it(live: RunDir, words: list[str]) -> None:
     assert tunnel.find_ssh(plan_of("+cluster=slurm_cpu", *words), live.attempt(1), 9000) == []
 
@@ -178,6 +179,6 @@ def test_the_legacy_debugger_is_reached_from_other_nodes() -> None:
 
 
 def test_under_torchrun_debug_says_nothing_of_ray() -> None:
-    plan = plan_of("job.debug=true", "task=sft", "supervised.max_tokens=16")
+    plan = plan_of("job.debug=true", "+exp=sft_tiny")
     assert plan.env["PYTHONFAULTHANDLER"] == "1"
     assert not any(name.startswith(("RAY_", "VLLM_")) for name in plan.env)

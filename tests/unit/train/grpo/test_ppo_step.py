@@ -32,6 +32,7 @@ class Policy:
     def __init__(self) -> None:
         self.trained: list[tuple[list[TrainSequence], float]] = []
         self.lrs: list[float] = []
+        self.packed = True
 
     def reference_logprobs(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         return [np.full(sequence.num_trained, -1.5, dtype=np.float32) for sequence in sequences]
