@@ -64,11 +64,12 @@ def _describe(identity: NodeIdentity) -> str:
 
 def _load(told: Words, identity: NodeIdentity) -> RunConfig:
     """The config with what this machine was told in place of the preset's."""
-    named, overrides = told.flags.run, check_overrides(told.rest)
+    named = told.flags.run
     if named is None:
+        overrides = check_overrides(told.rest)
         tree = compose([*overrides, "cluster.launcher=machines"], config_dir=told.flags.config_dir)
-    elif overrides:
-        raise ConfigError("a run that goes on keeps its config", seen=" ".join(overrides), action="leave out either")
+    elif told.rest:
+        raise ConfigError("a run that goes on keeps its config", seen=" ".join(told.rest), action="leave out either")
     else:
         tree = yaml.safe_load(find_run([named]).config.read_text(encoding="utf-8"))
     if identity.num_nodes is not None:
