@@ -42,7 +42,7 @@ RAY_ADDRESS=$HEAD:6379 srun --overlap --mem=0 --nodes=1 --ntasks=1 -w "$HEAD" {d
 # Given to slurm_rl as the nodes' Python: everything is real but the trainer.
 PYTHON = """#!/bin/bash
 case " $* " in
-*" slurm_rl.train.grpo.main "*)
+*" slurm_rl.rl.main "*)
   {driver} && echo '{{"outcome": "finished", "exit_code": 0}}' > {run}/attempts/1/outcome.json
   exit ;;
 esac

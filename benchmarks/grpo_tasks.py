@@ -108,11 +108,11 @@ def build_start(task: Task, rows: Sequence[dict[str, str]], seed: int, out: Path
 
     from slurm_rl.config.model import ModelConfig
     from slurm_rl.config.train import OptimConfig, PolicyConfig
-    from slurm_rl.train.engine.policy import PolicyEngine
-    from slurm_rl.train.engine.tiny import build_tiny_model
-    from slurm_rl.train.grpo.loss import build_warmup_loss
-    from slurm_rl.train.math.packing import distribute
-    from slurm_rl.train.types import TrainSequence
+    from slurm_rl.engine.policy import PolicyEngine
+    from slurm_rl.engine.tiny import build_tiny_model
+    from slurm_rl.math.packing import distribute
+    from slurm_rl.math.sequences import TrainSequence
+    from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
 
     build_tiny_model(task.tiny, seed, out / "init")
     optim = OptimConfig(lr=2e-3, betas=(0.9, 0.98), weight_decay=0.01)
@@ -145,7 +145,7 @@ def widen(task: Task, examples: Sequence[Tensor], narrow: Path, out: Path) -> No
     import torch
     from transformers import AutoModelForCausalLM
 
-    from slurm_rl.train.engine.tiny import build_tiny_model
+    from slurm_rl.engine.tiny import build_tiny_model
 
     further = task.vocabulary - len(task.tiny.characters) - 2  # padding and end of text are tokens, too
     characters = task.tiny.characters + "".join(chr(0x10000 + i) for i in range(further))

@@ -30,22 +30,22 @@ import numpy as np
 
 from benchmarks.reward_overlap import WORKERS
 from slurm_rl.config.load import load_config
+from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.jsonl import read_rows
+from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.rewards.pool import RewardPool
+from slurm_rl.rl.groups import Completion, Prompts, SamplingSpec
+from slurm_rl.rl.loop.run_state import RunSaver
+from slurm_rl.rl.loop.trainer import GRPOTrainer
+from slurm_rl.rl.rollout.dispatch import max_calls
+from slurm_rl.rl.session import build_sampler
+from slurm_rl.rl.weights.records import HeldWeights, SentWeights
+from slurm_rl.rl.weights.sync import WeightSync
+from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.rl.workers.policy_group import PolicyGroup
 from slurm_rl.run_dir import RunDir
-from slurm_rl.train.data.tokenize import EncodedPrompt
-from slurm_rl.train.grpo.cluster import Actor, Cluster
-from slurm_rl.train.grpo.dispatch import max_calls
-from slurm_rl.train.grpo.policy_group import PolicyGroup
-from slurm_rl.train.grpo.saving import RunSaver
-from slurm_rl.train.grpo.session import build_sampler
-from slurm_rl.train.grpo.trainer import GRPOTrainer
-from slurm_rl.train.grpo.types import Completion, Prompts, SamplingSpec
-from slurm_rl.train.grpo.weight_sync import WeightSync
-from slurm_rl.train.grpo.weights import HeldWeights, SentWeights
-from slurm_rl.train.rewards.pool import RewardPool
 from slurm_rl.train.stop import StopFlag
-from slurm_rl.train.types import TokenPrompt
 
 GROUP_SIZE = 4
 FILE = Path(__file__).resolve().parent / "reward_overlap.py"

@@ -30,9 +30,9 @@ from typing import Any
 
 from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.train.rewards.client import RewardClient
-from slurm_rl.train.rewards.supervise import RewardServices
-from slurm_rl.train.rewards.types import RewardItem
+from slurm_rl.rewards.client import RewardClient
+from slurm_rl.rewards.results import RewardItem
+from slurm_rl.rewards.supervise import RewardServices
 
 HANG = r"\boxed{9^{9^{9^9}}}"
 THOUGHT = "We add the numbers one by one and check the sum twice, so that no carry is lost. " * 5
@@ -52,8 +52,8 @@ def build_items(count: int, hang_every: int | None) -> list[RewardItem]:
 
 
 def judge(completion: str, answer: str) -> tuple[float, float]:
-    from slurm_rl.train.rewards.math_answer import score_math
-    from slurm_rl.train.rewards.verifiers import score_format
+    from slurm_rl.rewards.math_answer import score_math
+    from slurm_rl.rewards.verifiers import score_format
 
     return score_math(completion, answer), score_format(completion, answer)
 

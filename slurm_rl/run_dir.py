@@ -16,7 +16,7 @@ agent imports it inside any image.
       attempts/latest               link to the newest attempt
       events.jsonl metrics.jsonl    append-only; one JSON object a line: see jsonl.py
       samples.jsonl                 a few completions of each logged step, for the report
-      checkpoints/step-<k>/         see train/engine/checkpoint.py
+      checkpoints/step-<k>/         see checkpoints/store.py
       tensorboard/ export/          curves; the trained model in Hugging Face format
       summary.json report.html      what came out
       .reserve                      while it runs: room for how it ended, should the disk be full

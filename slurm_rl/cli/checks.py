@@ -90,7 +90,7 @@ def _check_checkpoint_url(config: RunConfig) -> None:
     """Look for the library behind the URL; nothing is connected to."""
     if config.checkpoint.url is None:
         return
-    from slurm_rl.train.filesystem import open_filesystem
+    from slurm_rl.filesystem import open_filesystem
 
     open_filesystem(config.checkpoint.url)
 
@@ -133,8 +133,8 @@ def _check_pad_token(folder: Path) -> None:
 
 def _check_data(config: RunConfig) -> None:
     # Reading rows needs no torch; the same functions load them in the trainer.
-    from slurm_rl.train.data.images import check_sources, list_images
-    from slurm_rl.train.data.load import load_answers, load_pairs, load_prompts, require_one_batch
+    from slurm_rl.data.images import check_sources, list_images
+    from slurm_rl.data.load import load_answers, load_pairs, load_prompts, require_one_batch
 
     try:
         if config.task != "grpo":

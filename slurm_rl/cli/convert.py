@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import yaml
 
+from slurm_rl.checkpoints.store import Checkpoint, CheckpointStore
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.load import parse_config
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.run_dir import RunDir
-from slurm_rl.train.engine.checkpoint import Checkpoint, CheckpointStore
 
 
 def run(words: list[str]) -> int:
@@ -53,7 +53,7 @@ def find_checkpoint(directory: RunDir, step: int | None) -> Checkpoint:
 
 def _import_convert() -> Callable[..., int]:
     try:
-        from slurm_rl.train.engine.convert import convert_checkpoint
+        from slurm_rl.engine.convert import convert_checkpoint
     except ImportError as error:
         raise ConfigError(
             "convert needs torch and transformers",

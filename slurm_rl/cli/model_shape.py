@@ -42,7 +42,7 @@ def sees_images(model: ModelConfig) -> bool | None:
 
 
 def _shape_of_tiny(model: ModelConfig) -> ModelShape | None:
-    """Of a model that train/engine/tiny.py or tiny_vl.py will build; towers so small count for nothing."""
+    """Of a model that engine/tiny.py or tiny_vl.py will build; towers so small count for nothing."""
     tiny = model.tiny or model.tiny_vl
     if tiny is None:
         return None

@@ -50,7 +50,7 @@ def configure(overrides: list[str], config_dir: str | None) -> RewardConfig:
 
 def _import_service() -> Callable[[RewardConfig, Any], int]:
     try:
-        from slurm_rl.train.rewards import service
+        from slurm_rl.rewards import service
     except ImportError as error:
         raise ConfigError(
             "reward-server needs the reward workers' packages",

@@ -74,7 +74,7 @@ class CorrectionConfig(Section):
     kind: CorrectionName | Literal["auto"] | None = "auto"
     """auto: none where the sampler is the policy (float32, its own weights, nothing that bends the distribution), else
     sequence_mask for the losses of whole sequences (gspo, gspo_token) and token_tis for the others. Or a row of
-    train/math/correction.py. null corrects nothing, and the ratio is taken to the sampler."""
+    math/correction.py. null corrects nothing, and the ratio is taken to the sampler."""
     low: PositiveFloat = 0.5
     """Smallest ratio let through (sequence_mask, icepop)."""
     high: PositiveFloat = 2.0
@@ -122,7 +122,7 @@ class OverlongConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """One row each of the tables in train/math."""
+    """One row each of the tables in math."""
 
     advantage: AdvantageName = "group_norm"
     """How rewards of a group become advantages."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurm_rl.errors import ConfigError
 
-# What we pass ourselves (train/grpo/rollout.py), or what the plan has no place for; and the key that decides it.
+# What we pass ourselves (rl/rollout/vllm/engine.py), or what the plan has no place for; and the key that decides it.
 OURS = {
     "model": "model.path",
     "tokenizer": "model.path",

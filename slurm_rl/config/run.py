@@ -102,7 +102,7 @@ class RunConfig(Section):
 
     @property
     def correction_kind(self) -> CorrectionName | None:
-        """Which row of train/math/correction.py corrects for the sampler; see CorrectionConfig."""
+        """Which row of math/correction.py corrects for the sampler; see CorrectionConfig."""
         kind = self.algorithm.correction.kind
         if kind != "auto":
             return kind

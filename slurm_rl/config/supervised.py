@@ -68,7 +68,7 @@ class DPOConfig(Section):
     """Direct preference optimization."""
 
     loss: DPOLossName = "sigmoid"
-    """A row of train/math/preference.py, under TRL's name (sigmoid is DPO itself)."""
+    """A row of math/preference.py, under TRL's name (sigmoid is DPO itself)."""
     beta: PositiveFloat = 0.1
     """How dear the distance to the reference is; IPO's tau."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0

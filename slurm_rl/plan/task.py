@@ -14,7 +14,7 @@ TORCHRUN_TASKS: frozenset[Task] = frozenset({"sft", "rm", "dpo"})
 EXTERNAL_TASKS: frozenset[Task] = frozenset({"openrlhf", "verl", "maxtext", "command"})
 """A program that is not ours, on the head node of the Ray cluster."""
 
-_SUPERVISED = "slurm_rl.train.supervised.main"
+_SUPERVISED = "slurm_rl.supervised.main"
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def build_driver_argv(task: Task, python: str, run_dir: str) -> tuple[str, ...]:
         return (python, "-u", "-m", "slurm_rl.node.external", "--run-dir", run_dir)
     if task in TORCHRUN_TASKS:
         return (python, "-u", "-m", "slurm_rl.node.rank", _SUPERVISED, run_dir)
-    return (python, "-u", "-m", "slurm_rl.train.grpo.main", "--run-dir", run_dir)
+    return (python, "-u", "-m", "slurm_rl.rl.main", "--run-dir", run_dir)
 
 
 def build_torchrun_argv(

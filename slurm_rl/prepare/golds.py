@@ -94,7 +94,7 @@ class _Bench:
 
 def _sit(pipe: Connection, judge: Judge | None) -> None:
     if judge is None:
-        from slurm_rl.train.rewards.math_answer import score_math
+        from slurm_rl.rewards.math_answer import score_math
 
         judge = score_math
     pipe.send("ready")

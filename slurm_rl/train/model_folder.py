@@ -12,8 +12,8 @@ def prepare_model(run: RunDir, config: RunConfig) -> str:
     """The folder that every part of the run loads; builds the tiny model when the config asks for one."""
     if config.model.path is not None:
         return config.model.path
-    from slurm_rl.train.engine.tiny import build_tiny_model
-    from slurm_rl.train.engine.tiny_vl import build_tiny_vl
+    from slurm_rl.engine.tiny import build_tiny_model
+    from slurm_rl.engine.tiny_vl import build_tiny_vl
 
     if not run.model.is_dir():
         if config.model.tiny_vl is not None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from slurm_rl.run_dir import RunDir, append_event
 
 if TYPE_CHECKING:
-    from slurm_rl.train.engine.row_check import RowCheck
+    from slurm_rl.engine.row_check import RowCheck
 
 
 def tell_rows(run: RunDir, role: str, check: RowCheck) -> None:

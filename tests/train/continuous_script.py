@@ -14,13 +14,13 @@ import torch
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.train.engine.forward import compute_sequence_logprobs
-from slurm_rl.train.engine.model import load_model
-from slurm_rl.train.engine.tiny import build_tiny_model
-from slurm_rl.train.grpo.rollout import RolloutEngine
-from slurm_rl.train.grpo.types import Completion, SamplingSpec
-from slurm_rl.train.grpo.weights import checksum, pack_weights
-from slurm_rl.train.types import TokenPrompt, TrainSequence
+from slurm_rl.engine.forward import compute_sequence_logprobs
+from slurm_rl.engine.model import load_model
+from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.math.sequences import TokenPrompt, TrainSequence
+from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.rl.rollout.vllm.engine import RolloutEngine
+from slurm_rl.rl.weights.records import checksum, pack_weights
 
 CONTEXT = 512
 TINY = TinyModelConfig(characters="".join(chr(0x4E00 + i) for i in range(2000)), context_length=CONTEXT)

@@ -16,11 +16,11 @@ import transformers
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
+from slurm_rl.engine.forward import compute_sequence_logprobs, forward_packed
+from slurm_rl.engine.row_check import check_rows
 from slurm_rl.errors import ConfigError
-from slurm_rl.train.engine.forward import compute_sequence_logprobs, forward_packed
-from slurm_rl.train.engine.row_check import check_rows
-from slurm_rl.train.math.packing import build_packed_batch
-from slurm_rl.train.types import FloatArray, TrainSequence
+from slurm_rl.math.packing import build_packed_batch
+from slurm_rl.math.sequences import FloatArray, TrainSequence
 
 PAGE = Path(__file__).parents[2] / "docs/model-families.md"
 CPU = torch.device("cpu")
@@ -319,7 +319,7 @@ Written by `python -m tests.train.model_families` with transformers {version}; d
 
 The trainer reads several sequences in one row. Some models let them see each other there, without a word: recurrent and
 convolutional layers carry their state over the boundary, and some masks and positions count from the start of the row.
-So when a model is loaded, it is tried on random tokens (`slurm_rl/train/engine/row_check.py`), with its own weights
+So when a model is loaded, it is tried on random tokens (`slurm_rl/engine/row_check.py`), with its own weights
 and type, under its own sharding:
 
 * **packed**: every sequence is computed as it is alone.

@@ -11,11 +11,11 @@ import torch
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.train.engine.model import load_model
-from slurm_rl.train.engine.tiny import build_tiny_model
-from slurm_rl.train.grpo.rollout import RolloutEngine
-from slurm_rl.train.grpo.types import Completion, SamplingSpec
-from slurm_rl.train.types import TokenPrompt
+from slurm_rl.engine.model import load_model
+from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.rl.rollout.vllm.engine import RolloutEngine
 
 CONTEXT, TEMPERATURE = 64, 0.8
 PROMPTS = [TokenPrompt(token_ids=ids) for ids in ([5, 6, 7], [8, 9])]

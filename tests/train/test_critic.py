@@ -12,11 +12,11 @@ from transformers import AutoModelForSequenceClassification
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.train.engine.policy import PolicyEngine
-from slurm_rl.train.engine.reward_model import ScoreStatistics
-from slurm_rl.train.engine.tiny import build_tiny_model
-from slurm_rl.train.grpo.critic import build_critic_loss, read_before
-from slurm_rl.train.types import TrainSequence
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.reward_model import ScoreStatistics
+from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.rl.workers.critic import build_critic_loss, read_before
 
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 

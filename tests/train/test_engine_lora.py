@@ -14,13 +14,13 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.engine.convert import convert_checkpoint
+from slurm_rl.engine.forward import compute_sequence_logprobs
+from slurm_rl.engine.lora import check_targets, merge_into_base, read_base
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import CheckpointError, ConfigError
-from slurm_rl.train.engine.convert import convert_checkpoint
-from slurm_rl.train.engine.forward import compute_sequence_logprobs
-from slurm_rl.train.engine.lora import check_targets, merge_into_base, read_base
-from slurm_rl.train.engine.policy import PolicyEngine
-from slurm_rl.train.engine.tiny import build_tiny_model
-from slurm_rl.train.types import FloatArray, PackedBatch, TrainSequence
+from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
 
 CPU = torch.device("cpu")
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)

@@ -12,16 +12,16 @@ import torch
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.tiny_vl import TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.engine.convert import convert_checkpoint
+from slurm_rl.engine.forward import compute_sequence_logprobs
+from slurm_rl.engine.model import load_model
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.tiny_vl import build_tiny_vl
+from slurm_rl.engine.vision import ImageReader, load_image_reader
 from slurm_rl.errors import DataError
-from slurm_rl.train.engine.convert import convert_checkpoint
-from slurm_rl.train.engine.forward import compute_sequence_logprobs
-from slurm_rl.train.engine.model import load_model
-from slurm_rl.train.engine.policy import PolicyEngine
-from slurm_rl.train.engine.tiny_vl import build_tiny_vl
-from slurm_rl.train.engine.vision import ImageReader, load_image_reader
-from slurm_rl.train.grpo.loss import build_warmup_loss
-from slurm_rl.train.math.mrope import build_rope_positions
-from slurm_rl.train.types import FloatArray, TrainSequence
+from slurm_rl.math.mrope import build_rope_positions
+from slurm_rl.math.sequences import FloatArray, TrainSequence
+from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
 from tests.image_kit import build_sequence, write_image
 
 CPU = torch.device("cpu")

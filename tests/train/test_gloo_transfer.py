@@ -14,7 +14,7 @@ import torch
 vllm = pytest.importorskip("vllm")
 
 from slurm_rl.plan.layout import CPU_HEAD_SIZES  # noqa: E402 - as the next
-from slurm_rl.train.grpo.gloo_transfer import (  # noqa: E402 - needs vLLM
+from slurm_rl.rl.rollout.vllm.gloo_transfer import (  # noqa: E402 - needs vLLM
     GlooEngine,
     GlooTrainerEngine,
     GlooTrainerInitInfo,

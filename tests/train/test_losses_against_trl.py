@@ -23,11 +23,11 @@ import pytest
 import torch
 
 from slurm_rl.config.algorithm import AdvantageName, AggregationName, LossName
-from slurm_rl.train.math.advantages import ADVANTAGES
-from slurm_rl.train.math.gae import whiten
-from slurm_rl.train.math.kl import compute_kl
-from slurm_rl.train.math.logprobs import compute_token_logprobs
-from slurm_rl.train.math.losses import POLICY_LOSSES, ClipRange, LossInputs, aggregation_weights
+from slurm_rl.math.advantages import ADVANTAGES
+from slurm_rl.math.gae import whiten
+from slurm_rl.math.kl import compute_kl
+from slurm_rl.math.logprobs import compute_token_logprobs
+from slurm_rl.math.losses import POLICY_LOSSES, ClipRange, LossInputs, aggregation_weights
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")

@@ -15,22 +15,22 @@ from slurm_rl.config.load import load_config
 from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.config.run import RunConfig
+from slurm_rl.data.chat import open_template
+from slurm_rl.data.load import load_pairs
+from slurm_rl.data.prompts import PromptRow
+from slurm_rl.data.tokenize import encode_prompts
+from slurm_rl.engine.model import load_tokenizer
+from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.rewards.model import score_all, specify_model
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rewards.scoring import build_result
+from slurm_rl.rl.groups import Completion, Group
+from slurm_rl.rl.rollout.sampling import score_groups
 from slurm_rl.run_dir import RunDir
-from slurm_rl.train.data.chat import open_template
-from slurm_rl.train.data.load import load_pairs
-from slurm_rl.train.data.prompts import PromptRow
-from slurm_rl.train.data.tokenize import encode_prompts
-from slurm_rl.train.engine.model import load_tokenizer
-from slurm_rl.train.engine.tiny import build_tiny_model
-from slurm_rl.train.grpo.sampling import score_groups
-from slurm_rl.train.grpo.types import Completion, Group
-from slurm_rl.train.rewards.model import score_all, specify_model
-from slurm_rl.train.rewards.scoring import build_result
-from slurm_rl.train.rewards.types import RewardItem, RewardResult
+from slurm_rl.supervised.objective import micro_batches_of
+from slurm_rl.supervised.place import Place
+from slurm_rl.supervised.session import build_engine, build_objective, train
 from slurm_rl.train.stop import StopFlag
-from slurm_rl.train.supervised.place import Place
-from slurm_rl.train.supervised.session import build_engine, build_objective, train
-from slurm_rl.train.supervised.types import micro_batches_of
 
 TINY = TinyModelConfig(
     characters="".join(map(chr, range(32, 127))), hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1

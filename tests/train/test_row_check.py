@@ -11,15 +11,15 @@ import torch
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.engine.chunked_head import _BENDS
+from slurm_rl.engine.forward import forward_packed
+from slurm_rl.engine.head import apply_head
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.row_check import build_probe, check_rows
+from slurm_rl.engine.rows import build_row_layout
+from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import ConfigError
-from slurm_rl.train.engine.chunked_head import _BENDS
-from slurm_rl.train.engine.forward import forward_packed
-from slurm_rl.train.engine.head import apply_head
-from slurm_rl.train.engine.policy import PolicyEngine
-from slurm_rl.train.engine.row_check import build_probe, check_rows
-from slurm_rl.train.engine.rows import build_row_layout
-from slurm_rl.train.engine.tiny import build_tiny_model
-from slurm_rl.train.math.packing import build_packed_batch
+from slurm_rl.math.packing import build_packed_batch
 from tests.train.model_families import CPU, build_model, build_sequences
 
 

@@ -218,7 +218,7 @@ def kill_driver_when(process: subprocess.Popen[str], run_dir: Path, is_time: Cal
 
 
 def find_driver(run_dir: Path) -> int:
-    [driver] = [pid for pid in find_processes(run_dir) if "slurm_rl.train.grpo.main" in command_line(pid)]
+    [driver] = [pid for pid in find_processes(run_dir) if "slurm_rl.rl.main" in command_line(pid)]
     return driver
 
 

@@ -11,12 +11,12 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import PolicyConfig
+from slurm_rl.engine.forward import compute_sequence_logprobs
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.shared_rows import require_maskable
+from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import ConfigError
-from slurm_rl.train.engine.forward import compute_sequence_logprobs
-from slurm_rl.train.engine.policy import PolicyEngine
-from slurm_rl.train.engine.shared_rows import require_maskable
-from slurm_rl.train.engine.tiny import build_tiny_model
-from slurm_rl.train.types import TrainSequence
+from slurm_rl.math.sequences import TrainSequence
 from tests.train.test_engine_policy import CPU, FAMILIES, OPTIM, SMALL, cross_entropy
 
 

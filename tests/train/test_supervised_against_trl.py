@@ -5,7 +5,7 @@ where:
 
     TRL SFT   assistant_only_loss with the template's own marks      sft.train_on=assistant; all without
     TRL RM    center_rewards_coefficient                             rm.centering
-    TRL DPO   loss_type sigmoid, ipo (all: tests/unit/train/math)    dpo.loss
+    TRL DPO   loss_type sigmoid, ipo (all: tests/unit/math)    dpo.loss
               ["sigmoid", "sft"] with loss_weights                   dpo.chosen_nll
               reference logprobs of 0                                dpo.reference=none
               (since 1.16 TRL has no cDPO: it is the mean of the losses of pairs and of swapped pairs)
@@ -26,13 +26,13 @@ from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.train import PolicyConfig
-from slurm_rl.train.engine.model import load_tokenizer
-from slurm_rl.train.engine.policy import PolicyEngine
-from slurm_rl.train.engine.tiny import build_tiny_model
-from slurm_rl.train.supervised.place import Place
-from slurm_rl.train.supervised.reference import add_cached_logprobs, load_live_reference
-from slurm_rl.train.supervised.session import build_engine, build_objective
-from slurm_rl.train.supervised.types import Example, micro_batches_of
+from slurm_rl.engine.model import load_tokenizer
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.supervised.objective import Example, micro_batches_of
+from slurm_rl.supervised.place import Place
+from slurm_rl.supervised.reference import add_cached_logprobs, load_live_reference
+from slurm_rl.supervised.session import build_engine, build_objective
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")

@@ -12,8 +12,8 @@ import yaml
 
 from slurm_rl.config.load import load_config
 from slurm_rl.run_dir import RunDir
-from slurm_rl.train.supervised.place import Place
-from slurm_rl.train.supervised.session import run_training
+from slurm_rl.supervised.place import Place
+from slurm_rl.supervised.session import run_training
 from tests.image_kit import write_image
 
 WORDS = [

@@ -16,12 +16,12 @@ from torch import multiprocessing
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.tiny_vl import TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.train.engine.distributed import init_process_group, leave_process_group
-from slurm_rl.train.engine.policy import PolicyEngine
-from slurm_rl.train.engine.tiny_vl import build_tiny_vl
-from slurm_rl.train.engine.vision import load_image_reader
-from slurm_rl.train.grpo.loss import build_warmup_loss
-from slurm_rl.train.types import TrainSequence
+from slurm_rl.engine.distributed import init_process_group, leave_process_group
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.tiny_vl import build_tiny_vl
+from slurm_rl.engine.vision import load_image_reader
+from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
 from tests.image_kit import build_sequence, write_image
 
 pytestmark = pytest.mark.slow

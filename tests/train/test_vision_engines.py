@@ -13,20 +13,20 @@ from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.tiny_vl import TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
-from slurm_rl.train.data.chat import ChatTemplate
-from slurm_rl.train.data.prompts import PromptRow
-from slurm_rl.train.data.tokenize import EncodedPrompt, encode_prompts
-from slurm_rl.train.engine.model import load_tokenizer
-from slurm_rl.train.engine.policy import PolicyEngine
-from slurm_rl.train.engine.tiny_vl import build_tiny_vl
-from slurm_rl.train.engine.vision import load_image_reader
-from slurm_rl.train.grpo.batch import build_train_sequences
-from slurm_rl.train.grpo.loss import build_warmup_loss
-from slurm_rl.train.grpo.rollout import RolloutEngine
-from slurm_rl.train.grpo.types import Group, SamplingSpec
-from slurm_rl.train.grpo.weights import HeldWeights, checksum, pack_weights
-from slurm_rl.train.rewards.types import RewardItem, RewardResult
-from slurm_rl.train.types import TrainSequence
+from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.prompts import PromptRow
+from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.engine.model import load_tokenizer
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.tiny_vl import build_tiny_vl
+from slurm_rl.engine.vision import load_image_reader
+from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
+from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
+from slurm_rl.rl.groups import Group, SamplingSpec
+from slurm_rl.rl.rollout.vllm.engine import RolloutEngine
+from slurm_rl.rl.weights.records import HeldWeights, checksum, pack_weights
 from tests.image_kit import write_image
 
 FAMILIES = ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)]

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.checkpoints.background import BackgroundWriter, wait_for_files
+from slurm_rl.checkpoints.step_saver import StepSaver
+from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.load import load_config
 from slurm_rl.disk import describe_disk, keep_room
 from slurm_rl.errors import CheckpointError
@@ -21,9 +24,6 @@ from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_
 from slurm_rl.slurm.attempts import AttemptEnd
 from slurm_rl.slurm.controller import Controller
 from slurm_rl.train.ending import run_to_outcome
-from slurm_rl.train.engine.background import BackgroundWriter, wait_for_files
-from slurm_rl.train.engine.checkpoint import CheckpointStore
-from slurm_rl.train.saving import StepSaver
 from tests.small_disk import small_disk
 
 NEVER = 3600.0

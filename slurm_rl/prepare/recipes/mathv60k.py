@@ -14,13 +14,13 @@ import shutil
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from slurm_rl.data.lines import parse_object, read_lines
 from slurm_rl.errors import DataError
 from slurm_rl.prepare.archive import extract_archive
 from slurm_rl.prepare.images import find_bad_images
 from slurm_rl.prepare.manifest import Output
 from slurm_rl.prepare.recipe import Recipe, Workspace
 from slurm_rl.prepare.rows import drop_unscorable, write_rows
-from slurm_rl.train.data.lines import parse_object, read_lines
 
 ROWS = "mathv60k_message.jsonl"
 IMAGES = "mathv60k_img.tar.gz"

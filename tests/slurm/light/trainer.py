@@ -2,7 +2,7 @@
 
     python trainer.py --run-dir <run> --attempt <n> --num-steps 30 --step-s 0.2 --save-every 5
 
-It stands for slurm_rl.train.grpo.main: a Ray driver with one actor on each node, a loop of steps whose
+It stands for slurm_rl.rl.main: a Ray driver with one actor on each node, a loop of steps whose
 numbers depend on all steps before, checkpoints, metrics, a stop flag, and outcome.json at the end. All of
 that is the real thing (Cluster, StopFlag, CheckpointStore, MetricsLogger); what is missing is the model:
 no torch, no vLLM, no rewards. An actor's step is arithmetic and a sleep.
@@ -15,15 +15,15 @@ import json
 import sys
 import time
 
+from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.logging import WandbConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.rl.workers.cluster import Actor, Cluster
 from slurm_rl.run_dir import RunDir, append_event, read_json
 from slurm_rl.train.ending import run_to_outcome
-from slurm_rl.train.engine.checkpoint import CheckpointStore
-from slurm_rl.train.grpo.cluster import Actor, Cluster
 from slurm_rl.train.stop import StopFlag
 
 _STEP_TIMEOUT_S = 120.0

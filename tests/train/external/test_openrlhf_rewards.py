@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.reward import RewardServiceConfig
-from slurm_rl.train.rewards.client import RewardClient
-from slurm_rl.train.rewards.types import RewardItem
+from slurm_rl.rewards.client import RewardClient
+from slurm_rl.rewards.results import RewardItem
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from slurm_rl.cli.reward_server import configure, run
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError
-from tests.unit.train.rewards.service_kit import ODD_FUNCTION
+from tests.unit.rewards.service_kit import ODD_FUNCTION
 
 ROOT = Path(__file__).parents[3]
 

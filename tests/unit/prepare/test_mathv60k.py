@@ -7,8 +7,8 @@ import pytest
 
 from slurm_rl.cli.checks import check_inputs
 from slurm_rl.config.load import load_config
+from slurm_rl.data.prompts import Columns, load_rows
 from slurm_rl.errors import DataError
-from slurm_rl.train.data.prompts import Columns, load_rows
 from tests.unit.prepare import small_sets
 from tests.unit.prepare.conftest import Prepare
 from tests.unit.prepare.hub_server import COMMIT, Hub

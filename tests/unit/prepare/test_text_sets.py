@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.data.prompts import Columns, load_rows
 from slurm_rl.prepare.recipes.math import find_boxed
-from slurm_rl.train.data.prompts import Columns, load_rows
 from tests.unit.prepare.conftest import Prepare
 from tests.unit.prepare.hub_server import Hub
 from tests.unit.prepare.small_sets import GSM8K, MATH, gsm8k, math, parquet

@@ -1,0 +1,128 @@
+"""Files written in a thread beside the training, each whole or not there. Standard library only.
+
+    writer:  rank-0.pt.part --fsync, rename--> rank-0.pt            or rank-0.pt.error with the reason
+    waiter:  polls for one of the two, with a deadline
+
+The waiter may be another process on another node: files are all that the two share. On a full disk nobody can
+make the file with the reason, so it is there before the writing begins, under another name and as large as it may
+get: telling it takes a rename alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slurm_rl.checkpoints.folders import fsync_file
+from slurm_rl.disk import describe_disk, say
+from slurm_rl.errors import CheckpointError
+
+_POLL_S = 0.02
+_REASON_BYTES = 1000
+
+
+def write_whole(path: Path, write: Callable[[Path], None]) -> None:
+    """Call `write` with a path beside `path`, which appears when its bytes are on disk.
+
+    Raises:
+        OSError, RuntimeError: of `write`; torch reports a full disk as a RuntimeError.
+    """
+    part = path.with_name(path.name + ".part")
+    try:
+        write(part)
+        fsync_file(part)
+    except BaseException:
+        # The room that it holds on a full disk is needed.
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+    part.rename(path)
+
+
+class BackgroundWriter:
+    """One file at a time, in a thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+
+    def start(self, path: Path, write: Callable[[Path], None]) -> None:
+        """Begin to write; the former file must be there first.
+
+        Raises:
+            OSError: there is not even room for the reason of a failure.
+        """
+        self.join()
+        _reserve_reason(path)
+        self._thread = threading.Thread(target=_write_or_say_why, args=(path, write), name=f"write {path.name}")
+        self._thread.start()
+
+    def join(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+
+def _reserve_reason(path: Path) -> None:
+    reserved = _reserved(path)
+    reserved.write_bytes(b" " * _REASON_BYTES)
+    fsync_file(reserved)
+
+
+def _write_or_say_why(path: Path, write: Callable[[Path], None]) -> None:
+    reserved = _reserved(path)
+
+    def write_last(part: Path) -> None:
+        write(part)
+        fsync_file(part)
+        reserved.unlink()  # it is no part of the checkpoint, which may be whole with the rename that follows
+
+    try:
+        write_whole(path, write_last)
+    except Exception as error:  # nobody catches in a thread: the waiter reads it
+        try:
+            if not reserved.exists():
+                _reserve_reason(path)
+            with contextlib.suppress(OSError), reserved.open("r+b") as file:
+                file.write(f"{type(error).__name__}: {error}".encode()[:_REASON_BYTES])
+            reserved.rename(_reason(path))  # who sees it finds it whole
+        except OSError as second:
+            # The file system is gone, or was taken away: the waiter has its deadline, and heeds a stop.
+            say(f"{path} was not written ({error}), which could not be told ({second})")
+
+
+def _reason(path: Path) -> Path:
+    return path.with_name(path.name + ".error")
+
+
+def _reserved(path: Path) -> Path:
+    return path.with_name(path.name + ".error.part")
+
+
+def wait_for_files(paths: Sequence[Path], timeout_s: float, given_up: threading.Event) -> None:
+    """Return when all are there.
+
+    Raises:
+        CheckpointError: a writer failed, none came within `timeout_s`, or `given_up` was set.
+    """
+    deadline = time.monotonic() + timeout_s
+    for path in paths:
+        reason = _reason(path)
+        while not path.exists():
+            if reason.exists():
+                text = reason.read_text(encoding="utf-8", errors="replace").strip() or "the disk took no reason either"
+                raise CheckpointError(
+                    f"the policy must be able to write its checkpoint ({text})",
+                    seen=f"{path}, where {describe_disk(path.parent)}",
+                    action="make room on that file system; the previous checkpoint is untouched",
+                )
+            if given_up.is_set() or time.monotonic() > deadline:
+                raise CheckpointError(
+                    f"the policy must write its checkpoint within {timeout_s:g} s"
+                    + (", or before the run is left" if given_up.is_set() else ""),
+                    seen=f"no {path}",
+                    action="look for a worker that died, or raise trainer.step_timeout_s",
+                )
+            given_up.wait(_POLL_S)

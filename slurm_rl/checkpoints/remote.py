@@ -1,0 +1,225 @@
+"""Copies of checkpoints on an fsspec URL: gs://, s3://, memory://, file://, or whatever fsspec knows.
+
+    <url>/<run>/step-40/<files>          the bytes of the checkpoint, in any order
+    <url>/<run>/step-40/manifest.json    after them: size and SHA-256 of every file
+    <url>/<run>/step-40/complete.json    last: SHA-256 of the manifest. Without it there is no checkpoint.
+
+No bucket can rename a folder, so the marker takes the place of the rename: whatever is cut off before it is
+passed over, and what stands before it is proven by hashes when it comes back. Removing goes the other way, the
+marker first. A file beside the steps that others of the run need, such as the reference, is kept alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slurm_rl.errors import CheckpointError
+from slurm_rl.filesystem import open_filesystem
+
+MANIFEST, MARKER = "manifest.json", "complete.json"
+_NAME = re.compile(r"step-(\d+)")
+# Files under way at once: one connection seldom fills the line.
+_THREADS = 8
+_RETRY_S = (1.0, 5.0)
+"""A bucket that says 503 says so for seconds; training goes on meanwhile."""
+
+_KINDS = ("files", "run")
+
+Result = TypeVar("Result")
+
+
+class RemoteFolder:
+    """One run's folder on a URL. One process writes.
+
+    Args:
+        retry_s: waits before an operation that failed is tried again.
+    """
+
+    def __init__(self, url: str, *, retry_s: Sequence[float] = _RETRY_S) -> None:
+        self.url, self.retry_s = url.rstrip("/"), retry_s
+        self.fs, self.root = open_filesystem(self.url)
+
+    # ---- writing ---------------------------------------------------------------------------------
+
+    def upload(self, name: str, folder: Path, extra: Collection[Path] = ()) -> int:
+        """Copy every file below `folder` to `<url>/<name>`; done when it returns, and as if never begun before.
+
+        Args:
+            extra: further files, which lie flat in `<name>/run`.
+
+        Returns:
+            Bytes written; 0 when it was there, whole and equal.
+
+        Raises:
+            CheckpointError: a write failed, also when it was tried again.
+        """
+        # The store's own manifest is of the folder alone.
+        files = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
+        files = {f"files/{relative}": path for relative, path in files.items()}
+        files |= {f"run/{path.name}": path for path in extra if path.is_file()}
+        with ThreadPoolExecutor(_THREADS) as pool:
+            described = dict(zip(files, pool.map(_describe, files.values()), strict=True))
+        manifest = json.dumps(described, sort_keys=True).encode()
+        marker = json.dumps({"manifest": hashlib.sha256(manifest).hexdigest()}).encode()
+        target = f"{self.root}/{name}"
+        if self._read(f"{target}/{MARKER}") == marker and self._read(f"{target}/{MANIFEST}") == manifest:
+            return 0
+        self._remove_if_there(f"{target}/{MARKER}")
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(lambda item: self._put(item[1], f"{target}/{item[0]}"), files.items()))
+        self._pipe(f"{target}/{MANIFEST}", manifest)
+        self._pipe(f"{target}/{MARKER}", marker)
+        return sum(int(found["size"]) for found in described.values())
+
+    def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
+        """Remove all but the newest `keep` whole checkpoints and those of the steps to spare; also older halves.
+
+        Returns:
+            The steps removed.
+        """
+        steps = self._listed_steps()
+        whole = [step for step in steps if self.is_complete(f"step-{step}")]
+        kept = {*whole[: max(keep, 1)], *spare}
+        # A half that is newer than all is another's upload, or the next try's.
+        doomed = [step for step in steps if step not in kept and whole and step < whole[0]]
+        for step in doomed:
+            self._remove_if_there(f"{self.root}/step-{step}/{MARKER}")
+            self._try("removed", f"step-{step}", functools.partial(self.fs.rm, f"{self.root}/step-{step}", True))
+        return doomed
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def steps(self) -> list[int]:
+        """Steps with a marker, newest first; whether their bytes are right is known after `download`."""
+        return [step for step in self._listed_steps() if self.is_complete(f"step-{step}")]
+
+    def is_complete(self, name: str) -> bool:
+        """Whether the marker is there and is that of the manifest."""
+        manifest, marker = self._read(f"{self.root}/{name}/{MANIFEST}"), self._read(f"{self.root}/{name}/{MARKER}")
+        if manifest is None or marker is None:
+            return False
+        try:
+            found = json.loads(marker)
+        except ValueError:
+            return False
+        return isinstance(found, dict) and found.get("manifest") == hashlib.sha256(manifest).hexdigest()
+
+    def download(self, name: str, folder: Path, run: Path) -> dict[str, Any]:
+        """Fetch what `upload` copied: the folder's files into `folder`, the extra ones into `run`; both are new.
+
+        Returns:
+            Size and SHA-256 of the folder's files, by relative name.
+
+        Raises:
+            CheckpointError: something is missing, or is not as it was written.
+        """
+        # Whoever may write the bucket writes the manifest too: nothing is believed of it before it is looked at.
+        manifest = parse_manifest(self._read(f"{self.root}/{name}/{MANIFEST}") or b"", f"{self.url}/{name}/{MANIFEST}")
+
+        def fetch(relative: str) -> None:
+            kind, _, rest = relative.partition("/")
+            target = (folder if kind == "files" else run) / rest
+            source = f"{self.root}/{name}/{relative}"
+            size = self._try("read", relative, lambda: self.fs.info(source)["size"])
+            if size == manifest[relative]["size"]:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._try("read", relative, lambda: self.fs.get_file(source, str(target)))
+            if size != manifest[relative]["size"] or _describe(target) != manifest[relative]:
+                raise CheckpointError("a copy must hold the bytes that were written", seen=f"{self.url}/{name}/{rest}")
+
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(fetch, manifest))
+        return {name.removeprefix("files/"): found for name, found in manifest.items() if name.startswith("files/")}
+
+    def _listed_steps(self) -> list[int]:
+        def names() -> list[str]:
+            self.fs.invalidate_cache()
+            try:
+                return [str(path).rstrip("/").rpartition("/")[2] for path in self.fs.ls(self.root, detail=False)]
+            except FileNotFoundError:
+                return []
+
+        found = [_NAME.fullmatch(name) for name in self._try("listed", "", names)]
+        return sorted({int(match[1]) for match in found if match}, reverse=True)
+
+    # ---- one operation ---------------------------------------------------------------------------
+
+    def _read(self, path: str) -> bytes | None:
+        def read() -> bytes | None:
+            self.fs.invalidate_cache()
+            try:
+                return bytes(self.fs.cat_file(path))
+            except FileNotFoundError:
+                return None
+
+        return self._try("read", path, read)
+
+    def _put(self, source: Path, path: str) -> None:
+        self._make_parent(path)
+        self._try("written", path, lambda: self.fs.put_file(str(source), path))
+
+    def _pipe(self, path: str, content: bytes) -> None:
+        self._make_parent(path)
+        self._try("written", path, lambda: self.fs.pipe_file(path, content))
+
+    def _make_parent(self, path: str) -> None:
+        # Where folders are something, they must be there; where they are not, the write says what is wrong.
+        with contextlib.suppress(OSError, NotImplementedError, ValueError):
+            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+
+    def _remove_if_there(self, path: str) -> None:
+        def remove() -> None:
+            with contextlib.suppress(FileNotFoundError):
+                self.fs.rm_file(path)
+
+        self._try("removed", path, remove)
+
+    def _try(self, what: str, path: str, operation: Callable[[], Result]) -> Result:
+        for wait_s in (*self.retry_s, None):
+            try:
+                return operation()
+            except Exception as error:  # every library behind fsspec has errors of its own
+                if wait_s is None:
+                    raise CheckpointError(
+                        f"{self.url} must let itself be {what} ({type(error).__name__}: {error})",
+                        seen=path or self.root,
+                        action="look at the bucket, its credentials and its quota; the checkpoints in the run "
+                        "directory are untouched",
+                    ) from error
+                time.sleep(wait_s)
+        raise AssertionError("the last round returns or raises")
+
+
+def parse_manifest(text: bytes, place: str) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 by name, when every name stays below the folder that it is joined to.
+
+    Raises:
+        CheckpointError: it is no manifest, or a name is absolute, climbs by `..`, or is none that `upload` gives.
+    """
+    try:
+        manifest = json.loads(text)
+        found = {name: {"size": int(row["size"]), "sha256": str(row["sha256"])} for name, row in manifest.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise CheckpointError(
+            f"a copy's manifest must be what was written ({type(error).__name__}: {error})", seen=place
+        ) from None
+    for name in found:
+        kind, *parts = name.split("/")
+        is_plain = all(part not in ("", ".", "..") and part.isprintable() and "\\" not in part for part in parts)
+        if kind not in _KINDS or not parts or not is_plain or (kind == "run" and len(parts) > 1):
+            raise CheckpointError("a copy must hold files below its own folder alone", seen=f"{name!r} in {place}")
+    return found
+
+
+def _describe(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

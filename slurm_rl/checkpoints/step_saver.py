@@ -1,0 +1,170 @@
+"""When checkpoints are written, read and removed, whatever they hold."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import wait as wait_for_futures
+from pathlib import Path
+from typing import Any, TypeVar
+
+from slurm_rl.checkpoints.background import wait_for_files
+from slurm_rl.checkpoints.remote import RemoteFolder
+from slurm_rl.checkpoints.remote_saver import RemoteSaver
+from slurm_rl.checkpoints.store import Checkpoint, CheckpointStore, cannot_write
+from slurm_rl.errors import CheckpointError
+from slurm_rl.run_dir import RunDir, append_event
+
+State = TypeVar("State")
+_POLL_S = 0.1
+
+
+class StepSaver:
+    """The checkpoints of one run, as the one process that writes them sees them.
+
+    Args:
+        background: `save` returns when what it saves is copied; files are finished, hashed and named meanwhile.
+        timeout_s: for those files to be there.
+        url: where checkpoints are copied to; None: nowhere.
+        is_stopped: the run was asked to leave; a checkpoint under way then has `stop_s` to end.
+
+    Raises:
+        ConfigError: nobody here can open the URL.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        keep: int,
+        *,
+        background: bool = False,
+        timeout_s: float = 3600.0,
+        url: str | None = None,
+        is_stopped: Callable[[], bool] = lambda: False,
+        stop_s: float = 60.0,
+    ) -> None:
+        self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
+        self.is_stopped, self.stop_s = is_stopped, stop_s
+        self.store = CheckpointStore(run.checkpoints)
+        self.remote = None if url is None else RemoteSaver(run, self.store, RemoteFolder(f"{url}/{run.path.name}"))
+        self.saved_step = -1
+        self.started = 0.0
+        self._given_up = threading.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="save")
+        self._pending: Future[None] | None = None
+
+    def newest(self) -> Checkpoint | None:
+        """The newest that verifies, here or in a copy; what was passed over is an event."""
+        newest = self.store.latest()
+        if self.remote is not None and self.remote.fetch_newer(-1 if newest is None else newest.step):
+            newest = self.store.latest()
+        for reason in self.store.skipped:
+            append_event(self.run_dir, "checkpoint/skipped", reason=reason)
+        if newest is not None:
+            self.saved_step = newest.step
+            if self.remote is not None:
+                self.remote.copy_if_missing(newest.step)
+        return newest
+
+    def save(
+        self,
+        step: int,
+        meta: dict[str, Any],
+        write: Callable[[Path], Sequence[Path] | None],
+        spare: Collection[int] = (),
+    ) -> None:
+        """Write a checkpoint of this step unless there is one; older ones go after it verifies.
+
+        In the background it has its name later than this returns: see `wait`.
+
+        Args:
+            write: fills the folder it is given; returns files that others are still writing there, from copies.
+            spare: steps whose checkpoints stay.
+
+        Raises:
+            CheckpointError: this one, or the one before it, could not be written; older ones are untouched.
+        """
+        self.wait()
+        if step == self.saved_step:
+            return
+        try:
+            files = write(self.begin(step)) or ()
+        except (OSError, CheckpointError) as error:
+            self.store.discard(step)
+            if isinstance(error, OSError):
+                raise cannot_write(self.store.root, error) from error
+            raise
+        self.saved_step = step
+        self._pending = self._thread.submit(self.finish, step, dict(meta), frozenset(spare), files)
+        if not self.background:
+            self.wait()
+
+    def begin(self, step: int) -> Path:
+        """The empty folder of a checkpoint to be; without `finish` it never counts."""
+        self.started = time.perf_counter()
+        return self.store.begin(step)
+
+    def finish(self, step: int, meta: dict[str, Any], spare: Collection[int] = (), files: Sequence[Path] = ()) -> None:
+        """Make it the newest, once the files that others write are there too."""
+        try:
+            wait_for_files(files, self.timeout_s, self._given_up)
+        except CheckpointError:
+            self.store.discard(step)
+            raise
+        self.store.commit(step, meta)
+        self.saved_step = step
+        self.store.prune(self.keep, spare=spare)
+        seconds = round(time.perf_counter() - self.started, 3)
+        append_event(self.run_dir, "checkpoint/saved", step=step, seconds=seconds)
+        if self.remote is not None:
+            self.remote.copy(step)
+            self.remote.prune(self.keep, spare)
+
+    def check(self) -> None:
+        """Raise what went wrong in the background, if anything did by now."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Return when the newest checkpoint is whole on disk.
+
+        Raises:
+            CheckpointError: it could not be written; older ones are untouched.
+        """
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._wait_for(pending)
+            pending.result()
+
+    def _wait_for(self, pending: Future[None]) -> None:
+        """Until it has ended; for files that never come, not beyond a stop."""
+        stopped_at = None
+        while not wait_for_futures([pending], _POLL_S).done:
+            if stopped_at is None and self.is_stopped():
+                stopped_at = time.monotonic()
+            if stopped_at is not None and time.monotonic() > stopped_at + self.stop_s:
+                self._given_up.set()
+
+    def close(self, within_s: float) -> None:
+        """Give a checkpoint under way so long to end; never raises, for a run that ends anyway."""
+        if self._pending is not None:
+            wait_for_futures([self._pending], within_s)
+        self._given_up.set()
+        self._thread.shutdown(wait=False)
+
+
+def parse_state(kind: type[State], meta: dict[str, Any]) -> State:
+    """The dataclass whose fields a checkpoint's meta holds.
+
+    Raises:
+        CheckpointError: it was written by another version.
+    """
+    try:
+        return kind(**meta)
+    except TypeError as error:
+        raise CheckpointError(
+            f"a checkpoint must hold the state this version of slurm_rl writes ({error})",
+            action="resume with the code snapshot of the run, or start a new run with model.init_from",
+        ) from None

@@ -1,0 +1,230 @@
+"""Checkpoints that are whole or not there. Standard library only.
+
+    store = CheckpointStore(run.checkpoints)
+    folder = store.begin(40)             an empty hidden folder; every rank writes its own files into it
+    store.commit(40, {"wandb_id": "x"})  one process: fsync, manifest.json with hashes, rename to step-40
+    store.latest()                       the newest whose every byte is as written; store.skipped says what was not
+    store.prune(keep=2)
+
+A folder gets its name `step-<k>` by one rename, after all of its bytes are on disk: a kill at any moment
+leaves the former newest or the new one. Nothing is removed before a newer one verifies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.checkpoints.folders import fsync_file
+from slurm_rl.disk import describe_disk
+from slurm_rl.errors import CheckpointError
+from slurm_rl.run_dir import fsync_dir, write_json
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"step-(\d+)")
+# Files hashed at once: a hash runs at 1-2 GB/s on one core, a parallel file system reads faster.
+_HASH_THREADS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One checkpoint on disk that was verified when this object was made."""
+
+    step: int
+    path: Path
+    meta: dict[str, Any]
+    """What `commit` was given."""
+
+
+class CheckpointStore:
+    """The checkpoints of one run; one process at a time writes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.skipped: list[str] = []
+        """Why the last `latest` or `prune` passed over folders newer than the one it found."""
+
+    def begin(self, step: int) -> Path:
+        """Make the empty folder into which all ranks write; what a crash left behind goes.
+
+        Raises:
+            CheckpointError: the file system refuses.
+        """
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            for stale in self.root.glob(".step-*.tmp-*"):
+                shutil.rmtree(stale)
+            folder = self._beside(step)
+            folder.mkdir()
+        except OSError as error:
+            raise cannot_write(self.root, error) from error
+        return folder
+
+    def discard(self, step: int) -> None:
+        """Remove what was begun, which holds room."""
+        for folder in self.root.glob(f".step-{step}.tmp-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def commit(self, step: int, meta: dict[str, Any]) -> Checkpoint:
+        """Give the begun folder its name, after every byte of it is on disk.
+
+        When `step-<k>` is there already and verifies, it stays and the begun folder goes: replacing it
+        would leave a moment with neither.
+
+        Args:
+            meta: JSON, read back as `Checkpoint.meta`.
+
+        Raises:
+            CheckpointError: nothing was begun, or the file system refuses; older checkpoints are untouched.
+        """
+        folder = self._begun(step)
+        final = self.root / f"step-{step}"
+        try:
+            body = {"format": 1, "step": step, "meta": meta, "files": _describe_files(folder, sync=True)}
+            write_json(folder / MANIFEST, {"sha256": _hash_json(body), "body": body})
+            _sync_folders(folder)
+            if final.exists():
+                existing, _ = _verify(final)
+                if existing:
+                    shutil.rmtree(folder)
+                    return existing
+                final.rename(self._beside(step))  # corrupt; `begin` will remove it
+            folder.rename(final)
+            fsync_dir(self.root)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise cannot_write(folder, error) from error
+        return Checkpoint(step=step, path=final, meta=meta)
+
+    def latest(self) -> Checkpoint | None:
+        """The newest checkpoint whose manifest and every file verify; reads all of its bytes."""
+        self.skipped = []
+        for path in self._newest_first():
+            checkpoint, reason = _verify(path)
+            if checkpoint:
+                return checkpoint
+            self.skipped.append(f"{path.name}: {reason}")
+        return None
+
+    def at(self, step: int) -> Checkpoint | None:
+        """The checkpoint of this step, if it verifies; `skipped` says what is wrong with it."""
+        path = self.root / f"step-{step}"
+        checkpoint, reason = _verify(path)
+        self.skipped = [] if reason is None else [f"{path.name}: {reason}"]
+        return checkpoint
+
+    def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
+        """Remove all but the newest `keep` checkpoints and those of the steps to spare.
+
+        Nothing goes when the newest does not verify.
+
+        Returns:
+            The steps removed.
+        """
+        paths = self._newest_first()
+        newest = self.latest()
+        if newest is None or newest.path != paths[0]:
+            return []
+        removed = []
+        for path in (path for path in paths[max(keep, 1) :] if _step_of(path) not in spare):
+            # Renamed first: a kill halfway leaves no half checkpoint under a checkpoint's name.
+            doomed = self._beside(_step_of(path))
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+            removed.append(_step_of(path))
+        return removed
+
+    def _newest_first(self) -> list[Path]:
+        if not self.root.is_dir():
+            return []
+        return sorted((p for p in self.root.iterdir() if _NAME.fullmatch(p.name)), key=_step_of, reverse=True)
+
+    def _beside(self, step: int) -> Path:
+        return self.root / f".step-{step}.tmp-{secrets.token_hex(4)}"
+
+    def _begun(self, step: int) -> Path:
+        folders = list(self.root.glob(f".step-{step}.tmp-*"))
+        if len(folders) != 1:
+            raise CheckpointError(
+                "begin(step) must come before commit(step), by one process at a time",
+                seen=f"{len(folders)} begun folders of step {step} in {self.root}",
+                action="look for a second trainer that writes to this run",
+            )
+        return folders[0]
+
+
+def _verify(folder: Path) -> tuple[Checkpoint, None] | tuple[None, str]:
+    """The checkpoint, or why it is none."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        body = manifest["body"]
+        if _hash_json(body) != manifest["sha256"]:
+            return None, f"{MANIFEST} does not match its own hash"
+        if body["step"] != _step_of(folder):
+            return None, f"holds step {body['step']}"
+        reason = _compare(body["files"], _describe_files(folder))
+        if reason:
+            return None, reason
+        return Checkpoint(step=body["step"], path=folder, meta=body["meta"]), None
+    except OSError as error:
+        return None, f"cannot be read ({error})"
+    except (ValueError, KeyError, TypeError) as error:
+        return None, f"{MANIFEST} is broken ({type(error).__name__}: {error})"
+
+
+def _compare(expected: dict[str, Any], found: dict[str, Any]) -> str | None:
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in found:
+            return f"{name} is missing"
+        if name not in expected:
+            return f"{name} does not belong to it"
+        if expected[name]["size"] != found[name]["size"]:
+            return f"{name} has {found[name]['size']} bytes in place of {expected[name]['size']}"
+        if expected[name] != found[name]:
+            return f"{name} has other bytes than were written"
+    return None
+
+
+def _describe_files(folder: Path, *, sync: bool = False) -> dict[str, dict[str, Any]]:
+    """Size and hash of every file below `folder` but the manifest, by relative name."""
+    paths = [p for p in sorted(folder.rglob("*")) if not p.is_dir() and p != folder / MANIFEST]
+
+    def describe(path: Path) -> dict[str, Any]:
+        if sync:
+            fsync_file(path)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"size": path.stat().st_size, "sha256": digest}
+
+    with ThreadPoolExecutor(_HASH_THREADS) as pool:
+        described = pool.map(describe, paths)
+        return {p.relative_to(folder).as_posix(): d for p, d in zip(paths, described, strict=True)}
+
+
+def _sync_folders(folder: Path) -> None:
+    for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
+        fsync_dir(path)
+
+
+def _hash_json(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
+
+
+def cannot_write(path: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"a checkpoint must be written whole ({error.strerror or error}; {describe_disk(path)})",
+        seen=str(path),
+        action="make room or repair that file system; older checkpoints are untouched",
+    )

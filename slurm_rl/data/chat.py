@@ -1,0 +1,116 @@
+"""Text of messages: the one place where a tokenizer's chat template is rendered.
+
+A template is a program of the model's author (Jinja). Besides the messages it may read variables of its own, such as
+Qwen3's `enable_thinking`: data.chat_template_kwargs gives them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from slurm_rl.config.data import DataConfig
+from slurm_rl.data.prompts import Message, Text
+from slurm_rl.errors import DataError
+
+_GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
+"""What whoever renders gives to every template, as transformers documents it."""
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """A tokenizer's chat template, with the variables of the config.
+
+    Raises:
+        DataError: the tokenizer has no template, or the template does not read one of the variables.
+    """
+
+    tokenizer: Any
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.tokenizer.chat_template:
+            raise DataError(
+                "data.chat_template=true needs a tokenizer with a chat template",
+                seen=f"{self.tokenizer.name_or_path or type(self.tokenizer).__name__} without one",
+                action="use an instruction-tuned model, or set data.chat_template=false",
+            )
+        if self.variables:
+            known = find_variables(self.tokenizer.get_chat_template())
+            unknown = [name for name in self.variables if name not in known]
+            if unknown:
+                raise DataError(
+                    "data.chat_template_kwargs must name variables that the chat template reads",
+                    seen=f"{', '.join(unknown)}; it reads {', '.join(sorted(known)) or 'none'}",
+                    action="correct the name, or take it out",
+                )
+
+    def render(self, messages: Sequence[Message], name: str, *, add_generation_prompt: bool) -> str:
+        """The text of the messages.
+
+        Args:
+            name: of the row, for errors.
+            add_generation_prompt: end with what makes the model answer.
+
+        Raises:
+            DataError: the template refuses the messages.
+        """
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self.variables
+                )
+            )
+        except Exception as error:  # a program raises what it likes
+            raise DataError(
+                f"{name}: the tokenizer's chat template must accept the messages",
+                seen=f"{type(error).__name__}: {error}",
+                action="correct the roles and contents of the row",
+            ) from error
+
+
+def open_template(tokenizer: Any, config: DataConfig) -> ChatTemplate | None:
+    """The template to render with; None where the config says that the data are plain text.
+
+    Raises:
+        DataError: as `ChatTemplate`.
+    """
+    return ChatTemplate(tokenizer, config.chat_template_kwargs) if config.chat_template else None
+
+
+def as_messages(text: Text, role: str = "user") -> list[Message]:
+    """Messages as they are; plain text as one message."""
+    return [{"role": role, "content": text}] if isinstance(text, str) else text
+
+
+def drop_sources(messages: list[Message]) -> list[Message]:
+    """The messages with the kind alone of a part that is no text: the bytes of an image may be in it."""
+    return [
+        {**message, "content": [_drop_source(part) for part in content]}
+        if isinstance(content := message["content"], list)
+        else message
+        for message in messages
+    ]
+
+
+def _drop_source(part: Any) -> Any:
+    kind = part.get("type", "text") if isinstance(part, dict) else "text"
+    return part if kind == "text" else {"type": kind}
+
+
+@cache
+def find_variables(template: str) -> set[str]:
+    """Names that a template reads and nobody gives it, those of special tokens among them.
+
+    >>> find_variables("{% for m in messages %}{{ m.content }}{% endfor %}{% if thinking is defined %}!{% endif %}")
+    {'thinking'}
+    """
+    from jinja2 import Environment, meta
+
+    # A tag that transformers adds to the language, around what the assistant says.
+    plain = re.sub(r"\{%-?\s*(end)?generation\s*-?%\}", "", template)
+    parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
+    return set(meta.find_undeclared_variables(parsed)) - _GIVEN

@@ -1,0 +1,207 @@
+"""From a prompt and its answer to token ids, and which of them are learned.
+
+    ChatML, three turns           <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n ...
+    learned (of each such turn)                                                   ^^^^^^^^^^^^^^^
+
+The whole conversation is rendered once and tokenized once. A turn begins where the template, given the messages
+before it, would let the model go on; it ends with the special token that follows its content. An image stands
+for one token until `expand_all` gives it as many as it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from slurm_rl.data.characters import find_lost_characters, find_refused_characters
+from slurm_rl.data.chat import ChatTemplate, as_messages
+from slurm_rl.data.images import list_images
+from slurm_rl.data.lines import shorten
+from slurm_rl.data.placeholders import ImageCounter, expand_placeholders
+from slurm_rl.data.prompts import Message, Text
+from slurm_rl.errors import DataError
+from slurm_rl.math.sequences import ImageSpan
+
+_IMAGE_THREADS = 16
+
+
+@dataclass(frozen=True)
+class EncodedAnswer:
+    """A prompt with its answer."""
+
+    token_ids: npt.NDArray[np.int64]
+    """[L]."""
+    answered: npt.NDArray[np.int64]
+    """Ascending positions, none of them 0, of what the assistant says after the prompt, ends of turns included."""
+    name: str = ""
+    """Of the row, for errors."""
+    sources: tuple[str, ...] = ()
+    """Of its images, one for each placeholder; see data/images.py."""
+    images: tuple[ImageSpan, ...] = ()
+    """The same with the tokens that stand for each, once expanded."""
+
+
+def encode_answer(
+    prompt: Text, answer: Text, tokenizer: Any, *, template: ChatTemplate | None, name: str, sees_images: bool = False
+) -> EncodedAnswer:
+    """Encode one row.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer; a fast one for chats.
+        template: renders prompt and answer; None: both are plain text, and the end-of-text token ends the answer.
+        name: of the row, for errors.
+        sees_images: the model does, and its template writes a placeholder for each.
+
+    Raises:
+        DataError: the row cannot be rendered or loses characters, or the template never ends a turn.
+    """
+    if template is not None:
+        messages = as_messages(prompt, "user"), as_messages(answer, "assistant")
+        return _encode_chat(*messages, template, name, sees_images)
+    if not isinstance(prompt, str) or not isinstance(answer, str):
+        raise DataError(
+            f"{name}: messages need the chat template",
+            seen="data.chat_template=false",
+            action="data.chat_template=true",
+        )
+    before, _ = tokenize_text(prompt, tokenizer, name, add_special_tokens=True)
+    after, _ = tokenize_text(answer, tokenizer, name, add_special_tokens=False)
+    token_ids = np.array([*before, *after, tokenizer.eos_token_id], dtype=np.int64)
+    return EncodedAnswer(token_ids, np.arange(max(len(before), 1), len(token_ids)), name)
+
+
+def expand_all(answers: Sequence[EncodedAnswer], counter: ImageCounter | None) -> list[EncodedAnswer]:
+    """The same with as many tokens as each image needs.
+
+    Args:
+        counter: of a vision-language model; None of a text model, whose answers have no images.
+
+    Raises:
+        DataError: an image cannot be read, is none that the model takes, or has no placeholder.
+    """
+    if counter is None:
+        return list(answers)
+    # Most of the time goes into opening files, at once on a parallel file system.
+    with ThreadPoolExecutor(_IMAGE_THREADS) as threads:
+        return list(threads.map(lambda answer: _expand(answer, counter), answers))
+
+
+def _expand(answer: EncodedAnswer, counter: ImageCounter) -> EncodedAnswer:
+    token_ids, spans = expand_placeholders(answer.token_ids.tolist(), answer.sources, counter, answer.name)
+    counts = np.ones(len(answer.token_ids), dtype=np.int64)
+    counts[answer.token_ids == counter.image_token_id] = [span.num_tokens for span in spans]
+    # Where each token begins now; no image is in what the assistant says.
+    starts = np.cumsum(counts) - counts
+    return replace(
+        answer, token_ids=np.array(token_ids, dtype=np.int64), answered=starts[answer.answered], images=tuple(spans)
+    )
+
+
+def _encode_chat(
+    prompt: list[Message], answer: list[Message], template: ChatTemplate, name: str, sees_images: bool
+) -> EncodedAnswer:
+    messages, tokenizer = [*prompt, *answer], template.tokenizer
+    refuse_what_nobody_sees(messages, name, sees_images)
+    text = template.render(messages, name, add_generation_prompt=False)
+    token_ids, spans = tokenize_text(text, tokenizer, name, add_special_tokens=False)
+    ends = [n for n, token in enumerate(token_ids) if token in _special_ids(tokenizer)]
+    answered: list[int] = []
+    for number in range(len(prompt), len(messages)):
+        if messages[number]["role"] == "assistant":
+            start = _find_start(messages, number, text, template, name)
+            end = _find_end(messages[number], start, text, spans, ends, tokenizer, name)
+            answered += [n for n in range(max(end[0], 1), end[1] + 1) if spans[n][0] >= start]
+    sources = tuple(list_images(messages, name))
+    return EncodedAnswer(np.array(token_ids, dtype=np.int64), np.array(answered, dtype=np.int64), name, sources)
+
+
+def refuse_what_nobody_sees(messages: list[Message], name: str, sees_images: bool) -> None:
+    """Without its pixels an image would be read as its placeholders, and nobody would be told."""
+    parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+    kinds = [part.get("type", "text") for part in parts if isinstance(part, dict)]
+    for kind in kinds:
+        if kind != "text" and not (kind == "image" and sees_images):
+            raise DataError(
+                f"{name}: the model must see what the messages show",
+                seen=f"a part of type {kind!r}",
+                action="for images choose a Qwen2.5-VL or Qwen3-VL with task=sft or dpo; else take the row out",
+            )
+
+
+def _find_start(messages: list[Message], number: int, text: str, template: ChatTemplate, name: str) -> int:
+    """Character at which the model would take over."""
+    before = template.render(messages[:number], name, add_generation_prompt=True) if number else ""
+    if not text.startswith(before):
+        raise DataError(
+            f"{name}: the chat template must write the messages before a turn as it does without the turn",
+            seen=f"another beginning before message {number + 1}",
+            action="take the earlier turns out of the row, or correct the template",
+        )
+    return len(before)
+
+
+def _find_end(
+    message: Message,
+    start: int,
+    text: str,
+    spans: Sequence[tuple[int, int]],
+    ends: Sequence[int],
+    tokenizer: Any,
+    name: str,
+) -> tuple[int, int]:
+    """(first token at or after `start`, the special token that ends the turn)."""
+    content = message["content"].strip() if isinstance(message["content"], str) else ""
+    at = text.find(content, start)
+    if not content or at < 0:
+        raise DataError(
+            f"{name}: the chat template must write what the assistant says as it is",
+            seen=shorten(repr(message["content"])),
+            action="write the content as text, or correct the template",
+        )
+    stop = at + len(content)
+    first = next((n for n, span in enumerate(spans) if span[0] >= start), len(spans))
+    end = next((n for n in ends if spans[n][0] >= stop), None)
+    if end is None or text[stop : spans[end][0]].strip():
+        raise DataError(
+            f"{name}: the chat template must end a turn of the assistant with a special token, or the model would "
+            "never learn to stop",
+            seen=f"{shorten(repr(text[stop:]))} after the turn, and the special tokens "
+            + ", ".join(tokenizer.all_special_tokens),
+            action="add the end-of-turn token to the chat template, or choose another model",
+        )
+    return first, end
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    return {n for n, t in tokenizer.added_tokens_decoder.items() if t.special} | set(tokenizer.all_special_ids)
+
+
+def tokenize_text(
+    text: str, tokenizer: Any, name: str, *, add_special_tokens: bool
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Token ids, and the characters of each."""
+    if not tokenizer.is_fast:
+        raise DataError(
+            "answers need a fast tokenizer, which says where each token stands in the text",
+            seen=type(tokenizer).__name__,
+            action="put tokenizer.json beside the model",
+        )
+    try:
+        encoded = tokenizer(text, add_special_tokens=add_special_tokens, return_offsets_mapping=True, verbose=False)
+        lost = find_lost_characters(text, encoded["input_ids"], encoded["offset_mapping"], tokenizer)
+    except Exception:  # what a tokenizer without an unknown token raises
+        lost = find_refused_characters(text, tokenizer)
+        if not lost:
+            raise
+    if lost:
+        raise DataError(
+            f"{name}: the tokenizer must be able to write every character",
+            seen=f"{lost} in {shorten(repr(text))}",
+            action="take the characters out of the data, or choose a model whose tokenizer knows them",
+        )
+    return encoded["input_ids"], encoded["offset_mapping"]

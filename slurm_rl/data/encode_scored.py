@@ -1,0 +1,88 @@
+"""The token ids that a reward model reads, in training and in scoring: its score is that of the last of them.
+
+    text                  [BOS] 3+4= 7 <eos>
+    ChatML                <|im_start|>user\\n3+4?<|im_end|>\\n<|im_start|>assistant\\n7<|im_end|>\\n
+    text that begins with a special token was rendered before: no BOS is added, and what ends a chat ends it
+
+A chat is what the reward model's own template makes of it, to its last token, where Hugging Face's classifiers and TRL
+read the score. Behind an answer that the length limit cut nothing is written: it ends with its own last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slurm_rl.data.chat import ChatTemplate, as_messages
+from slurm_rl.data.encode_answers import refuse_what_nobody_sees
+from slurm_rl.data.lines import shorten
+from slurm_rl.data.prompts import Message, Text
+from slurm_rl.errors import DataError
+
+Tokenize = Callable[[str, bool], list[int]]
+"""(text, whether the tokenizer's own special tokens go around it) -> token ids."""
+
+_MARK = "THE-ANSWER-STANDS-HERE"
+
+
+def encode_scored(
+    prompt: Text,
+    answer: Text,
+    tokenizer: Any,
+    *,
+    template: ChatTemplate | None,
+    truncated: bool = False,
+    name: str = "item",
+    tokenize: Tokenize | None = None,
+) -> list[int]:
+    """Token ids of an answer behind its prompt; the score is read at the last.
+
+    Args:
+        tokenizer: the reward model's, a Hugging Face tokenizer.
+        template: renders prompt and answer; None: both are text.
+        truncated: the length limit cut the answer.
+        name: of the row, for errors.
+        tokenize: in place of `tokenizer`; training names what it cannot write.
+
+    Raises:
+        DataError: messages without a template, or ones that it refuses or nobody sees.
+    """
+    tokenize = tokenize or (lambda text, special: list(tokenizer(text, add_special_tokens=special)["input_ids"]))
+    if template is not None:
+        messages = [*as_messages(prompt, "user"), *as_messages(answer, "assistant")]
+        refuse_what_nobody_sees(messages, name, sees_images=False)
+        text = template.render(messages, name, add_generation_prompt=False)
+        return tokenize(_cut_end(text, _find_end(messages, template, name), name) if truncated else text, False)
+    if not isinstance(prompt, str) or not isinstance(answer, str):
+        raise DataError(
+            f"{name}: messages need the chat template",
+            seen="data.chat_template=false",
+            action="data.chat_template=true",
+        )
+    if is_rendered(prompt, tokenizer):
+        chat: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
+        end = _find_end(chat, ChatTemplate(tokenizer), name) if tokenizer.chat_template else tokenizer.eos_token
+        return tokenize(prompt + answer + ("" if truncated else end), False)
+    token_ids = [*tokenize(prompt, True), *tokenize(answer, False)]
+    return token_ids if truncated else [*token_ids, tokenizer.eos_token_id]
+
+
+def is_rendered(prompt: str, tokenizer: Any) -> bool:
+    """Whether the special tokens are in the text, as a chat template writes them."""
+    return any(prompt.startswith(token) for token in tokenizer.all_special_tokens)
+
+
+def _cut_end(text: str, end: str, name: str) -> str:
+    if not text.endswith(end):
+        raise DataError(
+            f"{name}: the chat template must end every answer in the same way",
+            seen=f"{shorten(repr(text[-len(end) :]))} in place of {end!r}",
+            action="correct the template of the reward model",
+        )
+    return text.removesuffix(end)
+
+
+def _find_end(messages: list[Message], template: ChatTemplate, name: str) -> str:
+    """What the template writes behind the last message's content."""
+    marked = [*messages[:-1], {**messages[-1], "content": _MARK}]
+    return template.render(marked, name, add_generation_prompt=False).rpartition(_MARK)[2]

@@ -1,0 +1,106 @@
+"""From the data section to the rows to train on and the rows to evaluate on, for each task.
+
+Nothing here knows the run's seed: it decides in which order rows are trained on (see order.py), not which ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from slurm_rl.config.data import DataConfig
+from slurm_rl.data.addition import build_addition_rows, spoil_sum
+from slurm_rl.data.answers import AnswerRow, PairRow, parse_answer, parse_pair
+from slurm_rl.data.chat import as_messages
+from slurm_rl.data.prompts import Columns, PromptRow, Row, SourceRow, build_rows, load_rows
+from slurm_rl.data.records import DataSource
+from slurm_rl.data.split import Split, digest_prompts, split_rows
+from slurm_rl.errors import DataError
+
+Read = Callable[[str, str], list[Row]]
+"""(source, split) -> its rows."""
+
+
+def load_prompts(config: DataConfig) -> Split[PromptRow]:
+    """The rows for grpo.
+
+    Raises:
+        DataError: a file is wrong (see `build_rows`), or holding out leaves nothing to train on.
+    """
+    columns = Columns(input=config.input_key, label=config.label_key, image=config.image_key)
+
+    def read(name: str, split: str) -> list[PromptRow]:
+        return load_rows(name, columns, subset=config.subset, revision=config.revision, split=split)
+
+    return _load(config, _additions(config), read)
+
+
+def load_answers(config: DataConfig) -> Split[AnswerRow]:
+    """The rows for sft.
+
+    Raises:
+        DataError: a row without a conversation or an answer, an empty turn of the assistant, ... with its line.
+    """
+    keys = (config.input_key, config.label_key, config.messages_key)
+
+    def read(name: str, split: str) -> list[AnswerRow]:
+        return build_rows(
+            _source(config, name, split, keys), lambda record, index, where: parse_answer(record, index, where, config)
+        )
+
+    additions = [AnswerRow(index=r.index, prompt=r.prompt, answer=r.answer) for r in _additions(config)]
+    return _load(config, additions, read)
+
+
+def load_pairs(config: DataConfig) -> Split[PairRow]:
+    """The rows for rm and dpo.
+
+    Raises:
+        DataError: a row without chosen or rejected, an equal pair, ... with its line.
+    """
+    keys = (config.input_key, config.chosen_key, config.rejected_key, config.margin_key)
+
+    def read(name: str, split: str) -> list[PairRow]:
+        return build_rows(
+            _source(config, name, split, keys), lambda record, index, where: parse_pair(record, index, where, config)
+        )
+
+    additions = [
+        PairRow(index=r.index, prompt=r.prompt, chosen=r.answer, rejected=spoil_sum(r, config.largest_addend))
+        for r in _additions(config)
+    ]
+    return _load(config, additions, read)
+
+
+def _load(config: DataConfig, additions: list[Row], read: Read[Row]) -> Split[Row]:
+    rows = additions or read(config.train, config.train_split)
+    evals = None if config.eval is None else read(config.eval, config.eval_split)
+    return split_rows(rows, evals, config.num_eval, _digest)
+
+
+def _additions(config: DataConfig) -> list[PromptRow]:
+    return build_addition_rows(config.largest_addend) if config.train == "addition" else []
+
+
+def _source(config: DataConfig, name: str, split: str, keys: Sequence[str | None]) -> DataSource:
+    """Rows with answers have their columns in several ways, so none of them must be there."""
+    wanted = dict.fromkeys(key for key in (*keys, config.image_key) if key is not None)
+    return DataSource(
+        name=name, columns=(), subset=config.subset, revision=config.revision, split=split, optional=tuple(wanted)
+    )
+
+
+def _digest(row: SourceRow) -> list[bytes]:
+    prompt, *answers = row.texts
+    # Of a pair the better answer, as an sft row of the same conversation has it.
+    answer = answers[0] if answers and not isinstance(answers[0], str) else []
+    return digest_prompts(as_messages(prompt), answer)
+
+
+def require_one_batch(num_rows: int, batch_size: int) -> None:
+    """Raise DataError when the rows to train on do not fill one batch."""
+    if num_rows < batch_size:
+        raise DataError(
+            "the rows to train on must fill one batch of supervised.batch_size",
+            seen=f"{num_rows} rows < {batch_size}",
+            action=f"set supervised.batch_size={num_rows} or lower, or add rows",
+        )

@@ -1,0 +1,193 @@
+"""From the rows of a data source to prompts, each with its reference answer.
+
+    {"prompt": "3+4=", "answer": "7"}
+    {"prompt": [{"role": "user", "content": "What is 3+4?"}], "answer": "7"}
+
+What is wrong is named with its file, row and column; no row is repaired or left out in silence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from slurm_rl.data.image_parts import Folders, place_images, resolve_images
+from slurm_rl.data.lines import shorten
+from slurm_rl.data.records import DataSource, read_records
+from slurm_rl.errors import DataError
+
+Message: TypeAlias = dict[str, Any]
+"""A chat message: `role` and `content`, and whatever else the chat template reads. A content is text, or a
+list of parts: `{"type": "text", "text": ...}`, `{"type": "image", "image": <absolute path, or bytes>}`."""
+
+
+Text: TypeAlias = str | list[Message]
+"""Plain text, or chat messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceRow:
+    """What rows of all tasks have."""
+
+    index: int
+    """Position among the rows of its source, from 0; stays when rows are held out."""
+    where: str = field(default="", compare=False)
+    """`file:line`, or the like; "" for a row that was made here."""
+
+    @property
+    def name(self) -> str:
+        """For errors."""
+        return self.where or f"row {self.index}"
+
+    @property
+    def texts(self) -> list[Text]:
+        """All that is said in the row."""
+        raise NotImplementedError
+
+
+Row = TypeVar("Row", bound=SourceRow)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptRow(SourceRow):
+    """One prompt before it is tokenized."""
+
+    prompt: Text
+    answer: str
+    """"" when the data have no reference answers."""
+
+    @property
+    def texts(self) -> list[Text]:
+        return [self.prompt]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Names of the columns; see DataConfig."""
+
+    input: str = "prompt"
+    label: str | None = "answer"
+    image: str | None = None
+
+    def listed(self) -> tuple[tuple[str, str], ...]:
+        """(column, the config key that names it)."""
+        named = (("input", self.input), ("label", self.label), ("image", self.image))
+        return tuple((column, f"data.{key}_key") for key, column in named if column is not None)
+
+
+def load_rows(
+    name: str | Path, columns: Columns, *, subset: str | None = None, revision: str | None = None, split: str = "train"
+) -> list[PromptRow]:
+    """Read every prompt of a file, folder or hub name; see `build_rows`."""
+    source = DataSource(name=str(name), columns=columns.listed(), subset=subset, revision=revision, split=split)
+    return build_rows(source, lambda record, index, where: _build_row(record, index, columns, where))
+
+
+def build_rows(source: DataSource, build: Callable[[dict[str, Any], int, str], Row]) -> list[Row]:
+    """Read every row of a file, folder or hub name (see `read_records`).
+
+    Args:
+        build: (record, index, where) -> row.
+
+    Raises:
+        DataError: the source cannot be read or is empty, or a row is wrong.
+        MissingLibraryError: this machine cannot read its format.
+    """
+    folder, folders = source.folder, Folders()
+    rows: list[Row] = []
+    for where, record in read_records(source):
+        rows.append(build(record, len(rows), where))
+        for text in rows[-1].texts:
+            find_images(text, folder, folders, where)
+    if not rows:
+        raise DataError(
+            f"{source.name}: a data file needs at least one row", seen="none", action="write one, or name another"
+        )
+    return rows
+
+
+def _build_row(row: dict[str, Any], index: int, columns: Columns, where: str) -> PromptRow:
+    answer = row[columns.label] if columns.label is not None else ""
+    if not isinstance(answer, str):
+        raise DataError(
+            f"{where}: column {columns.label!r} must be a string",
+            seen=f"{type(answer).__name__} {shorten(repr(answer))}",
+            action="write it in quotes, or set data.label_key to the column with the answer (null: there is none)",
+        )
+    prompt = parse_prompt(row[columns.input])
+    if prompt is None:
+        raise DataError(
+            f"{where}: column {columns.input!r} must be text or a list of messages, each with role and content, "
+            "and not empty",
+            seen=f"{type(row[columns.input]).__name__} {shorten(repr(row[columns.input]))}",
+            action="correct the row, or set data.input_key to the column with the prompt",
+        )
+    if columns.image is not None:
+        prompt = place_images(prompt, row[columns.image], where)
+    return PromptRow(index=index, where=where, prompt=prompt, answer=answer)
+
+
+def find_images(text: Text, folder: Path | None, folders: Folders, where: str) -> None:
+    """Make the paths of its images absolute, in place.
+
+    Raises:
+        DataError: one is not there.
+    """
+    if isinstance(text, str):
+        return
+    missing = [path for path in resolve_images(text, folder, folders) if not folders.has(path)]
+    if missing:
+        raise DataError(
+            f"{where}: an image must be a file that is there",
+            seen=missing[0],
+            action="correct the path; relative ones start at the data file",
+        )
+
+
+def parse_prompt(value: Any) -> Text | None:
+    """Text, or messages (also as JSON in a string); None for anything else."""
+    if isinstance(value, str):
+        return _parse_messages(value) or (value if value.strip() else None)
+    if not isinstance(value, list) or not all(map(_is_message, value)) or all(map(_is_blank, value)):
+        return None
+    return [_clean(message) for message in value]
+
+
+def _parse_messages(text: str) -> list[Message] | None:
+    """The messages in a string of JSON, as LMM-R1 and OpenRLHF-M store them; None for other text."""
+    if not text.lstrip().startswith("[") or '"role"' not in text:
+        return None
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return parse_prompt(value) if isinstance(value, list) else None  # type: ignore[return-value]
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str) or "content" not in value:
+        return False
+    content = value["content"]
+    if isinstance(content, list):
+        return all(isinstance(part, dict) for part in content)
+    return content is None or isinstance(content, str)
+
+
+def _is_blank(message: Message) -> bool:
+    """Whether it asks nothing; turns of the assistant are judged as answers."""
+    content = message["content"]
+    return message["role"] != "assistant" and not (content.strip() if isinstance(content, str) else content)
+
+
+def _clean(message: Message) -> Message:
+    """Without the keys that columnar formats add: there all parts have all keys, most of them None."""
+    cleaned = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if isinstance(cleaned["content"], list):
+        cleaned["content"] = [
+            {key: value for key, value in part.items() if value is not None} if isinstance(part, dict) else part
+            for part in cleaned["content"]
+        ]
+    return cleaned

@@ -1,0 +1,194 @@
+"""Rows of a data source as plain dicts, each with where it stands.
+
+    rows.jsonl       file:line, from 1       one JSON object a line
+    rows.json        file row N, from 0      one list of objects
+    rows.parquet     file row N              read in batches, only the columns asked for
+    a folder         folder row N            saved by the `datasets` library, or one of files it reads
+    org/name         name row N              a data set of the Hugging Face hub, from the cache or the network
+    gs://.../rows.jsonl                      a file of the first three kinds on any URL of fsspec's
+
+pyarrow and datasets are imported when they are needed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.config.paths import expand_user
+from slurm_rl.config.urls import is_url
+from slurm_rl.data.lines import build_object, parse_object, read_lines, shorten, unreadable
+from slurm_rl.data.url_records import read_url_records
+from slurm_rl.errors import DataError, MissingLibraryError
+
+Record = tuple[str, dict[str, Any]]
+"""(where it stands, the row)."""
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_BATCH = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSource:
+    """What to read."""
+
+    name: str
+    """File, folder, hub name or URL of a file."""
+    columns: tuple[tuple[str, str], ...]
+    """(column, the config key that names it) of every column that must be there."""
+    subset: str | None = None
+    revision: str | None = None
+    split: str = "train"
+    optional: tuple[str, ...] = ()
+    """Columns to read as well where they are there; rows of text have all of theirs anyway."""
+
+    def present(self, names: Sequence[str]) -> list[str]:
+        """The columns to read of a source with these."""
+        return [column for column, _ in self.columns] + [column for column in self.optional if column in names]
+
+    @property
+    def folder(self) -> Path | None:
+        """Where relative paths in the rows start; None for a hub name and a URL."""
+        if is_url(self.name):
+            return None
+        path = expand_user(self.name).absolute()
+        return path if path.is_dir() else path.parent if path.exists() else None
+
+
+def read_records(source: DataSource) -> Iterator[Record]:
+    """Yield every row; each has all columns asked for.
+
+    Raises:
+        DataError: the source is missing, of another format, damaged, or lacks a column.
+        MissingLibraryError: its format needs a library that is not installed here.
+    """
+    if is_url(source.name):
+        return read_url_records(source.name, lambda path: read_records(replace(source, name=str(path))))
+    path = expand_user(source.name)
+    if path.is_dir():
+        return _read_dataset(source, path)
+    if path.suffix == ".jsonl":
+        return _read_jsonl(source, path)
+    if path.suffix == ".json":
+        return _read_json(source, path)
+    if path.suffix == ".parquet":
+        return _read_parquet(source, path)
+    if not path.exists() and _HUB_NAME.fullmatch(source.name):
+        return _read_dataset(source, None)
+    raise DataError(
+        "data must be a .jsonl, .json or .parquet file, a folder, or a hub name org/name",
+        seen=f"{source.name} ({'a file of another kind' if path.exists() else 'which is not there'})",
+        action="set data.train or data.eval to one that exists on every node",
+    )
+
+
+def require_columns(source: DataSource, names: Sequence[str], where: str) -> None:
+    """Raise DataError for the first column asked for that is not among `names`."""
+    for column, option in source.columns:
+        if column not in names:
+            nearest = difflib.get_close_matches(column, names, n=1, cutoff=0.0)
+            raise DataError(
+                f"{where} must have the column {column!r} ({option})",
+                seen=f"the columns {', '.join(map(repr, names)) or '(none)'}",
+                action=f"set {option}={nearest[0]}, or another of them" if nearest else "correct the row",
+            )
+
+
+def _read_jsonl(source: DataSource, path: Path) -> Iterator[Record]:
+    for number, line in read_lines(path):
+        where = f"{path}:{number}"
+        row = parse_object(line, where)
+        require_columns(source, list(row), where)
+        yield where, row
+
+
+def _read_json(source: DataSource, path: Path) -> Iterator[Record]:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        rows = json.loads(text, object_pairs_hook=lambda pairs: build_object(pairs, str(path)))
+    except OSError as error:
+        raise unreadable(path, error) from None
+    except (ValueError, RecursionError) as error:  # not UTF-8 is a ValueError too
+        raise DataError(f"{path}: the file must be JSON in UTF-8", seen=str(error), action="correct it") from None
+    if not isinstance(rows, list):
+        raise DataError(
+            f"{path}: a .json file must hold one list of objects",
+            seen=type(rows).__name__,
+            action="write [{...}, {...}], or one object a line in a .jsonl file",
+        )
+    for number, row in enumerate(rows):
+        where = f"{path} row {number}"
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: a row must be an object", seen=f"{type(row).__name__} {shorten(repr(row))}")
+        require_columns(source, list(row), where)
+        yield where, row
+
+
+def _read_parquet(source: DataSource, path: Path) -> Iterator[Record]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise _missing_library("pyarrow", path.name) from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            require_columns(source, file.schema_arrow.names, str(path))
+            number = 0
+            for batch in file.iter_batches(batch_size=_BATCH, columns=source.present(file.schema_arrow.names)):
+                for row in batch.to_pylist():
+                    yield f"{path} row {number}", row
+                    number += 1
+    except (pyarrow.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise unreadable(path, error) from None
+        raise DataError(f"{path}: the file must be parquet", seen=shorten(str(error)), action="write it anew") from None
+
+
+def _read_dataset(source: DataSource, folder: Path | None) -> Iterator[Record]:
+    data = _open_dataset(source, folder)
+    require_columns(source, data.column_names, f"{source.name} (split {source.split})")
+    from datasets import Image
+
+    data = data.select_columns(source.present(data.column_names))
+    for name, feature in data.features.items():
+        if isinstance(feature, Image):
+            # Paths or bytes as they are; decoding belongs to the one who looks at the picture.
+            data = data.cast_column(name, Image(decode=False))
+    for number, row in enumerate(data):
+        yield f"{source.name} row {number}", row
+
+
+def _open_dataset(source: DataSource, folder: Path | None) -> Any:
+    try:
+        from datasets import DatasetDict, load_dataset, load_from_disk
+    except ImportError:
+        raise _missing_library("datasets", source.name) from None
+    try:
+        if folder and any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+            data = load_from_disk(str(folder))
+            if not isinstance(data, DatasetDict):
+                return data
+            if source.split not in data:
+                raise ValueError(f"the splits are {', '.join(data)}")
+            return data[source.split]
+        if folder is not None:
+            return load_dataset(str(folder), source.subset, split=source.split)
+        return load_dataset(source.name, source.subset, split=source.split, revision=source.revision)
+    except Exception as error:  # the library raises what its many readers raise
+        raise DataError(
+            f"data set {source.name} (subset {source.subset}, split {source.split}) must be one that can be read",
+            seen=f"{type(error).__name__}: {shorten(' '.join(str(error).split()) or 'no word', 300)}",
+            action="check its name, data.subset, data.revision, data.train_split and data.eval_split; a private one "
+            "needs HF_TOKEN",
+        ) from None
+
+
+def _missing_library(name: str, what: str) -> MissingLibraryError:
+    return MissingLibraryError(
+        f"{what} needs {name}", seen="not installed", action=f"pip install {name}, or convert the data to .jsonl"
+    )

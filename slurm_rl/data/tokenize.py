@@ -1,0 +1,198 @@
+"""From prompt rows to token ids, without losing or cutting a character in silence.
+
+    PromptRow(prompt="3+4=")  ->  EncodedPrompt(token_ids=[5, 12, 6, 13], text="3+4=")
+
+Text without a chat template gets the special tokens the tokenizer adds by itself; a rendered chat
+template has written its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slurm_rl.config.data import Overlong
+from slurm_rl.data.characters import find_lost_characters, find_refused_characters
+from slurm_rl.data.chat import ChatTemplate, as_messages, drop_sources
+from slurm_rl.data.images import list_images
+from slurm_rl.data.placeholders import ImageCounter, expand_placeholders
+from slurm_rl.data.prompts import Message, PromptRow
+from slurm_rl.errors import DataError
+from slurm_rl.math.sequences import ImageSpan, TokenPrompt
+
+_BATCH = 1024
+"""Prompts encoded at once; offsets of a whole data set would not fit in memory."""
+
+_IMAGE_THREADS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncodedPrompt:
+    """A prompt as the rollout engine and the policy see it."""
+
+    index: int
+    """Of the row it came from."""
+    token_ids: list[int]
+    text: str
+    """What was encoded: the prompt, or the rendered chat template."""
+    answer: str
+    images: Sequence[ImageSpan] = ()
+    """In the order of their placeholders."""
+    messages: list[Message] | None = None
+    """The chat that `text` was rendered of, its images without their sources; None of plain text."""
+
+    @property
+    def tokens(self) -> TokenPrompt:
+        """What goes to the engine."""
+        return TokenPrompt(token_ids=self.token_ids, images=self.images)
+
+
+def encode_prompts(
+    rows: Sequence[PromptRow],
+    tokenizer: Any,
+    *,
+    template: ChatTemplate | None,
+    max_prompt_tokens: int,
+    context_length: int,
+    max_tokens: int,
+    overlong: Overlong = "refuse",
+    images: ImageCounter | None = None,
+) -> list[EncodedPrompt]:
+    """Encode the rows, in order; those that do not fit are an error, or are left out.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        template: renders a prompt first, of which plain text is a user message; None: prompts are plain text.
+        max_prompt_tokens: longest prompt, in tokens.
+        context_length: longest sequence of the model, in tokens.
+        max_tokens: longest completion, in tokens.
+        overlong: what to do with a prompt that does not fit; see DataConfig.
+        images: counts those of a vision-language model; None for a text model.
+
+    Raises:
+        DataError: a row cannot be rendered, loses characters, is too long, or has images that cannot be read
+            or that the model does not take; the row is named.
+    """
+    encoded: list[EncodedPrompt] = []
+    for start in range(0, len(rows), _BATCH):
+        batch = rows[start : start + _BATCH]
+        prompts = _expand_images(batch, _encode_batch(batch, tokenizer, template), images)
+        for row, prompt in zip(batch, prompts, strict=True):
+            error = _find_misfit(row, prompt, max_prompt_tokens, max_tokens, context_length)
+            if error is None:
+                encoded.append(prompt)
+            elif overlong == "refuse":
+                raise error
+    return encoded
+
+
+def render_prompt(row: PromptRow, template: ChatTemplate | None) -> str:
+    """Return the text to encode; with a template, a plain prompt becomes one user message.
+
+    Raises:
+        DataError: messages without a template, messages the template refuses, or invalid Unicode.
+    """
+    text = row.prompt
+    if template is not None:
+        text = template.render(as_messages(text), row.name, add_generation_prompt=True)
+    if not isinstance(text, str):
+        raise DataError(
+            f"{row.name}: a prompt that is a list of messages needs the chat template",
+            seen="data.chat_template=false",
+            action="set data.chat_template=true, or name a text column in data.input_key",
+        )
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{row.name}: a prompt must be valid Unicode",
+            seen=f"half a surrogate pair at character {error.start}",
+            action="correct the row",
+        ) from None
+    return text
+
+
+def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, template: ChatTemplate | None) -> Iterator[EncodedPrompt]:
+    texts = [render_prompt(row, template) for row in rows]
+    try:
+        batch = tokenizer(
+            texts,
+            add_special_tokens=template is None,
+            return_offsets_mapping=tokenizer.is_fast,
+            verbose=False,  # `_find_misfit` says it better
+        )
+    except Exception:  # what a tokenizer without an unknown token raises; it does not say on which row
+        for row, text in zip(rows, texts, strict=True):
+            _check_characters(row, text, find_refused_characters(text, tokenizer))
+        raise
+    offsets = batch["offset_mapping"] if tokenizer.is_fast else [None] * len(rows)
+    for row, text, token_ids, spans in zip(rows, texts, batch["input_ids"], offsets, strict=True):
+        _check_characters(row, text, find_lost_characters(text, token_ids, spans, tokenizer))
+        yield EncodedPrompt(
+            index=row.index,
+            token_ids=list(token_ids),
+            text=text,
+            answer=row.answer,
+            messages=None if template is None else drop_sources(as_messages(row.prompt)),
+        )
+
+
+def _expand_images(
+    rows: Sequence[PromptRow], prompts: Iterator[EncodedPrompt], counter: ImageCounter | None
+) -> Iterator[EncodedPrompt]:
+    sources = [list_images(row.prompt, row.name) for row in rows]
+    if counter is None:
+        for row, found in zip(rows, sources, strict=True):
+            if found:
+                raise DataError(
+                    f"{row.name}: a prompt with images needs a vision-language model",
+                    seen=f"{len(found)} images and a model of text alone",
+                    action="set model.path to a Qwen2.5-VL or Qwen3-VL, or take the images out",
+                )
+        return prompts
+    # Most of the time goes into opening files, at once on a parallel file system.
+    with ThreadPoolExecutor(_IMAGE_THREADS) as threads:
+        expanded = threads.map(lambda row, prompt, found: _expand(row, prompt, found, counter), rows, prompts, sources)
+        return iter(list(expanded))
+
+
+def _expand(row: PromptRow, prompt: EncodedPrompt, sources: Sequence[str], counter: ImageCounter) -> EncodedPrompt:
+    token_ids, spans = expand_placeholders(prompt.token_ids, sources, counter, row.name)
+    return replace(prompt, token_ids=token_ids, images=tuple(spans))
+
+
+def _check_characters(row: PromptRow, text: str, lost: str) -> None:
+    if lost:
+        raise DataError(
+            f"{row.name}: the tokenizer must be able to write every character of the prompt",
+            seen=f"{lost} in {_shorten(text)}",
+            action="take the characters out of the data, or choose a model whose tokenizer knows them",
+        )
+
+
+def _find_misfit(
+    row: PromptRow, prompt: EncodedPrompt, max_prompt_tokens: int, max_tokens: int, context_length: int
+) -> DataError | None:
+    """What is wrong with the length of a prompt; an empty one is always an error."""
+    num_tokens = len(prompt.token_ids)
+    if num_tokens == 0:
+        raise DataError(f"{row.name}: a prompt needs a token", seen="none", action="correct the row")
+    if num_tokens > max_prompt_tokens:
+        return DataError(
+            f"{row.name}: a prompt must fit in data.max_prompt_tokens = {max_prompt_tokens}",
+            seen=f"{num_tokens} tokens, {_shorten(prompt.text)}",
+            action=f"raise data.max_prompt_tokens to {num_tokens}, or set data.overlong=leave_out",
+        )
+    if num_tokens + max_tokens > context_length:
+        return DataError(
+            f"{row.name}: prompt and completion must fit in the model's context of {context_length} tokens",
+            seen=f"{num_tokens} + rollout.max_tokens {max_tokens} = {num_tokens + max_tokens}",
+            action="lower rollout.max_tokens, set data.overlong=leave_out, or choose a model with a longer context",
+        )
+    return None
+
+
+def _shorten(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:80] + "...")

@@ -1,0 +1,103 @@
+"""What a sharding library must do for the policy engine, and the table of those that can.
+
+Loss convention: token weights are global, so the loss of a step is the plain sum over tokens,
+micro-batches and ranks. A library that averages gradients over ranks has that undone here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from slurm_rl.checkpoints.background import BackgroundWriter
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.engine.lora import is_adapter
+
+
+class Backend(Protocol):
+    """A sharded model with its optimizer. Every method is called on all ranks together."""
+
+    model: Callable[..., Any]
+    """Called with the model's keyword arguments; runs the collectives that sharding needs."""
+    module: PreTrainedModel
+    """The model itself; its parameters may be shards."""
+    can_reshard: bool
+    """Whether `load` takes what another number of ranks saved."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of this rank's `loss` (a sum, not a mean) to those of the step."""
+
+    def step(self, lr: float) -> float:
+        """Sum gradients over ranks, clip, update, clear them; returns the norm before clipping.
+
+        Raises:
+            TrainingError: the norm is not finite; no rank changed its weights.
+        """
+
+    def reset_optimizer(self, config: OptimConfig) -> None:
+        """Forget the moments and take other hyperparameters."""
+
+    dtype: torch.dtype
+    """The model's own type, which `full_state` yields."""
+
+    def full_state(
+        self, wanted: Callable[[str], bool] | None = None, place: torch.device | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        """On rank 0 each whole tensor of `state_dict()`, tied ones under each of their names, on CPU.
+
+        Other ranks yield nothing but must exhaust the iterator: tensors are gathered one by one.
+
+        Args:
+            wanted: which names to gather, the same on every rank; None: all.
+            place: every rank yields its tensors there, in place of rank 0 on CPU.
+        """
+
+    def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
+        """Write this rank's shard of the trained parameters and their moments into an existing folder.
+
+        Args:
+            writer: copy what is to be written, and leave the writing to it where the library can.
+
+        Returns:
+            The files that the writer has still to finish; each appears whole.
+        """
+
+    def load(self, folder: Path, num_saved: int) -> None:
+        """Take back what `save` wrote with `num_saved` ranks."""
+
+
+def build_backend(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
+    """Shard `model` (on CPU, every rank with the same weights) over the ranks of the process group."""
+    return _BACKENDS[policy.backend](model, policy, optim)
+
+
+def _build_fsdp2(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
+    from slurm_rl.engine.fsdp2 import FSDP2Backend
+
+    return FSDP2Backend(model, optim, policy.offload)
+
+
+def _build_deepspeed(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
+    from slurm_rl.engine.deepspeed import DeepSpeedBackend
+
+    return DeepSpeedBackend(model, policy.zero_stage, optim, policy.offload)
+
+
+_BACKENDS: dict[str, Callable[[PreTrainedModel, PolicyConfig, OptimConfig], Backend]] = {
+    "fsdp2": _build_fsdp2,
+    "deepspeed": _build_deepspeed,
+}
+
+
+def export_tensor(name: str, tensor: Tensor, dtype: torch.dtype, place: torch.device | None = None) -> Tensor:
+    """A copy on CPU, or on `place`, that later steps do not change, in the model's type, not the master weights'.
+
+    Adapters stay as they are: they are rounded when they are merged.
+    """
+    kept = tensor.dtype if is_adapter(name) else dtype
+    return tensor.detach().to(device=place or "cpu", dtype=kept, copy=True)

@@ -1,0 +1,114 @@
+"""A policy checkpoint to a Hugging Face folder, without the ranks that wrote it.
+
+    rank-0.pt rank-1.pt ...  --one tensor at a time-->  model-00001-of-00003.safetensors ... + config + tokenizer
+
+Shards are mapped, not read, and each output file is written as soon as it is full, so memory holds one output
+file, its copy on the way to disk, and one tensor; comparing logits at the end takes a whole model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from slurm_rl.checkpoints.folders import written_beside
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.engine.export import copy_processors
+from slurm_rl.engine.lora import merge_into_base, plain_name, read_base
+from slurm_rl.engine.model import load_tokenizer, model_class
+from slurm_rl.engine.published import publish
+from slurm_rl.engine.same_logits import require_same_logits
+from slurm_rl.engine.saved_weights import read_parameters
+from slurm_rl.engine.shard_files import write_shards
+from slurm_rl.errors import CheckpointError
+from slurm_rl.run_dir import read_json
+
+
+def convert_checkpoint(
+    policy: Path, model_path: str, model: ModelConfig, out: Path, max_shard_bytes: int, *, check_logits: bool = True
+) -> int:
+    """Write the parameters of a checkpoint as a model that Hugging Face loads; the number of parameters.
+
+    Args:
+        policy: the folder `policy` of a checkpoint that verifies.
+        model_path: where architecture and tokenizer come from.
+        out: appears whole, or not at all.
+        check_logits: load what was written, and compare; this takes the memory of a whole model in float32.
+
+    Raises:
+        CheckpointError: the checkpoint is of another model, or what was written computes something else.
+    """
+    config = AutoConfig.from_pretrained(model_path, trust_remote_code=model.trust_remote_code)
+    config.dtype = getattr(torch, model.dtype)
+    if "score.weight" in read_json(policy / "layout.json")["parameters"]:
+        _make_reward_model(config, model_path, model)
+    with torch.device("meta"):
+        module = _class_of(config).from_config(config, trust_remote_code=model.trust_remote_code)
+
+    def read() -> Iterator[tuple[str, Tensor]]:
+        return _check_all(_read_model(policy, model_path, model), module, model, model_path)
+
+    with written_beside(out) as beside:
+        count = write_shards(beside, publish(module, read()), max_shard_bytes)
+        config.save_pretrained(beside)
+        load_tokenizer(model_path, trust_remote_code=model.trust_remote_code).save_pretrained(beside)
+        copy_processors(model_path, beside)
+        if check_logits:
+            require_same_logits(_class_of(config), config, read(), beside, model.trust_remote_code)
+    return count
+
+
+def _check_all(
+    tensors: Iterable[tuple[str, Tensor]], module: Any, model: ModelConfig, model_path: str
+) -> Iterator[tuple[str, Tensor]]:
+    """Every parameter of the module once, in the model's type.
+
+    Raises:
+        CheckpointError: one is missing, of another shape, or not of this model.
+    """
+    # Each parameter under the first of its names.
+    wanted = {name: parameter.shape for name, parameter in module.named_parameters()}
+    dtype, adapted = getattr(torch, model.dtype), model.lora is not None
+    for name, tensor in tensors:
+        if adapted and name not in wanted:
+            continue  # a base may hold a tied weight under both names
+        if (shape := wanted.pop(name, None)) != tensor.shape:
+            raise CheckpointError(
+                f"the checkpoint must be of the model in {model_path}",
+                seen=f"{name} of shape {list(tensor.shape)}, there {'none' if shape is None else list(shape)}",
+                action="name the run whose config made the checkpoint",
+            )
+        yield name, tensor.to(dtype)
+    if wanted:
+        raise CheckpointError(
+            "the checkpoint must hold every parameter of the model", seen="no " + ", ".join(sorted(wanted)[:4])
+        )
+
+
+def _read_model(policy: Path, model_path: str, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+    """Parameters by the plain model's names; adapters merged into the base that they were trained over."""
+    if model.lora is None:
+        yield from read_parameters(policy)
+        return
+    adapters = {plain_name(name): tensor for name, tensor in read_parameters(policy)}
+    base = read_base(model.init_from or model_path, getattr(torch, model.dtype))
+    yield from merge_into_base(base, adapters, model.lora.scaling, torch.device("cpu"))
+
+
+def _make_reward_model(config: Any, model_path: str, model: ModelConfig) -> None:
+    """Say in the config of a language model what a reward model made of it says."""
+    config.num_labels = 1
+    if config.pad_token_id is None:
+        config.pad_token_id = load_tokenizer(model_path, trust_remote_code=model.trust_remote_code).pad_token_id
+    with torch.device("meta"):
+        config.architectures = [type(AutoModelForSequenceClassification.from_config(config)).__name__]
+
+
+def _class_of(config: Any) -> Any:
+    is_scorer = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
+    return AutoModelForSequenceClassification if is_scorer else model_class(config)

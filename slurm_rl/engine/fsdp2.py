@@ -1,0 +1,162 @@
+"""torch's own sharding: parameters, gradients and moments split over ranks, block by block.
+
+Master weights and moments are float32; with a bfloat16 model torch casts each block as it gathers it.
+Frozen weights, as under adapters, stay in the model's own type.
+One worker in float32 has nothing to shard and keeps a plain module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from slurm_rl.checkpoints.background import BackgroundWriter, write_whole
+from slurm_rl.config.train import OptimConfig
+from slurm_rl.engine import optimizer as optimizers
+from slurm_rl.engine.backend import export_tensor
+from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
+from slurm_rl.engine.shards import SavedShards, rank_file
+from slurm_rl.errors import BringUpError
+
+
+class FSDP2Backend:
+    """See `Backend`."""
+
+    can_reshard = True
+
+    def __init__(self, model: PreTrainedModel, optim: OptimConfig, offload: str = "none") -> None:
+        self.offload = offload
+        self.dtype: torch.dtype = model.dtype
+        self.module = model
+        for tensor in [*model.parameters(), *model.buffers()]:
+            if tensor.is_floating_point() and (tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter)):
+                tensor.data = tensor.data.to(torch.float32)  # frozen weights need no master copy
+        if get_world_size() > 1 or self.dtype != torch.float32 or offload == "all":
+            _shard(self.module, self.dtype, offload == "all")
+        if offload == "all":
+            for buffer in self.module.buffers():
+                buffer.data = buffer.data.to(get_device())
+        else:
+            self.module.to(get_device())
+        self.model = self.module
+        self.max_grad_norm = optim.max_grad_norm
+        self.optimizer = optimizers.build_optimizer(self.module, optim)
+
+    def backward(self, loss: Tensor) -> None:
+        loss.backward()
+
+    def step(self, lr: float) -> float:
+        try:
+            norm = optimizers.clip_gradients(self.module.parameters(), self.max_grad_norm)
+            optimizers.set_lr(self.optimizer, lr)
+            if self.offload == "optimizer":
+                self._move_moments(get_device())
+            self.optimizer.step()
+            if self.offload == "optimizer":
+                self._move_moments(torch.device("cpu"))
+        finally:
+            self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def _move_moments(self, device: torch.device) -> None:
+        for moments in self.optimizer.state.values():
+            for key, value in moments.items():
+                if value.ndim:  # the step counter stays on CPU
+                    moments[key] = value.to(device)
+
+    def reset_optimizer(self, config: OptimConfig) -> None:
+        self.max_grad_norm = config.max_grad_norm
+        self.optimizer.state.clear()
+        optimizers.apply_config(self.optimizer, config)
+
+    def full_state(
+        self, wanted: Callable[[str], bool] | None = None, place: torch.device | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
+        for name, shard in self.module.state_dict().items():
+            if wanted is not None and not wanted(name):
+                continue
+            whole = shard.full_tensor() if isinstance(shard, DTensor) else shard
+            if get_rank() == 0 or place is not None:
+                yield name, export_tensor(name, whole, self.dtype, place)
+
+    def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
+        parameters = self._named_shards()
+        moments = {name: self.optimizer.state.get(p, {}) for name, p in parameters.items()}
+        keep = _to_local if writer is None else _copy_to_host
+        state = {
+            "parameters": {name: keep(p) for name, p in parameters.items()},
+            "moments": {name: {k: keep(v) for k, v in m.items()} for name, m in moments.items()},
+        }
+        path = _rank_file(folder)
+        if writer is None:
+            write_whole(path, lambda part: torch.save(state, part))
+            return []
+        writer.start(path, lambda part: torch.save(state, part))
+        return [path]
+
+    @torch.no_grad()
+    def load(self, folder: Path, num_saved: int) -> None:
+        shards = SavedShards(folder, num_saved)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.state.clear()
+        for name, parameter in self._named_shards().items():
+            _to_local(parameter).copy_(shards.read(name))
+            for key in shards.moment_names(name):
+                self.optimizer.state[parameter][key] = _place_like(parameter, shards.read(name, key))
+        if self.offload == "optimizer":
+            self._move_moments(torch.device("cpu"))
+
+    def _named_shards(self) -> dict[str, Tensor]:
+        """This rank's shards of the trained parameters."""
+        # A forward pass leaves the root gathered; its parameters are shards again only after this.
+        for module in self.module.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+
+def _shard(model: PreTrainedModel, dtype: torch.dtype, offload: bool) -> None:
+    if not torch.distributed.is_initialized():
+        raise BringUpError(
+            "a policy in bfloat16 or with policy.offload=all needs a process group, also of one rank",
+            action="call slurm_rl.engine.distributed.init_process_group first",
+        )
+    mesh = init_device_mesh(get_device().type, (get_world_size(),))
+    precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    waiting = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
+    block_types = set(model._no_split_modules or [])
+    blocks = [m for m in model.modules() if type(m).__name__ in block_types]
+    for module in [*blocks, model]:
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=waiting)
+        # Sum gradients over ranks, not average: the loss is a sum. gloo has no pre-multiplied sum.
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+
+
+def _to_local(tensor: Tensor) -> Tensor:
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    """A copy that the next step leaves alone."""
+    return _to_local(tensor).to(device="cpu", copy=True)
+
+
+def _place_like(parameter: Tensor, value: Tensor) -> Tensor:
+    """A moment sharded as its parameter is; the step counter is a scalar and stays whole on CPU."""
+    if value.ndim == 0:
+        return value
+    placed = torch.zeros_like(parameter)
+    _to_local(placed).copy_(value)
+    return placed
+
+
+def _rank_file(folder: Path) -> Path:
+    return rank_file(folder, get_rank())

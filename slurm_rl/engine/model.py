@@ -1,0 +1,176 @@
+"""A model folder to a model ready for packed rows, and to its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import cached_file, logging
+
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.engine.dropout import clear_dropout, clear_dropout_layers
+from slurm_rl.engine.reward_model import allow_new_head, score_every_token
+from slurm_rl.engine.vision import has_vision
+from slurm_rl.errors import ConfigError
+
+# How many misfitting parameter names an error shows.
+_SHOWN_NAMES = 4
+_MAY_BE_ABSENT = {
+    "_raise_exceptions_for_missing_entries": False,
+    "_raise_exceptions_for_connection_errors": False,
+}
+
+
+def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None = None) -> PreTrainedModel:
+    """The model of `path`, with a vision tower if it has one, on CPU, in training mode, in `config.dtype`, no dropout.
+
+    With `config.init_from` the weights come from there, the architecture still from `path`.
+
+    Args:
+        path: a Hugging Face folder, or a hub name that is in the local cache.
+        score_seed: a reward model in place of a language model: one score in place of logits, by a head that is
+            drawn from this seed where the weights have none.
+
+    Raises:
+        ConfigError: the folder is no model, the attention kernel is not installed, or the weights of
+            `init_from` do not fit.
+    """
+    logging.disable_progress_bar()  # a log file is no terminal
+    weights = path if config.init_from is None else config.init_from
+    field = "model.path" if config.init_from is None else "model.init_from"
+    try:
+        architecture = AutoConfig.from_pretrained(path, **_source(path, config))
+        clear_dropout(architecture)
+        model, loaded = _from_pretrained(
+            weights,
+            score_seed,
+            config=architecture,
+            generation_config=_load_generation_config(path, architecture, config),
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=config.attention,
+            use_safetensors=True,  # never a pickle
+            ignore_mismatched_sizes=True,  # reported below, with names
+            output_loading_info=True,
+            **_source(weights, config),
+        )
+    except ImportError as error:
+        raise ConfigError(
+            f"the kernel of model.attention must be installed ({error})",
+            seen=config.attention,
+            action="set model.attention=sdpa",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{field} must be a Hugging Face folder with config.json and safetensors, or a downloaded hub name "
+            f"({_first_line(error)})",
+            seen=str(weights),
+            action=f"correct {field}, or download it with `python -m slurm_rl prepare`",
+        ) from error
+    if score_seed is not None:
+        allow_new_head(loaded)
+        score_every_token(model)
+    _require_fit(loaded, field, str(weights))
+    return _prepare(model, config)
+
+
+def _from_pretrained(weights: str | Path, score_seed: int | None, **fields: Any) -> Any:
+    if score_seed is None:
+        return model_class(fields["config"]).from_pretrained(weights, **fields)
+    fields["config"].num_labels = 1
+    # The caller's random state is left as it was.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(score_seed)
+        return AutoModelForSequenceClassification.from_pretrained(weights, **fields)
+
+
+def model_class(architecture: PreTrainedConfig) -> Any:
+    """The class that makes a model with a language head of this config."""
+    return AutoModelForImageTextToText if has_vision(architecture) else AutoModelForCausalLM
+
+
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer beside the model.
+
+    Raises:
+        ConfigError: there is none, or it has no padding or end-of-text token.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, trust_remote_code=trust_remote_code, local_files_only=Path(path).is_dir()
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.path must hold a tokenizer ({_first_line(error)})",
+            seen=str(path),
+            action="put tokenizer.json and tokenizer_config.json there",
+        ) from error
+    for name in ("pad_token", "eos_token"):
+        if getattr(tokenizer, name) is None:
+            raise ConfigError(
+                f"the tokenizer of model.path must have a {name}",
+                seen=str(path),
+                action=f"name one of its special tokens as {name} in tokenizer_config.json",
+            )
+    # Where a vision-language model has its template in a file of its own, that one knows of images.
+    template = cached_file(path, "chat_template.json", local_files_only=True, **_MAY_BE_ABSENT)
+    if template is not None:
+        tokenizer.chat_template = json.loads(Path(template).read_text(encoding="utf-8"))["chat_template"]
+    return tokenizer
+
+
+def _source(path: str | Path, config: ModelConfig) -> dict[str, Any]:
+    # A folder is complete: no look at the network, which on a compute node costs a time-out.
+    return {"trust_remote_code": config.trust_remote_code, "local_files_only": Path(path).is_dir()}
+
+
+def _load_generation_config(path: str | Path, architecture: PreTrainedConfig, config: ModelConfig) -> GenerationConfig:
+    # Of `path`, like the tokenizer: end-of-text ids of a foreign `init_from` would end up in the export.
+    try:
+        return GenerationConfig.from_pretrained(path, **_source(path, config))
+    except OSError:
+        return GenerationConfig.from_model_config(architecture)
+
+
+def _prepare(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
+    clear_dropout_layers(model)
+    # With a cache, sequences of a packed row see each other without a word.
+    model.config.use_cache = False
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model.train()
+
+
+def _require_fit(loaded: dict[str, Any], field: str, seen: str) -> None:
+    misfits = {
+        "missing": sorted(loaded["missing_keys"]),
+        "not of this model": sorted(loaded["unexpected_keys"]),
+        "of another shape": sorted(f"{name} {list(a)} for {list(b)}" for name, a, b in loaded["mismatched_keys"]),
+    }
+    found = [f"{len(names)} {kind}: {_shorten(names)}" for kind, names in misfits.items() if names]
+    if found:
+        raise ConfigError(
+            f"the weights of {field} must be those of the architecture in model.path ({'; '.join(found)})",
+            seen=seen,
+            action=f"point {field} at weights of the same architecture and size",
+        )
+
+
+def _shorten(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,362 @@
+"""The policy engine: logprobs and training steps on packed rows, for any loss.
+
+    micro-batches of TrainSequence -> packed rows -> logprobs [N], entropy [N] -> loss_fn -> backward -> step
+
+Every method is called on all ranks together, each rank with its own micro-batches but as many of them.
+On CPU the same calls from the same state give the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slurm_rl.checkpoints.background import BackgroundWriter
+from slurm_rl.checkpoints.folders import written_beside
+from slurm_rl.config.model import LoraConfig, ModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.disk import describe_disk
+from slurm_rl.engine import distributed, lora
+from slurm_rl.engine.backend import build_backend
+from slurm_rl.engine.export import export_model
+from slurm_rl.engine.forward import (
+    DUMMY,
+    Measure,
+    build_batch,
+    compute_sequence_logprobs,
+    compute_sequence_scores,
+    forward_packed,
+    forward_scores,
+)
+from slurm_rl.engine.model import load_model, load_tokenizer
+from slurm_rl.engine.rng import load_rng, save_rng
+from slurm_rl.engine.row_check import check_rows
+from slurm_rl.engine.shared_rows import require_maskable
+from slurm_rl.engine.vision import load_image_reader
+from slurm_rl.errors import CheckpointError, RunDirError, TrainingError
+from slurm_rl.math.logprobs import compute_token_hits, compute_token_logprobs
+from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
+from slurm_rl.math.totals import add_totals
+from slurm_rl.run_dir import read_json, write_json
+
+MicroBatches = Sequence[Sequence[TrainSequence]]
+LossFn = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
+"""(batch, logprobs [N], entropy [N]) -> (loss, a sum over tokens; sums of metrics over tokens)."""
+
+
+class PolicyEngine:
+    """The trained model of this rank.
+
+    Args:
+        model_folder: a Hugging Face folder; its tokenizer goes into the export.
+        temperature: that of the sampling, by which all logits are divided.
+        score_seed: train a reward model, whose new head is drawn from this seed; losses then get scores [N] in
+            place of logprobs, and zeros in place of entropies.
+        noise_alpha: NEFTune's, in training alone.
+        seed: of fresh adapters.
+    """
+
+    def __init__(
+        self,
+        model_folder: str | Path,
+        model: ModelConfig,
+        policy: PolicyConfig,
+        optim: OptimConfig,
+        *,
+        temperature: float,
+        score_seed: int | None = None,
+        noise_alpha: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        distributed.set_num_threads(policy)
+        self.device = distributed.get_device()
+        if self.device.type == "cpu":
+            torch.use_deterministic_algorithms(True)
+            # Or every fresh buffer is filled with NaN; of ZeRO's buckets that is 2 GB and seconds a step.
+            torch.utils.deterministic.fill_uninitialized_memory = False
+        self.temperature, self.chunk_tokens = temperature, policy.logprob_chunk_tokens
+        self.share_prompts = policy.share_prompts
+        self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
+        self.model_config, self.model_folder = model, str(model_folder)
+        self.scores, self.noise_alpha = score_seed is not None, noise_alpha
+        self.images = load_image_reader(model_folder, model)
+        module = load_model(model_folder, model, score_seed=score_seed)
+        if self.scores and module.config.pad_token_id is None:
+            module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
+        self.lora_targets = [] if model.lora is None else lora.add_adapters(module, model.lora, seed)
+        self.backend = build_backend(module, policy, optim)
+        if self.share_prompts:
+            require_maskable(self.module.config)
+        self.rows = check_rows(
+            self.backend.model,
+            self.backend.dtype,
+            self.device,
+            images=self.images,
+            scores=self.scores,
+            chunk_tokens=self.chunk_tokens,
+            share_prompts=self.share_prompts,
+        )
+        self._writer = BackgroundWriter()
+        self.layout = {
+            "backend": policy.backend,
+            "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
+            "num_workers": distributed.get_world_size(),
+            "lora": None if model.lora is None else _describe_lora(model, model.lora),
+            # ZeRO-3 leaves empty parameters that remember their shape.
+            "parameters": {
+                n: list(getattr(p, "ds_shape", p.shape)) for n, p in self.module.named_parameters() if p.requires_grad
+            },
+        }
+
+    @property
+    def module(self) -> Any:
+        """The model itself; its parameters may be shards."""
+        return self.backend.module
+
+    def compute_logprobs(self, micro_batches: MicroBatches, *, adapters: bool = True) -> list[list[FloatArray]]:
+        """For each micro-batch the logprobs of each sequence, [num_trained] float32.
+
+        Args:
+            adapters: False: of the base, as if nothing had been trained; needs model.lora.
+        """
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.eval()
+        with nullcontext() if adapters else lora.adapters_off(self.module):
+            return [
+                compute_sequence_logprobs(
+                    self.backend.model,
+                    sequences,
+                    self.temperature,
+                    self.device,
+                    chunk_tokens=self.chunk_tokens,
+                    images=self.images,
+                    share_prompts=self.share_prompts,
+                    packed=self.rows.packed,
+                )
+                for sequences in micro_batches
+            ]
+
+    def compute_scores(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """The same of a reward model or a critic: scores after each trained token."""
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.eval()
+        return [
+            compute_sequence_scores(
+                self.backend.model,
+                sequences,
+                self.device,
+                images=self.images,
+                share_prompts=self.share_prompts,
+                packed=self.rows.packed,
+            )
+            for sequences in micro_batches
+        ]
+
+    def train(
+        self,
+        micro_batches: MicroBatches,
+        loss_fn: LossFn,
+        lr: float,
+        *,
+        entropy_gradient: bool = False,
+        temperature: float | None = None,
+    ) -> dict[str, float]:
+        """One optimizer step over the micro-batches of all ranks.
+
+        Args:
+            entropy_gradient: `loss_fn` differentiates the entropy; costs the memory of a softmax.
+            temperature: None is the engine's own.
+
+        Returns:
+            `loss` and the sums of `loss_fn`, over all ranks, and `grad_norm` before clipping.
+
+        Raises:
+            TrainingError: the loss or the gradient norm is not finite; no rank changed its weights, which may
+                be saved, but gradients may be left over: do not train on with this engine.
+        """
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.train()
+        sums = {"loss": 0.0}
+        for sequences in micro_batches:
+            loss, metrics = self._compute_loss(
+                sequences, loss_fn, entropy_gradient, temperature=temperature or self.temperature
+            )
+            self.backend.backward(loss)
+            add_totals(sums, {"loss": float(loss.detach()), **metrics})
+        totals = distributed.sum_over_ranks(sums)
+        _require_finite_loss(totals["loss"])
+        return {**totals, "grad_norm": self.backend.step(lr)}
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: MicroBatches, loss_fn: LossFn) -> dict[str, float]:
+        """`loss` and the sums of `loss_fn` over all ranks; nothing is trained.
+
+        In place of the entropy `loss_fn` gets 1.0 for each token that is the likeliest one, 0.0 for others.
+        """
+        distributed.require_equal_counts(len(micro_batches))
+        self.module.eval()
+        sums = {"loss": 0.0}
+        for sequences in micro_batches:
+            loss, metrics = self._compute_loss(
+                sequences, loss_fn, False, temperature=self.temperature, measure=compute_token_hits
+            )
+            add_totals(sums, {"loss": float(loss), **metrics})
+        return distributed.sum_over_ranks(sums)
+
+    def _compute_loss(
+        self,
+        sequences: Sequence[TrainSequence],
+        loss_fn: LossFn,
+        entropy_gradient: bool,
+        *,
+        temperature: float,
+        measure: Measure = compute_token_logprobs,
+    ) -> tuple[Tensor, dict[str, float]]:
+        trains = any(s.num_trained for s in sequences)
+        batch = build_batch(
+            sequences if trains else [DUMMY], self.images, self.device, share_prompts=self.share_prompts
+        )
+        if self.scores:
+            logprobs = forward_scores(self.backend.model, batch, packed=self.rows.packed)
+            entropy = torch.zeros_like(logprobs)
+        else:
+            logprobs, entropy = forward_packed(
+                self.backend.model,
+                batch,
+                temperature,
+                chunk_tokens=self.chunk_tokens,
+                entropy_gradient=entropy_gradient,
+                measure=measure,
+                noise_alpha=self.noise_alpha if self.module.training else 0.0,
+                packed=self.rows.packed,
+            )
+        # A worker without work still goes backward, for the sake of its collectives.
+        return loss_fn(batch, logprobs, entropy) if trains else (logprobs.sum() * 0.0, {})
+
+    def reset_optimizer(self, config: OptimConfig) -> None:
+        """Forget the moments and take other hyperparameters, for a stage with an optimizer of its own."""
+        self.backend.reset_optimizer(config)
+
+    def full_state(self) -> Iterator[tuple[str, Tensor]]:
+        """Whole tensors by the plain model's `state_dict()` name, adapters merged, one by one, on rank 0.
+
+        Other ranks exhaust an empty iterator.
+        """
+        state = self.backend.full_state()
+        config = self.model_config.lora
+        return state if config is None else lora.merge_state(state, config.scaling)
+
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of what `backend.full_state` yields, in its order."""
+        state = self.module.state_dict(keep_vars=True)
+        return {name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in state.items()}
+
+    def adapter_state(self) -> Iterator[tuple[str, Tensor]]:
+        """The same of the adapters alone, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight`.
+
+        Of a reward model with its head.
+        """
+        return ((lora.plain_name(name), tensor) for name, tensor in self.backend.full_state(lora.is_trained))
+
+    def save(self, folder: Path, *, background: bool = False) -> list[Path]:
+        """Write this rank's part of a checkpoint into an existing folder that all ranks share.
+
+        Args:
+            background: return once the state is copied to host memory, where the library can.
+
+        Returns:
+            The files still to come; wait for them with `background.wait_for_files`.
+        """
+        try:
+            if distributed.get_rank() == 0:
+                write_json(folder / "layout.json", self.layout)
+            save_rng(_rng_file(folder))
+            return self.backend.save(folder, self._writer if background else None)
+        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            raise CheckpointError(
+                f"policy rank {distributed.get_rank()} must be able to write its checkpoint ({error})",
+                seen=f"{folder}, where {describe_disk(folder)}",
+                action="make room on that file system; the previous checkpoint is untouched",
+            ) from error
+
+    def load(self, folder: Path) -> None:
+        """Take back what `save` wrote, with fsdp2 also on another number of workers. Hyperparameters stay the config's.
+
+        Raises:
+            CheckpointError: it was saved from another model or backend, or with deepspeed on another number of workers.
+        """
+        free = {"num_workers"} if self.backend.can_reshard else set()
+        saved = _require_layout(folder, {key: value for key, value in self.layout.items() if key not in free})
+        self.backend.load(folder, saved["num_workers"])
+        load_rng(_rng_file(folder))  # last, since loading may draw numbers
+
+    def export(self, folder: Path) -> None:
+        """Write the model and its tokenizer as a Hugging Face folder, whole or not at all; from rank 0.
+
+        Adapters are merged into it.
+        """
+        state = self.full_state()
+        try:
+            if distributed.get_rank() == 0:
+                export_model(self.module, state, self.tokenizer, folder, processors_of=self.model_folder)
+        finally:
+            for _ in state:  # gathering is collective: nobody may leave before the last tensor
+                pass
+
+    def export_adapter(self, folder: Path) -> None:
+        """Write the adapters alone, for peft, and the tokenizer; whole or not at all; from rank 0."""
+        config, state = self.model_config.lora, dict(self.adapter_state())
+        assert config is not None
+        if distributed.get_rank() == 0:
+            base = self.model_config.init_from or self.model_folder
+            with written_beside(folder) as beside:
+                lora.save_adapter(beside, state, config, self.lora_targets, base)
+                self.tokenizer.save_pretrained(beside)
+
+
+def _rng_file(folder: Path) -> Path:
+    return folder / f"rng-{distributed.get_rank()}.pt"
+
+
+def _describe_lora(model: ModelConfig, config: LoraConfig) -> dict[str, Any]:
+    """What must be as it was for adapters to mean what they meant."""
+    return {"alpha": config.alpha, "rank": config.rank, "base": model.init_from or model.path or "tiny"}
+
+
+def _require_finite_loss(loss: float) -> None:
+    if not math.isfinite(loss):
+        raise TrainingError(
+            "the loss must be finite",
+            seen=loss,
+            action="resume from the last checkpoint with a lower optim.lr; the weights were not changed",
+        )
+
+
+def _require_layout(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
+    """The layout it was saved with, when all that this one names is the same."""
+    try:
+        saved = read_json(folder / "layout.json")
+    except RunDirError as error:
+        raise CheckpointError(error.rule, seen=error.seen, action="name a folder that `save` filled") from error
+    for key, value in json.loads(json.dumps(layout)).items():
+        if saved.get(key) != value:
+            raise CheckpointError(
+                f"a checkpoint must be loaded with the {key} it was saved with ({_describe(key, saved.get(key))}, "
+                f"now {_describe(key, value)})",
+                seen=str(folder),
+                action="resume with the config of the run that saved it, or start a new run with model.init_from",
+            )
+    return saved
+
+
+def _describe(key: str, value: Any) -> str:
+    if key != "parameters" or not isinstance(value, dict):
+        return repr(value)
+    return f"{len(value)} of {sum(math.prod(shape) for shape in value.values())} numbers"

@@ -1,0 +1,86 @@
+"""The rank files of an fsdp2 checkpoint, read by as many ranks as wrote them or by any other number.
+
+    rank-<n>.pt  {"parameters": {name: rows}, "moments": {name: {"exp_avg": rows, ..., "step": scalar}}}
+
+Every tensor is split along its first dimension into equal parts, the last ones shorter or empty, as torch.chunk
+does; joined they are the whole tensor.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slurm_rl.engine.distributed import get_rank, get_world_size
+from slurm_rl.errors import CheckpointError
+
+
+def rank_file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}.pt"
+
+
+def load_tensors(file: Path, *, mmap: bool = False, classes: Sequence[Any] = ()) -> dict[str, Any]:
+    """What torch.save wrote: tensors and plain containers. The one place where such files are read.
+
+    They are pickles, which can run any code, and hashes say nothing of who wrote them; so nothing is made of
+    a class that is not among `classes`.
+
+    Raises:
+        CheckpointError: the file is not there, or holds anything else.
+    """
+    try:
+        with torch.serialization.safe_globals(list(classes)):
+            return dict(torch.load(file, map_location="cpu", weights_only=True, mmap=mmap))
+    except FileNotFoundError:
+        raise CheckpointError("the checkpoint must hold every file of its backend", seen=f"no {file.name}") from None
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            "a checkpoint must hold tensors and plain values alone, or reading it would run code",
+            seen=f"{file} ({str(error).strip().splitlines()[0]})",
+            action="remove it, if you do not know who wrote it, and resume from the checkpoint before it",
+        ) from None
+
+
+def load_rank(folder: Path, rank: int, *, mmap: bool = False) -> dict[str, Any]:
+    return load_tensors(rank_file(folder, rank), mmap=mmap)
+
+
+class SavedShards:
+    """What this rank needs of them.
+
+    Args:
+        num_saved: how many ranks wrote.
+    """
+
+    def __init__(self, folder: Path, num_saved: int) -> None:
+        self.is_same = num_saved == get_world_size()
+        if self.is_same:
+            self.files = [load_rank(folder, get_rank())]
+        else:
+            # Mapped: of each file only the tensor at hand is in memory.
+            self.files = [load_rank(folder, rank, mmap=True) for rank in range(num_saved)]
+
+    def moment_names(self, name: str) -> list[str]:
+        return list(self.files[0]["moments"][name])
+
+    def read(self, name: str, moment: str | None = None) -> Tensor:
+        """This rank's rows of a parameter, or of one of its moments; a scalar is the same on every rank."""
+        found = [file["parameters"][name] if moment is None else file["moments"][name][moment] for file in self.files]
+        if self.is_same or found[0].ndim == 0:
+            return found[0]
+        return take_rows(torch.cat(found), get_rank(), get_world_size())
+
+
+def take_rows(whole: Tensor, rank: int, world_size: int) -> Tensor:
+    """The rank's part of `whole`.
+
+    >>> [take_rows(torch.arange(5), rank, 4).tolist() for rank in range(4)]
+    [[0, 1], [2, 3], [4], []]
+    """
+    size = -(-whole.shape[0] // world_size)
+    return whole[rank * size : (rank + 1) * size]

@@ -1,0 +1,196 @@
+"""Scores over HTTP: our reward services, or any other that speaks OpenRLHF's protocol.
+
+    with RewardClient(config.service, urls=lambda: ["http://node7:5000/get_reward"], token=None) as client:
+        results = client.score(items)                             # one result an item, in order
+
+What may go wrong, and what is done then, until `deadline_s` is over:
+
+    no connection, a time-out, 429, 503      again, with growing pauses, at the next service
+    another 5xx, or an answer that is none   the same; after 5 tries its items go one by one, and one that fails
+                                             alone 5 times is a failure with the cause "service"
+    413                                      in halves
+    401, 403, 404, other 4xx                 RewardError or DataError at once, with the service's words
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+from slurm_rl.config.reward import RewardServiceConfig
+from slurm_rl.errors import DataError, RewardError
+from slurm_rl.rewards.protocol import build_request, parse_answer
+from slurm_rl.rewards.results import RewardItem, RewardResult
+
+_TRIES = 5
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_CONNECT_S = 10.0
+
+
+class _Unwell(Exception):
+    """The service could not answer now; `is_refusal` when it was the request that it could not answer."""
+
+    def __init__(self, words: str, *, is_refusal: bool) -> None:
+        super().__init__(words)
+        self.is_refusal = is_refusal
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class RewardClient:
+    """Asks services in turn; a context manager, used from any thread.
+
+    Args:
+        config: sizes and deadlines.
+        urls: the services' addresses, asked for before every try, since a new service may have another.
+        token: sent to each of them; None sends none.
+        check: called before every pause; raises when waiting has no sense any more.
+    """
+
+    def __init__(
+        self,
+        config: RewardServiceConfig,
+        urls: Callable[[], Sequence[str]],
+        token: str | None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._config, self._urls, self._check = config, urls, check
+        self._headers = {"Content-Type": "application/json"}
+        if token is not None:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._turn = itertools.count()
+        self._http: Any = None
+        self._threads = ThreadPoolExecutor(config.num_connections, thread_name_prefix="reward-client")
+        self._closing = threading.Event()
+
+    def __enter__(self) -> RewardClient:
+        import httpx
+
+        limits = httpx.Limits(
+            max_connections=self._config.num_connections, max_keepalive_connections=self._config.num_connections
+        )
+        timeout = httpx.Timeout(self._config.request_timeout_s, connect=_CONNECT_S)
+        # A cluster's HTTP proxy for the outside world must not stand between two nodes of it.
+        self._http = httpx.Client(limits=limits, timeout=timeout, trust_env=False)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._http.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+        """Score items; ends within about `deadline_s`.
+
+        Returns:
+            One result an item, in the order of `items`; a failed one has a cause in place of a value.
+
+        Raises:
+            DataError: the service says that a reference answer is one that nothing could be judged by.
+            RewardError: a request had no answer within the deadline, or was refused for good.
+        """
+        # Every service gets a share of a small batch too.
+        size = min(self._config.items_per_request, math.ceil(len(items) / max(1, len(self._urls())))) or 1
+        deadline = time.monotonic() + self._config.deadline_s
+        futures = [
+            self._threads.submit(self._score, items[first : first + size], deadline)
+            for first in range(0, len(items), size)
+        ]
+        try:
+            return [result for future in futures for result in future.result()]
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def _score(self, items: Sequence[RewardItem], deadline: float) -> list[RewardResult]:
+        num_refusals = 0
+        turn = next(self._turn)
+        for attempt in itertools.count():
+            urls = self._urls()
+            url = urls[(turn + attempt) % len(urls)]
+            try:
+                return self._ask(url, items, deadline)
+            except _TooLarge:
+                if len(items) == 1:
+                    raise self._refused(url, "413, one completion alone is too large") from None
+                half = len(items) // 2
+                return self._score(items[:half], deadline) + self._score(items[half:], deadline)
+            except _Unwell as unwell:
+                num_refusals += unwell.is_refusal
+                if num_refusals >= _TRIES:
+                    if len(items) == 1:
+                        return [RewardResult(item=items[0], value=None, failure="service", detail=str(unwell))]
+                    return [result for item in items for result in self._score([item], deadline)]
+                self._pause(attempt, deadline, unwell, url)
+        raise AssertionError("unreachable")
+
+    def _pause(self, attempt: int, deadline: float, unwell: _Unwell, url: str) -> None:
+        self._check()
+        # Random, so that those who were turned away together do not come back together.
+        pause_s = min(_FIRST_PAUSE_S * 2 ** min(attempt, 10), _LONGEST_PAUSE_S) * random.uniform(0.5, 1.0)
+        if self._closing.is_set() or time.monotonic() + pause_s > deadline:
+            raise RewardError(
+                f"a reward service must answer within reward.service.deadline_s = {self._config.deadline_s:g}",
+                seen=f"{_hide_password(url)}: {unwell}",
+                action="see whether it runs (GET /health) and its log; raise the deadline if it is only slow",
+            )
+        self._closing.wait(pause_s)
+
+    def _ask(self, url: str, items: Sequence[RewardItem], deadline: float) -> list[RewardResult]:
+        import httpx
+
+        timeout_s = max(0.1, min(self._config.request_timeout_s, deadline - time.monotonic()))
+        try:
+            answer = self._http.post(
+                url,
+                content=json.dumps(build_request(items)).encode(),
+                headers=self._headers,
+                timeout=httpx.Timeout(timeout_s, connect=min(_CONNECT_S, timeout_s)),
+            )
+        except httpx.InvalidURL as error:
+            raise self._refused(url, str(error)) from None
+        except (httpx.HTTPError, RuntimeError) as error:  # RuntimeError: the client was closed meanwhile
+            raise _Unwell(f"{type(error).__name__} {error}", is_refusal=False) from None
+        status = answer.status_code
+        words = f"{status} {answer.text[:300]}"
+        if status in (429, 503):
+            raise _Unwell(words, is_refusal=False)
+        if status >= 500:
+            raise _Unwell(words, is_refusal=True)
+        if status == 413:
+            raise _TooLarge
+        if status == 422:
+            raise DataError(f"the reward service refused a row: {answer.text[:1000]}")
+        if status != 200:
+            raise self._refused(url, words)
+        try:
+            return parse_answer(answer.content, items)
+        except RewardError as error:
+            raise _Unwell(str(error), is_refusal=True) from None
+
+    def _refused(self, url: str, words: str) -> RewardError:
+        hint = "; check the token" if words[:3] in ("401", "403") else ""
+        return RewardError(
+            "a reward service must take the run's requests",
+            seen=f"{_hide_password(url)}: {words}",
+            action=f"compare the address with the service's{hint}",
+        )
+
+
+def _hide_password(url: str) -> str:
+    scheme, _, rest = url.partition("://")
+    host = rest.partition("/")[0]
+    return f"{scheme}://{rest[host.rfind('@') + 1 :]}"

@@ -1,0 +1,161 @@
+"""A trained reward model as the reward: a Hugging Face classifier with one output, in the worker processes.
+
+    reward.model.path=runs/my-rm/export reward.model.device=cpu
+
+It reads the token ids that training reads (data/encode_scored.py), and the score is that of the last of them. It
+is the logit itself, of any size and sign, or with `normalize` in units of the deviation from the mean over the pairs
+that were measured when training ended.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from slurm_rl.config.reward import RewardModelConfig
+from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.encode_scored import encode_scored, is_rendered
+from slurm_rl.errors import ConfigError
+from slurm_rl.rewards.results import Failure, RewardItem
+
+PREFIX = "model:"
+
+
+def specify_model(config: RewardModelConfig, num_workers: int) -> str:
+    """What stands in the table of verifiers for this model."""
+    return PREFIX + json.dumps({**config.model_dump(), "num_workers": num_workers})
+
+
+class RewardModel:
+    """Model and tokenizer, loaded once a worker.
+
+    Args:
+        settings: the fields of RewardModelConfig, and `num_workers` that share the CPUs.
+
+    Raises:
+        OSError, ValueError: the folder holds no such model, or one with other than one output, or scores are to be
+            normalized that were never measured.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        import os
+
+        import torch
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        from slurm_rl.engine.reward_model import read_score_statistics
+
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["num_workers"]))
+        self._tokenizer = AutoTokenizer.from_pretrained(settings["path"])
+        model = AutoModelForSequenceClassification.from_pretrained(
+            settings["path"], dtype=getattr(torch, settings["dtype"])
+        )
+        if model.config.num_labels != 1:
+            raise ValueError(f"a reward model has one output; {settings['path']} has {model.config.num_labels}")
+        if not hasattr(model, "score"):
+            raise ValueError(f"a reward model has its head under `score`; {type(model).__name__} has none")
+        self._statistics = read_score_statistics(model.config, settings["path"]) if settings["normalize"] else None
+        self._model = model.to(settings["device"]).eval()
+        self._variables = getattr(model.config, "chat_template_kwargs", {})
+        self._device = settings["device"]
+        self._batch_size = settings["batch_size"] if self._ignores_padding() else 1
+
+    def score(self, items: Sequence[RewardItem]) -> list[float]:
+        """One score an item."""
+        tokens = [self._encode(item) for item in items]
+        # By length, so that little is padding.
+        order = sorted(range(len(items)), key=lambda i: len(tokens[i]))
+        scores = [math.nan] * len(items)
+        for first in range(0, len(order), self._batch_size):
+            chosen = order[first : first + self._batch_size]
+            for position, score in zip(chosen, self._forward([tokens[i] for i in chosen]), strict=True):
+                scores[position] = score
+        return scores
+
+    def _encode(self, item: RewardItem) -> list[int]:
+        is_chat, wants_chats = item.messages is not None, getattr(self._model.config, "scores_chats", None)
+        # What other clients rendered may be either.
+        fits = wants_chats in (None, is_chat) or (not is_chat and is_rendered(item.prompt, self._tokenizer))
+        if not fits:
+            raise ValueError(
+                f"the reward model was trained {'on text, got a chat' if is_chat else 'on chats, got text'}: set "
+                f"data.chat_template={str(not is_chat).lower()}, as when it was trained"
+            )
+        token_ids = encode_scored(
+            item.prompt if item.messages is None else list(item.messages),
+            item.completion,
+            self._tokenizer,
+            template=ChatTemplate(self._tokenizer, self._variables) if is_chat else None,
+            truncated=item.truncated,
+        )
+        longest = getattr(self._model.config.get_text_config(), "max_position_embeddings", math.inf)
+        if not 0 < len(token_ids) <= longest:
+            raise ValueError(f"the reward model reads {longest} tokens; prompt and completion have {len(token_ids)}")
+        return token_ids
+
+    def _ignores_padding(self) -> bool:
+        """Whether a text scores beside a longer one as it does alone; it would not where tokens see later ones."""
+        vocabulary = self._model.config.get_text_config().vocab_size
+        short, long = ([7919 * place % vocabulary for place in range(1, length)] for length in (12, 40))
+        [alone], [beside, other] = self._forward([short]), self._forward([short, long])
+        bound = 0.1 if self._model.dtype.itemsize < 4 else 1e-3  # of rounding
+        return abs(alone - beside) <= bound * max(abs(alone), abs(other), 1e-3)
+
+    def _forward(self, rows: Sequence[Sequence[int]]) -> list[float]:
+        import torch
+
+        from slurm_rl.engine.head import apply_head
+
+        length = max(map(len, rows))
+        # Behind the last token stands padding that nobody looks at; 0 is in every vocabulary.
+        ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=self._device)
+        mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows], device=self._device)
+        with torch.inference_mode():
+            hidden = self._model.base_model(input_ids=ids, attention_mask=mask).last_hidden_state
+            # Not `logits`: they are read at the last token that is not padding, and padding is often end of text.
+            last = hidden[torch.arange(len(rows)), mask.sum(-1) - 1]
+            scores = apply_head(self._model.score, last).flatten()
+            return (scores if self._statistics is None else self._statistics.normalize(scores)).tolist()
+
+
+@cache
+def load_model(spec: str) -> RewardModel:
+    """The model of a spec, loaded at the first call."""
+    return RewardModel(json.loads(spec.removeprefix(PREFIX)))
+
+
+def require_loadable(spec: str) -> None:
+    """Load the model of a spec.
+
+    Raises:
+        ConfigError: it cannot be loaded, or is no such model.
+    """
+    try:
+        load_model(spec)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "reward.model.path must be a sequence classifier with one output", seen=str(error)[:500]
+        ) from error
+
+
+def score_all(spec: str, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:
+    """One outcome an item: together, or one by one when that fails."""
+    if not items:
+        return []
+    return score_by_model(spec, items) or [outcome for item in items for outcome in score_by_model(spec, [item])]
+
+
+def score_by_model(spec: str, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:
+    """Outcomes of a chunk; none when it failed as a whole, so that its items are run one by one."""
+    try:
+        scores = load_model(spec).score(items)
+    except Exception as error:
+        words = f"model: {type(error).__name__}: {error}"[:500]
+        return [Failure("exception", words)] if len(items) == 1 else []
+    return [
+        {"model": score} if math.isfinite(score) else Failure("bad score", f"the model said {score}")
+        for score in scores
+    ]

@@ -1,0 +1,170 @@
+"""Starts the sandboxed interpreter and watches it: bounded time, bounded output, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.errors import RewardError
+from slurm_rl.rewards.sandbox.watch import Reader, watch
+
+_ROOT = Path(__file__).resolve().parents[3]
+_BOOT = (
+    f"import sys; sys.path.insert(0, {str(_ROOT)!r}); "
+    "from slurm_rl.rewards.sandbox.inside.main import main; sys.path.pop(0); main()"
+)
+_PYTHON = (sys.executable, "-S", "-s", "-P", "-B", "-c", _BOOT)
+_SHOWN_BYTES = 2000
+USE_LANDLOCK = True
+"""Where the kernel has it; a test switches it off, for kernels without."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one run of the code may use."""
+
+    wall_s: float
+    memory_bytes: int
+    output_bytes: int
+
+
+class Sandboxed:
+    """One sandboxed interpreter; a context manager that ends it, whatever state it is in.
+
+    Args:
+        job: mode and material, see `inside.main`.
+        limits: of this process.
+        fds: name in the job to a descriptor that the process gets beside 0, 1 and 2.
+        stdin, stdout: as for Popen.
+    """
+
+    def __init__(
+        self,
+        job: dict[str, Any],
+        limits: Limits,
+        *,
+        fds: dict[str, int] | None = None,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.DEVNULL,
+    ) -> None:
+        self._job, self._limits, self._fds = job, limits, fds or {}
+        self._stdin, self._stdout = stdin, stdout
+
+    def __enter__(self) -> Sandboxed:
+        self._outer = tempfile.TemporaryDirectory(prefix="slurm-rl-code-", ignore_cleanup_errors=True)
+        self._home = Path(self._outer.name) / "home"
+        self._home.mkdir()
+        self._status, status = os.pipe()
+        job_fd = self._write_job(status)
+        try:
+            self.process = subprocess.Popen(
+                [*_PYTHON, str(job_fd)],
+                stdin=self._stdin,
+                stdout=self._stdout,
+                stderr=subprocess.PIPE,
+                cwd=self._home,
+                env=self._environment(),
+                pass_fds=(job_fd, status, *self._fds.values()),
+                start_new_session=True,
+                bufsize=0,
+            )
+        except BaseException:
+            os.close(self._status)
+            self._outer.cleanup()
+            raise
+        finally:
+            os.close(status)
+            os.close(job_fd)
+        return self
+
+    def _write_job(self, status: int) -> int:
+        """The job in memory that only this process and the sandboxed one see; it holds no file."""
+        limits = {
+            "cpu_s": int(self._limits.wall_s) + 1,
+            "memory_bytes": self._limits.memory_bytes,
+            "file_bytes": self._limits.output_bytes,
+            "landlock": USE_LANDLOCK,
+        }
+        job = {**self._job, **self._fds, "status": status, "parent": os.getpid(), "limits": limits}
+        fd = os.memfd_create("job")
+        with open(fd, "w", encoding="utf-8", closefd=False) as file:
+            json.dump(job, file)
+        os.lseek(fd, 0, os.SEEK_SET)
+        return fd
+
+    def _environment(self) -> dict[str, str]:
+        home = str(self._home)
+        # A Python of `module load` may need it to start at all.
+        libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        # The fixed hash seed lets a resumed run see the same verdicts.
+        fixed = {"HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "PYTHONUTF8": "1"}
+        return {**libraries, **fixed}
+
+    def wait_confined(self, give_up: float) -> dict[str, str]:
+        """Return what holds the process, in its own words, said before any untrusted code ran.
+
+        Raises:
+            RewardError: it could not be confined, or not before `give_up` (of the monotonic clock).
+        """
+        started, told = time.monotonic(), Reader(_SHOWN_BYTES)
+        if not watch({self._status: told}, give_up):
+            raise RewardError(
+                "the sandbox must be up before the tests of a completion are over",
+                seen=f"nothing after {time.monotonic() - started:.1f} s",
+                action="raise reward.timeout_s, or lower reward.num_workers to the CPUs of the node",
+            )
+        try:
+            words: dict[str, str] = json.loads(bytes(told.data))
+        except ValueError:
+            raise self._not_confined() from None
+        return words
+
+    def _not_confined(self) -> RewardError:
+        self.process.wait()  # it has closed its end, so it is on its way out
+        words = os.read(self.stderr, _SHOWN_BYTES).decode(errors="replace").strip()
+        return RewardError(
+            "code must be confined before it runs",
+            seen=words.splitlines()[-1] if words else f"exit code {self.process.returncode} and no word",
+            action="take `code` out of reward.verifiers, or nodes with Landlock (Linux 5.13) or user namespaces",
+        )
+
+    @property
+    def stdout(self) -> int:
+        """Descriptor to read from; only with stdout=PIPE."""
+        assert self.process.stdout is not None
+        return self.process.stdout.fileno()
+
+    @property
+    def stderr(self) -> int:
+        assert self.process.stderr is not None
+        return self.process.stderr.fileno()
+
+    def wait_end(self, give_up: float) -> int | None:
+        """Return the exit code, negative for a signal; None when it still runs at `give_up`."""
+        try:
+            return self.process.wait(timeout=max(0.0, give_up - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            return None
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            if pipe is not None:
+                pipe.close()
+        os.close(self._status)
+        self._outer.cleanup()
+
+    def _end(self) -> None:
+        with suppress(ProcessLookupError):
+            if self.process.returncode is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()

@@ -1,0 +1,122 @@
+"""The two ways to run code against a row: as a program with stdin and stdout, and by calls of its functions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+from slurm_rl.errors import DataError
+from slurm_rl.rewards.sandbox.process import Limits, Sandboxed
+from slurm_rl.rewards.sandbox.watch import Reader, watch
+
+End = Literal["exit", "deadline", "output"]
+_STDERR_BYTES = 2000
+_VERDICT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """How a program ended."""
+
+    end: End
+    """By itself, at the deadline, or for too much output."""
+    exit_code: int | None
+    """Negative for a signal; None when it was ended from outside."""
+    stdout: bytes
+    stderr: bytes
+    """The first 2000 bytes."""
+    confined: dict[str, str]
+    """What held the process; see `inside.confine`."""
+
+
+def run_program(source: str, stdin: bytes, limits: Limits, give_up: float) -> Finished:
+    """Run `source` as a script with `stdin`.
+
+    Args:
+        give_up: of the monotonic clock, for all together; `limits.wall_s` begins when the process is confined.
+
+    Raises:
+        RewardError: the process could not be confined, so nothing of the code ran.
+    """
+    job = {"mode": "script", "source": source}
+    out, err = Reader(limits.output_bytes, stops=True), Reader(_STDERR_BYTES)
+    with Sandboxed(job, limits, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        confined = child.wait_confined(give_up)
+        end_by = min(give_up, time.monotonic() + limits.wall_s)
+        in_time = watch({child.stdout: out, child.stderr: err}, end_by, child.process.stdin, stdin)
+        exit_code = child.wait_end(end_by) if in_time else None
+    end: End = "output" if out.overflowed else "deadline" if exit_code is None else "exit"
+    return Finished(end=end, exit_code=exit_code, stdout=bytes(out.data), stderr=bytes(err.data), confined=confined)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checks:
+    """Python statements that use the functions of the code, and fail by an exception."""
+
+    asserts: tuple[str, ...]
+    setup: str
+    """Runs before each of them."""
+    functions: tuple[str, ...]
+    """The names of the code that they may use."""
+
+
+def run_checks(source: str, checks: Checks, limits: Limits, give_up: float) -> list[bool]:
+    """Run `checks` in one process while `source` answers in another.
+
+    Args:
+        limits: `wall_s` is the deadline of one call of the code.
+
+    Returns:
+        Whether each check passed; one that was not reached before `give_up` or before the code died did not.
+
+    Raises:
+        DataError: a check cannot work with any code.
+        RewardError: a process could not be confined.
+    """
+    requests, replies, verdicts = os.pipe(), os.pipe(), os.pipe()
+    told = Reader(_VERDICT_BYTES)
+    whole = Limits(
+        wall_s=max(limits.wall_s, give_up - time.monotonic()),
+        memory_bytes=limits.memory_bytes,
+        output_bytes=limits.output_bytes,
+    )
+    serve = {"mode": "serve", "source": source}
+    check = {
+        "mode": "check",
+        "asserts": checks.asserts,
+        "setup": checks.setup,
+        "functions": checks.functions,
+        "timeout_s": limits.wall_s,
+    }
+    with ExitStack() as opened:
+        opened.callback(os.close, verdicts[0])
+        with ExitStack() as handed:  # ours to close as soon as the two have them
+            for fd in (*requests, *replies, verdicts[1]):
+                handed.callback(os.close, fd)
+            code = opened.enter_context(Sandboxed(serve, whole, fds={"requests": requests[0], "replies": replies[1]}))
+            judge = opened.enter_context(
+                Sandboxed(check, whole, fds={"requests": requests[1], "replies": replies[0], "verdicts": verdicts[1]})
+            )
+        code.wait_confined(give_up)
+        judge.wait_confined(give_up)
+        noise = {fd: Reader(_STDERR_BYTES, awaited=False) for fd in (code.stderr, judge.stderr)}
+        watch({verdicts[0]: told, **noise}, give_up)
+    return _read_verdicts(bytes(told.data), len(checks.asserts))
+
+
+def _read_verdicts(data: bytes, count: int) -> list[bool]:
+    lines = [json.loads(line) for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
+    for line in lines:
+        if "bad" in line:
+            raise DataError(
+                "a check may hand plain values to the code: numbers, text, lists, dicts and what the code returned",
+                seen=line["bad"],
+                action="rewrite the row's asserts with plain arguments",
+            )
+    passed = [line["passed"] for line in lines[:count]]
+    return [*passed, *[False] * (count - len(passed))]

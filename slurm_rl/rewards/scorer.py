@@ -1,0 +1,68 @@
+"""Where a run scores: in worker processes of the trainer, in services it starts, or in services of others.
+
+reward.verifiers, reward.function        RewardPool
+reward.service.enabled=true              RewardServices, asked by a RewardClient
+reward.url=http://host:5000/get_reward   a RewardClient alone
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from slurm_rl.config.reward import RewardConfig, split_urls
+from slurm_rl.rewards.client import RewardClient
+from slurm_rl.rewards.pool import RewardPool
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rewards.sandbox.probe import probe_sandbox
+from slurm_rl.rewards.service import TOKEN_VARIABLE, read_token
+from slurm_rl.rewards.supervise import RewardServices, choose_ports
+
+
+class Scorer(Protocol):
+    """What the loop needs."""
+
+    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+        """One result an item, in order; ends in bounded time."""
+
+
+@contextmanager
+def open_scorer(
+    config: RewardConfig, folder: Path, logs: Path, cluster_host: str, report: Callable[..., None]
+) -> Iterator[Scorer]:
+    """Start what scores, and end it afterwards.
+
+    Args:
+        folder: 0700; gets the token of the run's services.
+        logs: gets one log a service.
+        cluster_host: address of this node that others reach.
+        report: called with events and their fields.
+    """
+    if config.url is None and config.function is None and "code" in config.verifiers:
+        report("reward/sandbox", **probe_sandbox())
+    if config.url is not None:
+        urls = split_urls(config.url)
+        with RewardClient(config.service, lambda: urls, _token_for_others(config)) as client:
+            yield client
+    elif config.service.enabled:
+        host = cluster_host if config.service.address == "cluster" else "127.0.0.1"
+        ports = choose_ports(os.environ)
+        with (
+            RewardServices(config, folder, logs, host=host, ports=ports, report=report) as services,
+            RewardClient(config.service, lambda: services.urls, services.token, services.check) as client,
+        ):
+            report("reward/services_ready", urls=services.urls)
+            yield client
+    else:
+        with RewardPool(config) as pool:
+            yield pool
+
+
+def _token_for_others(config: RewardConfig) -> str | None:
+    file = config.service.token_file
+    if file is None and not os.environ.get(TOKEN_VARIABLE):
+        return None
+    return read_token(None if file is None else Path(file).expanduser())

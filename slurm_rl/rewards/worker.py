@@ -1,0 +1,147 @@
+"""The side of the reward pool that runs in the worker processes.
+
+Only plain values go back to the pool: an exception of some library that does not unpickle would
+bring the pool down, so it is turned into words here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import json
+import math
+import multiprocessing
+import numbers
+import os
+import select
+import signal
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import cache, partial
+
+from slurm_rl.errors import DataError
+from slurm_rl.rewards.function import call_function, is_file, load_function
+from slurm_rl.rewards.model import PREFIX, load_model, score_by_model
+from slurm_rl.rewards.results import Failure, RewardItem, Verifier
+
+_SHOWN_CHARS = 500
+
+
+def start_worker(table: Mapping[str, str]) -> None:
+    """Prepare a fresh worker: tie its life to the parent's and import the verifiers.
+
+    Imports happen here, before the first task, so that they never count against a deadline. One
+    that fails is told by `warm_up`; raised here it would only make pebble start worker after worker.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a Python handler would wait for C code to return
+    _die_with_parent()
+    with suppress(Exception):
+        for spec in table.values():
+            _load(spec)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when the parent is gone, whatever runs here at that moment.
+
+    The parent holds the other end of the sentinel pipe. SIGIO at its closing ends the process by
+    default, also inside C code that holds the interpreter lock; a watching thread would not run then.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    sentinel = parent.sentinel
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([sentinel], [], [], 0)[0]:  # it died before the line above
+        os._exit(1)
+
+
+@cache
+def load_verifier(spec: str) -> Verifier:
+    """Import `module:function`, `module:function?{its settings}` or `file.py:function`.
+
+    Raises ImportError or AttributeError when there is no such thing.
+    """
+    if is_file(spec):
+        return load_function(spec)
+    path, _, settings = spec.partition("?")
+    module, function = path.split(":")
+    verifier: Verifier = getattr(importlib.import_module(module), function)
+    return partial(verifier, **json.loads(settings)) if settings else verifier
+
+
+def _load(spec: str) -> None:
+    if spec.startswith(PREFIX):
+        load_model(spec)
+    else:
+        load_verifier(spec)
+
+
+def warm_up(table: Mapping[str, str], pause_s: float) -> int | Failure:
+    """Return this worker's pid once it can score, or why it cannot.
+
+    The pause leaves the next warm-up to a worker that is still starting, not to this one again.
+    """
+    for name, spec in table.items():
+        try:
+            _load(spec)
+        except Exception as error:
+            return Failure("exception", f"verifier {name} ({spec}): {_words(error)}")
+    time.sleep(pause_s)
+    return os.getpid()
+
+
+def score_items(
+    table: Mapping[str, str], items: Sequence[RewardItem], budget_s: float
+) -> list[dict[str, float] | Failure | DataError]:
+    """Score items in order; after `budget_s` seconds stop early, with at least one done.
+
+    Stopping early lets the pool tell a chunk of slow items from one hung item. A reward model takes all at once.
+
+    Returns:
+        One entry an item that was reached: verifier name to score, or why there is none.
+    """
+    started = time.monotonic()
+    if "model" in table:
+        return list(score_by_model(table["model"], items))
+    outcomes: list[dict[str, float] | Failure | DataError] = []
+    for item in items:
+        outcomes.append(_score_item(table, item))
+        if time.monotonic() - started > budget_s:
+            break
+    return outcomes
+
+
+def _score_item(table: Mapping[str, str], item: RewardItem) -> dict[str, float] | Failure | DataError:
+    scores: dict[str, float] = {}
+    for name, spec in table.items():
+        try:
+            found = _run_verifier(name, spec, item)
+        except DataError as error:
+            return error
+        except BaseException as error:  # also SystemExit: nothing a verifier raises may end the worker
+            return Failure("exception", f"{name}: {_words(error)}")
+        if isinstance(found, Failure):
+            return found
+        scores |= found
+    return scores
+
+
+def _run_verifier(name: str, spec: str, item: RewardItem) -> dict[str, float] | Failure:
+    if is_file(spec):
+        return call_function(load_verifier(spec), item)
+    score = load_verifier(spec)(item.completion, item.answer)
+    if not isinstance(score, numbers.Real) or not math.isfinite(score) or not 0 <= score <= 1:
+        return Failure("bad score", f"{name} returned {type(score).__name__} {_shorten(ascii(score))}")
+    return {name: float(score)}
+
+
+def _words(error: BaseException) -> str:
+    return _shorten("".join(traceback.format_exception_only(error)).strip())
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."

@@ -1,0 +1,96 @@
+"""Which completions of a batch the loss has, and in which optimizer step. Pure.
+
+groups -> completions that are kept -> minibatches of whole groups, weighted each -> those with a gradient
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
+from slurm_rl.math.losses import aggregation_weights
+from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.rewards.results import RewardResult
+from slurm_rl.rewards.verifiers import JUDGES
+from slurm_rl.rl.groups import Group
+
+
+def has_signal(group: Group) -> bool:
+    """The completions of the group are not all equally right; failed rewards have no say.
+
+    DAPO (https://arxiv.org/abs/2503.14476, eq. 11) asks for `0 < number of right ones < G`, and verl filters by `acc`:
+    by the scores that judge the answer, whatever its form or length earned. Without such a score it is the reward
+    before `algorithm.overlong`.
+    """
+    known = [result for result in group.results if result.value is not None]
+    judges = [name for name in JUDGES if any(name in result.parts for result in known)]
+    return len({_merit(result, judges) for result in known}) > 1
+
+
+def _merit(result: RewardResult, judges: Sequence[str]) -> tuple[float | None, ...]:
+    if judges:
+        return tuple(result.parts.get(name) for name in judges)
+    return (result.value if result.unshaped is None else result.unshaped,)
+
+
+def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
+    """For each completion, in order of groups, whether the loss has it; never one whose reward failed."""
+    return [
+        is_wanted
+        and result.value is not None
+        and not (item.truncated and config.truncated)
+        and len(item.token_ids) >= config.min_tokens
+        and (config.max_tokens is None or len(item.token_ids) <= config.max_tokens)
+        for group in groups
+        for is_wanted in [not config.zero_variance or has_signal(group)]
+        for item, result in zip(group.completions, group.results, strict=True)
+    ]
+
+
+def split_minibatches(
+    sequences: Sequence[TrainSequence],
+    groups: Sequence[Group],
+    config: AlgorithmConfig,
+    num_minibatches: int,
+    seed: int,
+) -> list[list[TrainSequence]]:
+    """The kept sequences of one epoch by optimizer step, weighted so that each step is a mean of its own.
+
+    Groups stay whole, and those of which anything is kept are dealt out as evenly as can be, in an order of `seed`:
+    with 9 of 32 groups, four steps have 3, 2, 2 and 2. One minibatch keeps the order of sampling. Where fewer groups
+    are left than minibatches were asked for, there are fewer steps.
+
+    Args:
+        sequences: one a completion, in order of groups, then completions.
+        seed: of this step and epoch.
+    """
+    places = iter(range(len(sequences)))
+    kept = keep_mask(groups, config.filters)
+    by_group = [[i for i in (next(places) for _ in group.completions) if kept[i]] for group in groups]
+    left = [indices for indices in by_group if indices]
+    if num_minibatches > 1:
+        random.Random(seed).shuffle(left)
+    parts = [left[first::num_minibatches] for first in range(num_minibatches)]
+    weighted = [weigh([sequences[i] for indices in part for i in indices], config) for part in parts]
+    return [part for part in weighted if part]
+
+
+def weigh(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:
+    """The sequences of one optimizer step with their weights; those without a token have none and are left out."""
+    lengths = [sequence.num_trained for sequence in sequences]
+    weights = aggregation_weights(config.aggregation, lengths, config.aggregation_length)
+    pairs = zip(sequences, weights, strict=True)
+    return [replace(sequence, weight=float(weight)) for sequence, weight in pairs if weight > 0]
+
+
+def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:
+    """The sequences that move the policy: where every advantage is 0 (a group of equal rewards) nothing does.
+
+    Weights were made from the whole minibatch before, so the gradient is the same in every digit but rounding.
+    With a KL term in the loss, or an entropy bonus, each sequence has a gradient.
+    """
+    if (config.kl.coefficient > 0 and config.kl.where == "loss") or config.entropy_bonus > 0:
+        return list(sequences)
+    return [s for s in sequences if s.advantages is not None and s.advantages.any()]

@@ -1,0 +1,188 @@
+"""From scored groups to training sequences: advantages, KL in the reward, corrections. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, OverlongConfig
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.math.advantages import ADVANTAGES, PER_TOKEN
+from slurm_rl.math.gae import compute_gae, spread_reward, whiten
+from slurm_rl.math.kl import compute_kl
+from slurm_rl.math.losses import aggregation_weights
+from slurm_rl.math.sequences import FloatArray, TrainSequence
+from slurm_rl.rewards.results import RewardResult
+from slurm_rl.rl.algorithm.minibatches import keep_mask
+from slurm_rl.rl.groups import Completion, Group
+
+Metrics = dict[str, float]
+
+_REWARD_TO_GO = GAEConfig(discount=1.0, smoothing=1.0, whiten=True)
+"""Of REINFORCE++, whose paper has no discount."""
+
+
+def group_rewards(groups: Sequence[Group]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rewards [P, G] float32, and which of them are known [P, G] bool: a failed one stands as 0 and is not."""
+    values = [[result.value for result in group.results] for group in groups]
+    rewards = torch.tensor([[value or 0.0 for value in row] for row in values], dtype=torch.float32)
+    return rewards, torch.tensor([[value is not None for value in row] for row in values])
+
+
+def overlong_penalty(length: int, max_tokens: int, config: OverlongConfig) -> float:
+    """Reward that a completion of `length` tokens gets for its length alone, 0 or below.
+
+    DAPO (https://arxiv.org/abs/2503.14476, eq. 13) with L_max = max_tokens and L_cache = buffer_share * L_max:
+    0 up to L_max - L_cache, then (L_max - L_cache - length) / L_cache, which is -1 at the limit; times `penalty`.
+    """
+    buffer = config.buffer_share * max_tokens
+    if buffer == 0:
+        return 0.0
+    return config.penalty * min(0.0, max(-1.0, (max_tokens - buffer - length) / buffer))
+
+
+def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: int) -> list[Group]:
+    """The groups with each score lowered by its completion's length; a failed one stays failed."""
+
+    def shape(result: RewardResult, completion: Completion) -> RewardResult:
+        penalty = overlong_penalty(len(completion.token_ids), max_tokens, config)
+        if result.value is None or penalty == 0:
+            return result
+        parts = {**result.parts, "overlong": penalty}
+        return replace(result, value=result.value + penalty, unshaped=result.value, parts=parts)
+
+    return [
+        replace(group, results=[shape(*pair) for pair in zip(group.results, group.completions, strict=True)])
+        for group in groups
+    ]
+
+
+def build_plain_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
+    """One sequence a completion, in order of groups, then completions, to be read and not trained on."""
+    return [
+        TrainSequence(
+            token_ids=np.asarray([*group.prompt.token_ids, *completion.token_ids], dtype=np.int64),
+            trained_from=len(group.prompt.token_ids),
+            images=group.prompt.images,
+        )
+        for group in groups
+        for completion in group.completions
+    ]
+
+
+def build_train_sequences(
+    groups: Sequence[Group],
+    config: AlgorithmConfig,
+    ref_logprobs: Sequence[FloatArray] | None,
+    values: Sequence[FloatArray] | None = None,
+) -> list[TrainSequence]:
+    """One sequence a completion, in order of groups, then completions; `split_minibatches` gives them weight.
+
+    Args:
+        ref_logprobs: one array a completion, or None without a KL term.
+        values: the critic's, one array a completion, for an advantage that needs them.
+    """
+    completions = [completion for group in groups for completion in group.completions]
+    old = [np.asarray(completion.logprobs, dtype=np.float32) for completion in completions]
+    kl = None
+    if ref_logprobs is not None and config.kl.where == "reward":
+        kl = kl_of_tokens(old, ref_logprobs, config)
+    advantages, returns = compute_advantages(groups, config, kl, values)
+    prompts = [group.prompt for group in groups for _ in group.completions]
+    return [
+        TrainSequence(
+            token_ids=np.asarray([*prompt.token_ids, *completion.token_ids], dtype=np.int64),
+            trained_from=len(prompt.token_ids),
+            advantages=np.broadcast_to(advantage, logprobs.shape),
+            old_logprobs=logprobs,
+            ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
+            old_values=None if values is None else values[index],
+            returns=None if returns is None else returns[index],
+            images=prompt.images,
+        )
+        for index, (prompt, completion, advantage, logprobs) in enumerate(
+            zip(prompts, completions, advantages, old, strict=True)
+        )
+    ]
+
+
+def kl_of_tokens(
+    logprobs: Sequence[FloatArray], ref_logprobs: Sequence[FloatArray], config: AlgorithmConfig
+) -> list[FloatArray]:
+    """KL to the reference of each completion's tokens, by the configured estimator."""
+    pairs = zip(logprobs, ref_logprobs, strict=True)
+    return [compute_kl(torch.from_numpy(lp), torch.from_numpy(ref), config.kl.estimator).numpy() for lp, ref in pairs]
+
+
+def completion_kl(groups: Sequence[Group], ref_logprobs: Sequence[FloatArray], config: AlgorithmConfig) -> list[float]:
+    """KL to the reference of each completion whose reward is known, summed over its tokens."""
+    known = [result.value is not None for group in groups for result in group.results]
+    old = [np.asarray(item.logprobs, dtype=np.float32) for group in groups for item in group.completions]
+    kl = kl_of_tokens(old, ref_logprobs, config)
+    return [float(one.sum()) for one, is_known in zip(kl, known, strict=True) if is_known]
+
+
+def compute_advantages(
+    groups: Sequence[Group],
+    config: AlgorithmConfig,
+    kl: Sequence[FloatArray] | None,
+    values: Sequence[FloatArray] | None,
+) -> tuple[list[FloatArray], list[FloatArray] | None]:
+    """Advantages of each completion, for all its tokens [1] or for each [L]; and what a critic should have said.
+
+    Args:
+        kl: of each completion's tokens, to be taken from the reward.
+        values: of a critic; None without one.
+    """
+    score, coefficient = ADVANTAGES[config.advantage], config.kl.coefficient
+    rewards, known = group_rewards(groups)
+    if config.advantage not in PER_TOKEN:
+        if kl is not None:
+            rewards = rewards - coefficient * torch.tensor([float(one.sum()) for one in kl]).view_as(rewards)
+        found = score(rewards, known).flatten().tolist()
+        return [np.array([advantage], dtype=np.float32) for advantage in found], None
+    lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
+    spread = [
+        spread_reward(one, None if kl is None else kl[index], lengths[index], coefficient)
+        for index, one in enumerate(score(rewards, known).flatten().tolist())
+    ]
+    # Without a critic nothing is expected, and the advantage is all that is still to come.
+    rule = _REWARD_TO_GO if values is None else config.gae
+    baseline = [np.zeros(length, dtype=np.float32) for length in lengths] if values is None else values
+    advantages, returns = compute_gae(spread, baseline, discount=rule.discount, smoothing=rule.smoothing)
+    if rule.whiten:
+        advantages = whiten(advantages, keep_mask(groups, config.filters))
+    return advantages, None if values is None else returns
+
+
+def correct_sampler(
+    sequences: Sequence[TrainSequence], proximal_logprobs: Sequence[FloatArray] | None
+) -> list[TrainSequence]:
+    """The sequences with their ratio taken to the policy, and a correction from the sampler to that; see loss.py.
+
+    Args:
+        proximal_logprobs: of the policy at the start of the step; None where one optimizer step is made of the
+            sequences, whose own forward pass says them.
+    """
+    olds: Sequence[FloatArray | None] = proximal_logprobs or [None] * len(sequences)
+    return [
+        replace(sequence, old_logprobs=old, sampler_logprobs=sequence.old_logprobs)
+        for sequence, old in zip(sequences, olds, strict=True)
+    ]
+
+
+def build_answer_sequences(prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]) -> list[TrainSequence]:
+    """Prompt and reference answer as one sequence each, every answer token of equal weight."""
+    weights = aggregation_weights("token-mean", [len(answer) for answer in answers], None)
+    return [
+        TrainSequence(
+            token_ids=np.asarray([*prompt.token_ids, *answer], dtype=np.int64),
+            trained_from=len(prompt.token_ids),
+            weight=float(weight),
+            images=prompt.images,
+        )
+        for prompt, answer, weight in zip(prompts, answers, weights, strict=True)
+    ]

@@ -1,0 +1,76 @@
+"""The nouns of the GRPO loop: prompt > completion > group > batch.
+
+Worked example, group_size 2: the prompt `3+4=` gets the completions `7` (reward 1) and `8` (reward 0);
+group_norm makes their advantages +0.71 and -0.71.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.rewards.pool import RewardResult
+
+
+@dataclass
+class Prompts:
+    """What the loop draws from."""
+
+    train: list[EncodedPrompt]
+    held_out: list[EncodedPrompt]
+    answers: list[list[int]]
+    """Token ids of each training row's reference answer; empty without a warm-up."""
+    max_images: int | None = None
+    """Most images of one prompt; None for a text model."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled answer."""
+
+    token_ids: list[int]
+    """Sampled tokens; the last is the end-of-text token or what else stopped it, unless the length limit cut it."""
+    logprobs: list[float]
+    """Logprob of each token under the distribution that sampled it: of those weights, at that temperature, with
+    penalties and cut as SamplingSpec says."""
+    text: str
+    """Decoded without special tokens, and without the string or token that stopped it."""
+    truncated: bool
+    """The length limit cut it."""
+    weight_version: int
+    """Version of the engine's weights: the number of GRPO steps they had seen. Of the first token, where they changed
+    on the way."""
+    token_versions: list[int] = field(default_factory=list)
+    """Of each token, where new weights came while it was sampled (`rollout.continuous`); else empty."""
+
+    def versions(self) -> list[int]:
+        """Version of the weights that sampled each token."""
+        return self.token_versions or [self.weight_version] * len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A prompt with its completions and their scores."""
+
+    prompt: EncodedPrompt
+    completions: Sequence[Completion]
+    results: Sequence[RewardResult] = ()
+    """One a completion; empty until scored."""
+
+
+@dataclass(frozen=True)
+class SamplingSpec:
+    """How an engine samples."""
+
+    num_completions: int
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    """Seeds the engine's random numbers before this call, so that the call repeats bit for bit."""
+    top_k: int = 0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()

@@ -1,0 +1,69 @@
+"""Evaluation in the loop: held-out prompts sampled and scored when it is due, and what the run remembers of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.rewards.scorer import Scorer
+from slurm_rl.rl.loop.run_state import RunState
+from slurm_rl.rl.loop.step_metrics import accuracy, pass_metrics
+from slurm_rl.rl.rollout.sampling import Sampler, build_spec, score_groups
+from slurm_rl.rl.weights.sync import WeightSync
+from slurm_rl.run_dir import RunDir, append_event
+from slurm_rl.train.timer import Timer
+
+
+class Evaluator:
+    """Measures the policy on prompts that it is not trained on.
+
+    Args:
+        write_row: takes stage and numbers of a line of metrics.jsonl.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run: RunDir,
+        held_out: Sequence[EncodedPrompt],
+        sampler: Sampler,
+        sync: WeightSync,
+        rewards: Scorer,
+        write_row: Callable[[str, dict[str, float]], None],
+    ) -> None:
+        self.config, self.run_dir, self.held_out = config, run, held_out
+        self.sampler, self.sync, self.rewards, self.write_row = sampler, sync, rewards, write_row
+
+    def run_if_due(self, state: RunState) -> None:
+        """Evaluate before the first step, after the last, and every `eval.every` steps; never without held-out rows."""
+        done, every = state.step - self.config.warmup.num_steps, self.config.eval.every
+        is_last = done == self.config.trainer.num_steps
+        due = done == 0 or is_last or (every and done % every == 0)
+        if not due or state.evaluated_step == state.step or not self.held_out:
+            return
+        found = self.evaluate(state.step)
+        state.evaluated_step = state.step
+        if every and self.config.checkpoint.keep_best and found["sampled"] > state.best_accuracy:
+            state.best_step, state.best_accuracy = state.step, found["sampled"]
+        if done == 0:
+            state.accuracy_before = found
+        if is_last:
+            state.accuracy_after = found
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Accuracy on the held-out prompts, sampled and greedy; logged, with pass@k of the samples."""
+        found: dict[str, float] = {}
+        passed: dict[str, float] = {}
+        timer = Timer()
+        self.sync.verify()  # engines that take requests and weights in any order might measure older ones
+        with timer.phase("eval"):
+            for name in ("sampled", "greedy") if self.config.eval.greedy else ("sampled",):
+                count = self.config.eval.num_samples if name == "sampled" else 1
+                spec = build_spec(self.config, f"eval-{name}", step, count, greedy=name == "greedy")
+                groups = score_groups(self.sampler.sample(self.held_out, spec), self.rewards)
+                found[name] = accuracy([result for group in groups for result in group.results])
+                passed |= pass_metrics(groups)
+        self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | passed | timer.seconds)
+        append_event(self.run_dir, "eval/done", step=step, **found)
+        return found

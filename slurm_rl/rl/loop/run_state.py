@@ -1,0 +1,113 @@
+"""What a checkpoint of a GRPO run holds, and when it is written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from slurm_rl.checkpoints.step_saver import StepSaver, parse_state
+from slurm_rl.config.run import RunConfig
+from slurm_rl.rl.groups import Group
+from slurm_rl.rl.loop.pipeline import load_rollouts, save_rollouts
+from slurm_rl.rl.workers.critic import CriticGroup
+from slurm_rl.rl.workers.policy_group import PolicyGroup
+from slurm_rl.run_dir import RunDir, append_event
+
+
+@dataclass
+class RunState:
+    """The part of a run's state that is not in the policy. Small and JSON.
+
+    Data position, sampling and data order all follow from `step` and the seed (see seeds.py), so there
+    is no random state to save.
+    """
+
+    step: int = 0
+    """Optimizer stages done: warm-up steps, then GRPO steps."""
+    stage: str = "warmup"
+    """Which optimizer the policy holds: `warmup` or `grpo`."""
+    evaluated_step: int = -1
+    """Step of the newest evaluation."""
+    accuracy_before: dict[str, float] | None = None
+    accuracy_after: dict[str, float] | None = None
+    best_step: int = -1
+    """Step of the best sampled accuracy so far; -1 before an evaluation, and always without eval.every."""
+    best_accuracy: float = -1.0
+    kl_coefficient: float | None = None
+    """What the controller has made of algorithm.kl.coefficient; None without a target."""
+    num_metric_rows: int = 0
+    """Length of metrics.jsonl; rows after it belong to steps that a crash took."""
+
+
+class RunSaver:
+    """Saves and restores policy and state together."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        config: RunConfig,
+        policy: PolicyGroup,
+        critic: CriticGroup | None = None,
+        *,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.run_dir, self.config, self.policy, self.critic = run, config, policy, critic
+        self.restored: Path | None = None
+        limit_s = config.trainer.step_timeout_s
+        saving = config.checkpoint
+        self.saver = StepSaver(
+            run,
+            saving.keep,
+            background=saving.background,
+            timeout_s=limit_s,
+            url=saving.url,
+            is_stopped=is_stopped,
+            stop_s=config.job.signal_lead_s / 2,
+        )
+
+    def restore(self) -> tuple[RunState, dict[int, list[Group]]] | None:
+        """Load the newest checkpoint that verifies: state, and batches under way; None when there is none."""
+        newest = self.saver.newest()
+        if newest is None:
+            return None
+        state = parse_state(RunState, newest.meta)
+        if state.stage == "grpo" and self.config.warmup.num_steps:
+            self.policy.use_optimizer(self.config.optim)
+        self.policy.load(newest.path / "policy")
+        self.restored = newest.path
+        append_event(self.run_dir, "trainer/resumed", step=state.step)
+        return state, load_rollouts(newest.path)
+
+    def restore_critic(self) -> None:
+        """Load the critic of that checkpoint, once there is a critic; one of the warm-up has none."""
+        folder = None if self.restored is None else self.restored / "critic"
+        if self.critic is not None and folder is not None and folder.is_dir():
+            self.critic.load(folder)
+
+    def save(self, state: RunState, rollouts: dict[int, list[Group]]) -> None:
+        """Write a checkpoint of this step unless there is one; see `StepSaver.save`."""
+
+        def write(folder: Path) -> list[Path]:
+            (folder / "policy").mkdir()
+            background = self.config.checkpoint.background
+            files = self.policy.save(folder / "policy", background=background)
+            if self.critic is not None and self.critic.is_built:
+                (folder / "critic").mkdir()
+                files += self.critic.save(folder / "critic", background=background)
+            save_rollouts(folder, rollouts)
+            return files
+
+        self.saver.save(state.step, asdict(state), write, spare={state.best_step})
+
+    def check(self) -> None:
+        """Raise what went wrong in the background, if anything did by now."""
+        self.saver.check()
+
+    def wait(self) -> None:
+        """Return when the newest checkpoint is whole on disk."""
+        self.saver.wait()
+
+    def close(self, within_s: float) -> None:
+        """Give a checkpoint under way so long to end; never raises, for a run that ends anyway."""
+        self.saver.close(within_s)

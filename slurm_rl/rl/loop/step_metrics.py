@@ -1,0 +1,112 @@
+"""The numbers of one step, from what the phases returned. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from slurm_rl.config.algorithm import FilterConfig
+from slurm_rl.math.totals import add_totals, is_maximum
+from slurm_rl.rewards.results import RewardResult
+from slurm_rl.rewards.verifiers import JUDGES
+from slurm_rl.rl.algorithm.minibatches import has_signal, keep_mask
+from slurm_rl.rl.groups import Group
+
+
+def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Rewards and lengths of one step's completions."""
+    results = [result for group in groups for result in group.results]
+    rewards = np.array([result.value for result in results if result.value is not None])
+    completions = [completion for group in groups for completion in group.completions]
+    lengths = np.array([len(completion.token_ids) for completion in completions])
+    metrics = {
+        "reward/failed": float(sum(result.failure is not None for result in results)),
+        "reward/groups_with_signal": float(np.mean([has_signal(group) for group in groups])),
+        "completion/length_mean": float(lengths.mean()),
+        "completion/length_max": float(lengths.max()),
+        "completion/truncated": float(np.mean([completion.truncated for completion in completions])),
+        "tokens/sampled": float(lengths.sum()),
+        "tokens/prompt": float(sum(len(group.prompt.token_ids) * len(group.completions) for group in groups)),
+    }
+    if len(rewards):
+        metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
+    for name in dict.fromkeys(name for result in results for name in result.parts):
+        metrics[f"score/{name}"] = float(np.mean([r.parts[name] for r in results if name in r.parts]))
+    for cause, count in Counter(result.failure for result in results if result.failure).items():
+        metrics[f"reward/failed_{cause.replace(' ', '_')}"] = float(count)
+    return metrics
+
+
+def kept_metrics(groups: Sequence[Group], config: FilterConfig) -> dict[str, float]:
+    """Of the completions that the loss has: their tokens, and the entropy that their sampling shows.
+
+    That is the mean of `-log p` of the sampled tokens. Its expectation is the entropy, of every token kept and without
+    a forward pass; `entropy/mean` is exact, but of the tokens computed on alone.
+    """
+    completions = [completion for group in groups for completion in group.completions]
+    pairs = zip(completions, keep_mask(groups, config), strict=True)
+    logprobs = [logprob for completion, keep in pairs if keep for logprob in completion.logprobs]
+    found = {"tokens/trained": float(len(logprobs))}
+    return found | {"entropy/sampled": -float(np.mean(logprobs))} if logprobs else found
+
+
+def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int, num_kept: int) -> dict[str, float]:
+    """Means over the optimizer steps of one step of what `PolicyWorker.train_*` returned.
+
+    `entropy/mean`, `mismatch/*`, `correction/*` and `kl/reference` are over the tokens computed on: those that are
+    known to have no gradient (of groups without signal) cost no forward pass. `tokens/computed` beside
+    `tokens/trained` says how many these are. The clip changes nothing where the advantage is 0, so
+    `policy/clip_fraction` is a share of all tokens kept.
+
+    Args:
+        totals: one an optimizer step: the loss, the gradient norm, and sums over tokens.
+        num_tokens: tokens computed on in all of them.
+        num_kept: tokens that the loss has, in all of them.
+    """
+    metrics = {
+        "policy/loss": float(np.mean([total["loss"] for total in totals])),
+        "policy/grad_norm": float(np.mean([total["grad_norm"] for total in totals])),
+    }
+    added: dict[str, float] = {}
+    for total in totals:
+        add_totals(added, {name: value for name, value in total.items() if name not in ("loss", "grad_norm")})
+    counts = {"policy/clip_fraction": max(num_kept, 1)}
+    means = {n: v if is_maximum(n) else v / counts.get(n, max(num_tokens, 1)) for n, v in added.items()}
+    return metrics | means
+
+
+def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
+    """Chance that one of k samples is right, estimated without bias from n samples of which c are.
+
+    `1 - C(n - c, k) / C(n, k)`, Chen et al. 2021 (https://arxiv.org/abs/2107.03374, eq. 1).
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+
+
+def pass_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """`accuracy/pass@k` for the powers of 2 up to the number of samples of a prompt; nothing for one sample."""
+    num_samples = len(groups[0].completions)
+    sizes = [2**power for power in range(1, num_samples.bit_length()) if 2**power <= num_samples]
+    judge = _find_judge([result for group in groups for result in group.results])
+    right = [sum(_judge(result, judge) >= 1.0 for result in group.results) for group in groups]
+    return {f"accuracy/pass@{k}": float(np.mean([pass_at_k(num_samples, c, k) for c in right])) for k in sizes}
+
+
+def accuracy(results: Sequence[RewardResult]) -> float:
+    """Share of right answers; a failed reward counts as wrong. Without a verifier of answers, the mean reward."""
+    judge = _find_judge(results)
+    return float(np.mean([_judge(result, judge) for result in results]))
+
+
+def _find_judge(results: Sequence[RewardResult]) -> str | None:
+    return next((name for name in JUDGES if any(name in result.parts for result in results)), None)
+
+
+def _judge(result: RewardResult, judge: str | None) -> float:
+    return result.value or 0.0 if judge is None else result.parts.get(judge, 0.0)

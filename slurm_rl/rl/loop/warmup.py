@@ -1,0 +1,75 @@
+"""What comes before the first GRPO step: the warm-up, and the models that begin as the policy it leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.data.order import PromptOrder
+from slurm_rl.math.schedule import schedule_lr
+from slurm_rl.math.seeds import derive_seed
+from slurm_rl.rl.algorithm.train_sequences import build_answer_sequences
+from slurm_rl.rl.groups import Prompts
+from slurm_rl.rl.loop.run_state import RunSaver, RunState
+from slurm_rl.rl.loop.step_metrics import training_metrics
+from slurm_rl.rl.workers.critic import CriticGroup
+from slurm_rl.rl.workers.policy_group import PolicyGroup
+from slurm_rl.run_dir import RunDir
+from slurm_rl.train.row_events import tell_rows
+from slurm_rl.train.timer import Timer
+
+
+def warm_up(
+    config: RunConfig,
+    prompts: Prompts,
+    policy: PolicyGroup,
+    state: RunState,
+    write_row: Callable[[str, dict[str, float]], None],
+) -> None:
+    """Supervised steps on reference answers, from `state` on, then a fresh optimizer."""
+    warmup = config.warmup
+    size = warmup.batch_size
+    order = PromptOrder(len(prompts.train), derive_seed(config.seed, "warmup"))
+    while state.step < warmup.num_steps:
+        policy.cluster.stop.check()
+        timer = Timer()
+        with timer.phase("step"), timer.phase("train"):
+            rows = order.take(state.step * size, size)
+            sequences = build_answer_sequences(
+                [prompts.train[row] for row in rows], [prompts.answers[row] for row in rows]
+            )
+            lr = schedule_lr(warmup.optim, state.step, warmup.num_steps)
+            totals = policy.train_answers(sequences, lr)
+        state.step += 1
+        num_tokens = sum(sequence.num_trained for sequence in sequences)
+        write_row("warmup", {**training_metrics([totals], num_tokens, num_tokens), "policy/lr": lr, **timer.seconds})
+    if warmup.num_steps and state.stage == "warmup":
+        policy.use_optimizer(config.optim)
+        state.stage = "grpo"
+
+
+def prepare_models(
+    config: RunConfig, run: RunDir, policy: PolicyGroup, critic: CriticGroup | None, saver: RunSaver
+) -> None:
+    """Load the reference and build the critic, where there are any.
+
+    Both begin as the policy as GRPO found it: the model given, or the one the warm-up made. Under adapters the
+    model given needs no copy as a reference: it is the policy without them.
+    """
+    warmed_up = config.warmup.num_steps > 0
+    is_base = config.model.lora is not None and not warmed_up and policy.holds_reference
+    has_reference = config.algorithm.kl.coefficient > 0 and not is_base
+    if not has_reference and critic is None:
+        return
+    reference = policy.model_path
+    if warmed_up:
+        reference = str(run.reference)
+        if not run.reference.is_dir():
+            policy.export(run.reference)
+    if has_reference:
+        tell_rows(run, "reference", policy.load_reference(reference))
+    if critic is not None:
+        # What the warm-up made stands beside its config.
+        weights = None if warmed_up else config.model.init_from
+        tell_rows(run, "critic", critic.build(reference, config.critic.init_from or weights))
+        saver.restore_critic()

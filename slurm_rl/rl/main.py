@@ -1,0 +1,31 @@
+"""The GRPO driver: `python -m slurm_rl.rl.main --run-dir <run> --attempt <n>`, on the head node.
+
+It writes outcome.json, whatever happens (see train/ending.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from slurm_rl.run_dir import AttemptDir, RunDir
+from slurm_rl.train.ending import run_to_outcome
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="The GRPO trainer of one attempt.")
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--attempt", required=True, type=int)
+    args = parser.parse_args()
+    run = RunDir(args.run_dir)
+    return run_to_outcome(run, run.attempt(args.attempt), _train)
+
+
+def _train(run: RunDir, attempt: AttemptDir) -> None:
+    from slurm_rl.rl.session import run_training
+
+    run_training(run, attempt)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

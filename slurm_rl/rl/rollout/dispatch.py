@@ -1,0 +1,136 @@
+"""Requests to the engine with the fewest under way, for engines that take them at any time (`rollout.continuous`).
+
+    batch t, batch t + 1  ->  chunks of a few prompts, one queue  ->  the engine with the least under way
+
+A batch that is split into one share an engine beforehand leaves engines idle that got short completions, until the
+slowest share has ended. Here each engine has a bounded number of chunks, and what goes beyond waits at this end:
+the next chunk goes to whoever has room first. The time decides who samples what, so such a run cannot be repeated
+bit for bit; the synchronous loop and `rollout.max_staleness` alone keep their fixed shares.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_rl.errors import TrainingError
+from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.node.joined import POLL_S
+from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.rl.workers.cluster import Actor, Cluster, name_failure
+
+_CHUNKS_OF_A_BATCH = 4
+"""Chunks that an engine gets of each batch, at the least, where there are prompts enough."""
+_CHUNKS_OF_AN_ENGINE = 8
+"""Chunks that fill an engine. Twice as many are sent: those that have nearly ended hold few of its places."""
+
+
+def max_calls(staleness: int) -> int:
+    """Chunks that one engine is sent at once, when up to `staleness` + 1 batches are under way."""
+    return max(2 * _CHUNKS_OF_AN_ENGINE, _CHUNKS_OF_A_BATCH * (staleness + 1))
+
+
+def chunk_size(num_prompts: int, num_completions: int, num_engines: int, max_num_seqs: int) -> int:
+    """Prompts of one chunk: an eighth of what fills an engine, and small enough that every engine gets several.
+
+    >>> chunk_size(512, 8, 4, 256), chunk_size(32, 8, 4, 256), chunk_size(3, 8, 4, 256)
+    (4, 2, 1)
+    """
+    fills = max_num_seqs // (_CHUNKS_OF_AN_ENGINE * num_completions)
+    return max(1, min(fills, num_prompts // (_CHUNKS_OF_A_BATCH * num_engines)))
+
+
+@dataclass(eq=False)
+class Chunk:
+    """A few prompts of one batch, on their way."""
+
+    prompts: Sequence[TokenPrompt]
+    spec: SamplingSpec
+    done: Future[list[list[Completion]]] = field(default_factory=Future)
+    engine: Actor | None = None
+    """Who samples it; None while it waits here."""
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.prompts) * self.spec.num_completions
+
+
+class Dispatcher:
+    """Hands chunks to engines, oldest first. Any thread may submit; one thread of its own does the rest."""
+
+    def __init__(self, engines: Sequence[Actor], max_calls: int) -> None:
+        self.engines, self.max_calls = engines, max_calls
+        self._under_way: dict[str, list[Chunk]] = {engine.name: [] for engine in engines}
+        self._waiting: deque[Chunk] = deque()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        threading.Thread(target=self._loop, name="dispatcher", daemon=True).start()
+
+    def submit(self, chunks: Sequence[Chunk]) -> None:
+        """Put chunks at the end of the queue; returns at once."""
+        self._inbox.put(lambda: self._waiting.extend(chunks))
+
+    def _loop(self) -> None:
+        while True:
+            self._inbox.get()()
+            while not self._inbox.empty():
+                self._inbox.get()()
+            while self._waiting and (engine := self._find_room()) is not None:
+                self._send(self._waiting.popleft(), engine)
+
+    def _find_room(self) -> Actor | None:
+        """The engine with the fewest sequences under way, of those that may get another chunk."""
+        free = [engine for engine in self.engines if len(self._under_way[engine.name]) < self.max_calls]
+        return min(free, key=lambda it: sum(c.num_sequences for c in self._under_way[it.name]), default=None)
+
+    def _send(self, chunk: Chunk, engine: Actor) -> None:
+        chunk.engine = engine
+        self._under_way[engine.name].append(chunk)
+        try:
+            answer = engine.handle.generate.remote(chunk.prompts, chunk.spec).future()
+        except Exception as error:  # such as an engine known to be dead; whoever waits for the chunk hears of it
+            answer = Future()
+            answer.set_exception(error)
+        # Ray calls back in a thread that must not wait, so all it does is to write a note.
+        answer.add_done_callback(lambda it: self._inbox.put(lambda: self._end(chunk, engine, it)))
+
+    def _end(self, chunk: Chunk, engine: Actor, answer: Future[Any]) -> None:
+        self._under_way[engine.name].remove(chunk)
+        error = answer.exception()
+        if error is None:
+            chunk.done.set_result(answer.result())
+        else:
+            chunk.done.set_exception(name_failure(error, engine.name, "sampling"))
+
+
+def chunk_arrivals(
+    cluster: Cluster, chunks: Sequence[Chunk], *, timeout_s: float, stoppable: bool
+) -> Iterator[list[int]]:
+    """Places of the chunks that ended since the last time, until all have.
+
+    Raises:
+        TrainingError: an engine died, raised, or was silent at the deadline; it is named.
+    """
+    deadline = time.monotonic() + timeout_s
+    places = {chunk.done: place for place, chunk in enumerate(chunks)}
+    pending = set(places)
+    while pending:
+        if stoppable:
+            cluster.stop.check()
+        ended, pending = wait(pending, timeout=POLL_S, return_when=FIRST_EXCEPTION)
+        for future in ended:
+            future.result()
+        if ended:
+            yield sorted(places[future] for future in ended)
+        if pending and time.monotonic() > deadline:
+            late = {chunk.engine.name if chunk.engine else "no engine" for chunk in chunks if not chunk.done.done()}
+            raise TrainingError(
+                f"sampling must end within {timeout_s:g} s",
+                seen="no answer from " + ", ".join(sorted(late)),
+                action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
+            )

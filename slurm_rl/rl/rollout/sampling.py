@@ -1,0 +1,195 @@
+"""Sampling over all engines and scoring: prompts in, scored groups out."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.math.seeds import derive_seed
+from slurm_rl.rewards.results import RewardItem
+from slurm_rl.rewards.scorer import Scorer
+from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.rollout.dispatch import Chunk, Dispatcher, chunk_arrivals, chunk_size, max_calls
+from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.train.timer import Timer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PendingGroups:
+    """What the engines were asked for."""
+
+    shares: Sequence[Sequence[EncodedPrompt]]
+    """The prompts of each request, in order."""
+    calls: Sequence[tuple[Actor, Any]]
+    """One request an engine."""
+    chunks: Sequence[Chunk] = ()
+    """In place of calls, where engines take requests at any time."""
+
+
+class Sampler:
+    """The rollout engines as one."""
+
+    def __init__(self, cluster: Cluster, engines: Sequence[Actor], timeout_s: float) -> None:
+        self.cluster, self.engines, self.timeout_s = cluster, engines, timeout_s
+
+    def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
+        """Groups in the order of the prompts."""
+        return self.finish(self.start(prompts, spec))
+
+    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
+        """Ask the engines, each for a consecutive share, and return at once."""
+        shares = split_evenly(prompts, len(self.engines))
+        calls = [
+            (
+                engine,
+                engine.handle.generate.remote(
+                    [prompt.tokens for prompt in share], replace(spec, seed=derive_seed(spec.seed, index))
+                ),
+            )
+            for index, (engine, share) in enumerate(zip(self.engines, shares, strict=True))
+            if share
+        ]
+        return PendingGroups([share for share in shares if share], calls)
+
+    def finish(self, pending: PendingGroups, within_s: float | None = None) -> list[Group]:
+        """Wait for the engines; with `within_s` that long, whatever signals come."""
+        [found] = together(self.arrivals(pending, within_s))
+        return list(found.values())
+
+    def arrivals(self, pending: PendingGroups, within_s: float | None = None) -> Iterator[dict[int, Group]]:
+        """The groups that came since the last time, by their place among the prompts, until all have."""
+        timeout_s = self.timeout_s if within_s is None else within_s
+        firsts = [0, *itertools.accumulate(map(len, pending.shares))]
+        for requests in self._answered(pending, timeout_s, stoppable=within_s is None):
+            found: dict[int, Group] = {}
+            for request in requests:
+                pairs = zip(pending.shares[request], self._answer(pending, request), strict=True)
+                found |= {firsts[request] + i: Group(prompt, group) for i, (prompt, group) in enumerate(pairs)}
+            yield found
+
+    def _answered(self, pending: PendingGroups, timeout_s: float, *, stoppable: bool) -> Iterator[list[int]]:
+        """Requests that were answered since the last time."""
+        return self.cluster.arrivals(pending.calls, timeout_s=timeout_s, what="sampling", stoppable=stoppable)
+
+    def _answer(self, pending: PendingGroups, request: int) -> list[list[Completion]]:
+        import ray
+
+        found: list[list[Completion]] = ray.get(pending.calls[request][1])
+        return found
+
+    def sleep(self) -> None:
+        """Let engines that share GPUs with the policy leave them; new weights wake them."""
+        calls = [(engine, engine.handle.sleep.remote()) for engine in self.engines]
+        self.cluster.gather(calls, timeout_s=self.timeout_s, what="putting the engines to sleep", stoppable=False)
+
+
+class ContinuousSampler(Sampler):
+    """The same where engines take requests at any time: each gets the next prompts as soon as it has room."""
+
+    def __init__(
+        self, cluster: Cluster, engines: Sequence[Actor], timeout_s: float, *, max_num_seqs: int, staleness: int
+    ) -> None:
+        super().__init__(cluster, engines, timeout_s)
+        self.max_num_seqs, self.dispatcher = max_num_seqs, Dispatcher(engines, max_calls(staleness))
+
+    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
+        """Put the prompts behind those that are under way, and return at once."""
+        size = chunk_size(len(prompts), spec.num_completions, len(self.engines), self.max_num_seqs)
+        parts = cut(prompts, size)
+        chunks = [
+            Chunk([prompt.tokens for prompt in part], replace(spec, seed=derive_seed(spec.seed, index)))
+            for index, part in enumerate(parts)
+        ]
+        self.dispatcher.submit(chunks)
+        return PendingGroups(parts, [], chunks)
+
+    def _answered(self, pending: PendingGroups, timeout_s: float, *, stoppable: bool) -> Iterator[list[int]]:
+        return chunk_arrivals(self.cluster, pending.chunks, timeout_s=timeout_s, stoppable=stoppable)
+
+    def _answer(self, pending: PendingGroups, request: int) -> list[list[Completion]]:
+        return pending.chunks[request].done.result()
+
+
+def cut(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Consecutive parts of `size`, the last one perhaps shorter."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def split_evenly(items: Sequence[T], num_parts: int) -> list[Sequence[T]]:
+    """Consecutive parts whose lengths differ by at most one."""
+    bounds = [len(items) * part // num_parts for part in range(num_parts + 1)]
+    return [items[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+def score_groups(groups: Sequence[Group], scorer: Scorer) -> list[Group]:
+    """The groups with one result a completion."""
+    items = [
+        RewardItem(
+            completion=completion.text,
+            answer=group.prompt.answer,
+            prompt=group.prompt.text,
+            messages=group.prompt.messages,
+            truncated=completion.truncated,
+        )
+        for group in groups
+        for completion in group.completions
+    ]
+    results = iter(scorer.score(items))
+    return [replace(group, results=[next(results) for _ in group.completions]) for group in groups]
+
+
+def together(arrivals: Iterator[dict[int, Group]]) -> Iterator[dict[int, Group]]:
+    """All that comes, at once and in order."""
+    yield dict(sorted(item for part in arrivals for item in part.items()))
+
+
+def score_arrivals(arrivals: Iterator[dict[int, Group]], scorer: Scorer, timer: Timer) -> list[Group]:
+    """Groups scored as they come, so that a slow reward hides behind what is still sampled; in the prompts' order.
+
+    Args:
+        timer: gets the time of waiting for groups as `rollout`, and of scoring as `reward`.
+    """
+    scored: dict[int, Group] = {}
+    while True:
+        with timer.phase("rollout"):
+            part = next(arrivals, None)
+        if part is None:
+            return [scored[place] for place in sorted(scored)]
+        with timer.phase("reward"):
+            scored |= dict(zip(part, score_groups(list(part.values()), scorer), strict=True))
+
+
+def build_spec(
+    config: RunConfig, purpose: str, step: int, num_completions: int, *, greedy: bool = False
+) -> SamplingSpec:
+    """How to sample for `purpose` in `step`, as `rollout` says; the seed follows from those and the run's.
+
+    Args:
+        greedy: the likeliest token each time, whatever bends the distribution; it stops where sampling does.
+    """
+    rollout = config.rollout
+    spec = SamplingSpec(
+        num_completions,
+        rollout.max_tokens,
+        temperature=0.0,
+        top_p=1.0,
+        seed=derive_seed(config.seed, purpose, step),
+        stop=rollout.stop,
+        stop_token_ids=rollout.stop_token_ids,
+    )
+    if greedy:
+        return spec
+    return replace(
+        spec,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        min_p=rollout.min_p,
+        repetition_penalty=rollout.repetition_penalty,
+    )

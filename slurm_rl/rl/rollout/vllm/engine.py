@@ -1,0 +1,218 @@
+"""The rollout engine: vLLM in a Ray actor, one per engine of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import RolloutConfig
+from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
+from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine
+from slurm_rl.rl.rollout.vllm.vision_inputs import build_input, build_options, check_expanded
+from slurm_rl.rl.weights.records import HeldWeights, WeightRecord
+from slurm_rl.run_dir import read_json
+
+
+class RolloutEngine:
+    """Samples completions; proves which weights it holds. Runs as a Ray actor."""
+
+    def __init__(
+        self,
+        model_path: str,
+        model: ModelConfig,
+        rollout: RolloutConfig,
+        max_model_len: int,
+        num_gpus: int,
+        max_images: int | None = None,
+    ) -> None:
+        """Start vLLM.
+
+        Args:
+            max_images: most images of one prompt; None for a text model.
+        """
+        from vllm import LLM
+
+        self.version = -1
+        self.model_path, self.model = model_path, model
+        self.llm = LLM(
+            model=model_path,
+            dtype=model.dtype,
+            trust_remote_code=model.trust_remote_code,
+            # Logits in float32, as the policy's are.
+            hf_overrides={"head_dtype": "float32"},
+            tensor_parallel_size=max(num_gpus, 1),
+            max_model_len=max_model_len,
+            max_num_seqs=rollout.max_num_seqs,
+            enforce_eager=rollout.enforce_eager,
+            enable_prefix_caching=True,
+            # The sampler's own: after penalties, temperature, min_p, top_k and top_p (vLLM's v1/sample/sampler.py, and
+            # v1/worker/gpu/sample/sampler.py on GPUs). The policy recomputes its own at the same temperature.
+            logprobs_mode="processed_logprobs",
+            worker_extension_cls="slurm_rl.rl.rollout.vllm.worker_extension.RolloutWorkerExtension",
+            **_memory_options(rollout, num_gpus, _cpu_cache_bytes(model_path, model, rollout, max_model_len)),
+            **_transfer_options(rollout),
+            **({} if max_images is None else build_options(model, max_images)),
+            **rollout.engine_args,
+        )
+        self.sees_images = max_images is not None
+        self.sleeps = rollout.colocate and num_gpus > 0
+        self.asleep: set[str] = set()
+        self.tokenizer = self.llm.get_tokenizer()
+        self.continuous = ContinuousEngine(self.llm.llm_engine) if rollout.continuous else None
+
+    def ready(self) -> bool:
+        return True
+
+    def generate(self, prompts: Sequence[TokenPrompt], spec: SamplingSpec) -> list[list[Completion]]:
+        """Sample `num_completions` for each prompt, in order."""
+        from vllm import SamplingParams
+
+        def seed() -> None:
+            self.llm.collective_rpc("seed_sampler", args=(spec.seed,))
+
+        params = SamplingParams(
+            n=spec.num_completions,
+            max_tokens=spec.max_tokens,
+            temperature=spec.temperature,
+            top_p=spec.top_p,
+            top_k=spec.top_k,
+            min_p=spec.min_p,
+            repetition_penalty=spec.repetition_penalty,
+            stop=list(spec.stop),
+            stop_token_ids=list(spec.stop_token_ids),
+            logprobs=0,
+            detokenize=bool(spec.stop),  # vLLM looks for the strings in its text
+        )
+        inputs = [build_input(prompt) for prompt in prompts]
+        if self.continuous is not None:
+            self.continuous.run(seed)
+            return [
+                [self._completion(item, item.versions) for item in group]
+                for group in self.continuous.generate(inputs, params)
+            ]
+        seed()
+        outputs = self.llm.generate(inputs, params, use_tqdm=False)
+        check_expanded(prompts, outputs)
+        return [
+            [self._completion(item, []) for item in sorted(output.outputs, key=lambda item: item.index)]
+            for output in outputs
+        ]
+
+    def _completion(self, item: Any, versions: list[int]) -> Completion:
+        token_ids = list(item.token_ids)
+        logprobs = [float(step[token].logprob) for step, token in zip(item.logprobs, token_ids, strict=True)]
+        text = self._text(token_ids, item)
+        version = versions[0] if versions else self.version
+        # Nearly all completions have one version; those need no list.
+        mixed = versions if versions and versions[-1] != version else []
+        return Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
+
+    def _text(self, token_ids: list[int], item: Any) -> str:
+        """What is scored: without special tokens, and without what stopped it."""
+        if isinstance(item.stop_reason, str):
+            return str(item.text)  # vLLM's own ends before the string
+        # A stop token may be no special one. Of the end-of-text token, which is one, there is no reason.
+        seen = token_ids if item.stop_reason is None else token_ids[:-1]
+        return str(self.tokenizer.decode(seen, skip_special_tokens=True))
+
+    def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
+        """Take new weights, or adapters over the base; then say what is held: version, checksums, the probe."""
+        return self._take(version, lambda: self._load(records), probe)
+
+    def _load(self, records: Sequence[WeightRecord]) -> list[str]:
+        # Weights first, the cache after them: at no moment are both here beside a copy on its way.
+        self._wake("weights")
+        if self.model.lora is None:
+            return list(self.llm.collective_rpc("load_named_weights", args=(records,)))
+        base = self.model.init_from or self.model_path
+        merging = (records, base, self.model.dtype, self.model.lora.scaling)
+        return list(self.llm.collective_rpc("load_adapters", args=merging))
+
+    def call_workers(self, method: str, arguments: dict[str, Any]) -> None:
+        """A step of vLLM's weight transfer on every tensor-parallel rank; see transfer.py."""
+        self._wake("weights")
+        self.llm.collective_rpc(method, kwargs=arguments)
+
+    def confirm_weights(self, version: int, sent: Any, probe: TokenPrompt) -> HeldWeights:
+        """What is held after a transfer; `sent` is there to come after the policy's sending."""
+
+        def load() -> list[str]:
+            return [value for value in self.llm.collective_rpc("transfer_checksum") if value is not None]
+
+        return self._take(version, load, probe)
+
+    def _take(self, version: int, load: Callable[[], list[str]], probe: TokenPrompt) -> HeldWeights:
+        from vllm import SamplingParams
+
+        def take() -> list[str]:
+            checksums = load()
+            if self.sees_images:
+                # What the vision tower made of images is of the old weights, and vLLM knows images by their pixels.
+                self.llm.llm_engine.reset_encoder_cache()
+            self.version = version
+            return checksums
+
+        prompt = build_input(probe)
+        params = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0, detokenize=False)
+        if self.continuous is not None:
+            checksums, found = self.continuous.update(version, take, prompt, params)
+        else:
+            checksums = take()
+            self._wake("kv_cache")
+            # Cached keys and values belong to the old weights.
+            self.llm.reset_prefix_cache()
+            found = self.llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
+        # Of each token after the first, at temperature 1.
+        logprobs = [float(step[token].logprob) for step, token in zip(found[1:], probe.token_ids[1:], strict=True)]
+        return HeldWeights(version, checksums, logprobs)
+
+    def sleep(self) -> None:
+        """Leave the GPU to the policy: weights and cache go, the next weights bring both back.
+
+        Level 2 keeps no copy of the weights in host memory, since all of them come with the next version. Untested
+        without a GPU. Does nothing where the engine has GPUs of its own, or none.
+        """
+        if self.sleeps and not self.asleep:
+            self.llm.sleep(level=2)
+            self.asleep = {"weights", "kv_cache"}
+
+    def _wake(self, what: str) -> None:
+        if what in self.asleep:
+            self.llm.wake_up(tags=[what])
+            self.asleep.remove(what)
+
+
+def _memory_options(rollout: RolloutConfig, num_gpus: int, cpu_cache_bytes: int) -> dict[str, Any]:
+    if num_gpus == 0:
+        return {"kv_cache_memory_bytes": cpu_cache_bytes}
+    options: dict[str, Any] = {"gpu_memory_utilization": rollout.gpu_memory_utilization}
+    if rollout.colocate:
+        options["enable_sleep_mode"] = True
+    if num_gpus > 1:
+        # One process a GPU, children of this actor: its GPUs were chosen by the plan, which Ray knows nothing of.
+        options["distributed_executor_backend"] = "mp"
+    return options
+
+
+def _cpu_cache_bytes(model_path: str, model: ModelConfig, rollout: RolloutConfig, max_model_len: int) -> int:
+    if rollout.cpu_kv_cache_gb is not None:
+        return int(rollout.cpu_kv_cache_gb * 2**30)
+    config = Path(model_path) / "config.json"
+    return cpu_cache_bytes(
+        parse_shape(read_json(config)) if config.is_file() else None,
+        num_sequences=rollout.max_num_seqs,
+        longest_tokens=max_model_len,
+        bytes_per_value=2 if model.dtype == "bfloat16" else 4,
+    )
+
+
+def _transfer_options(rollout: RolloutConfig) -> dict[str, Any]:
+    if not rollout.transfers_directly:
+        return {}
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+    return {"weight_transfer_config": WeightTransferConfig(backend=rollout.weight_transfer)}

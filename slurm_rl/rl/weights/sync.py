@@ -1,0 +1,150 @@
+"""Weights from the policy to every engine, and the proof that they arrived.
+
+Three things must agree after a sync: the version, the checksum of the bytes, and the logprobs of a
+probe text under policy and engine. The last one is what catches a tensor that arrived but was not
+used, such as a tied output layer that keeps its old weights.
+
+Two programs that hold the same weights differ by rounding alone. In float32 that is 1e-6 to 1e-5. bfloat16 keeps 8
+bits, so each layer changes what it passes on by some 2^-8, and L layers make logits of deviation s differ by about
+2^-8 s sqrt(L). Measured on CPU on 64 random tokens, Qwen3 of random weights in bfloat16 against float32, the mean
+difference of their logprobs is 0.5 to 0.8 times that, and the largest 3 to 4 times the mean:
+
+    layers L              3       8      16     28     28
+    logits' deviation s   0.3     1.6    2.3    3.2    5.1
+    mean                  0.0013  0.009  0.020  0.047  0.088
+    largest               0.0039  0.025  0.082  0.17   0.34
+
+vLLM against torch, both in bfloat16, comes to the first column again; where both err apart it may be sqrt(2) of it. So
+the bound for bfloat16 is that of s = 6, more than language models have. In the first column's model it catches all
+weights (0.19), or those of the first layer (0.08), left behind by one AdamW step at 6e-4. What is wrong by less is not
+seen at once, but grows with each step that a tensor stays behind.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_rl.errors import WeightSyncError
+from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.rl.weights.records import HeldWeights, SentWeights
+from slurm_rl.rl.workers.cluster import Actor, Cluster
+
+_FLOAT32_MEAN = 2e-4
+_BFLOAT16_DEVIATION = 6.0
+# The largest difference may be so many times the mean: one of 64 tokens is much less likely than the others.
+_LARGEST = 5.0
+
+
+def choose_tolerance(configured: float | None, dtype: str, num_layers: int) -> float:
+    """Bound of the mean difference of the probe's logprobs: rollout.probe_tolerance, or what rounding may make."""
+    if configured is not None:
+        return configured
+    return _FLOAT32_MEAN if dtype == "float32" else 2**-8 * _BFLOAT16_DEVIATION * math.sqrt(num_layers)
+
+
+@dataclass(frozen=True)
+class _Push:
+    version: int
+    said: list[tuple[Actor, Any]]
+    """What each policy worker sent; rank 0 alone has it."""
+    loads: list[tuple[Actor, Any]]
+    """What each engine holds now."""
+
+
+class WeightSync:
+    """Sends the policy's weights through Ray's object store, once for all engines of a node; once `open`, directly."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Sequence[Actor],
+        engines: Sequence[Actor],
+        *,
+        probe: TokenPrompt,
+        tolerance: float,
+        timeout_s: float,
+    ) -> None:
+        """Args:
+        tolerance: largest mean difference of the probe's logprobs.
+        """
+        self.cluster, self.policy, self.engines = cluster, policy, engines
+        self.sizes: list[int] | None = None
+        self.probe, self.tolerance, self.timeout_s = probe, tolerance, timeout_s
+        self._under_way: deque[_Push] = deque()
+
+    def open(self, sizes: Sequence[int]) -> None:
+        """From now on send from the policy's memory into the engines'; see transfer.py.
+
+        Args:
+            sizes: tensor-parallel ranks of each engine.
+        """
+        [address] = self.cluster.gather(
+            [(self.policy[0], self.policy[0].handle.find_address.remote())],
+            timeout_s=self.timeout_s,
+            what="finding a port",
+        )
+        handles = [engine.handle for engine in self.engines]
+        opened = [(worker, worker.handle.open_sender.remote(handles, list(sizes), address)) for worker in self.policy]
+        self.cluster.gather(opened, timeout_s=self.timeout_s, what="opening the weight transfer")
+        self.sizes = list(sizes)
+
+    def push(self, version: int) -> None:
+        """Send the weights as `version`; returns at once, and an engine takes them after what it was asked before."""
+        if self.sizes is not None:
+            sent = [(worker, worker.handle.send_state.remote(self.probe)) for worker in self.policy]
+            # An argument that is a result makes the engine confirm after the policy has sent.
+            confirmed = [
+                (engine, engine.handle.confirm_weights.remote(version, sent[0][1], self.probe))
+                for engine in self.engines
+            ]
+            self._under_way.append(_Push(version, sent, confirmed))
+            return
+        # Gathering sharded weights is collective: every rank must take part, rank 0 alone has them.
+        packed = [
+            (worker, worker.handle.pack_state.options(num_returns=2).remote(self.probe)) for worker in self.policy
+        ]
+        records = packed[0][1][0]
+        loads = [(engine, engine.handle.load_weights.remote(version, records, self.probe)) for engine in self.engines]
+        self._under_way.append(_Push(version, [(worker, references[1]) for worker, references in packed], loads))
+
+    def verify(self, *, leave: int = 0) -> float:
+        """Wait until all but the newest `leave` pushes have arrived; the largest difference of their probes.
+
+        Raises:
+            WeightSyncError: an engine does not hold what was sent.
+        """
+        difference = 0.0
+        while len(self._under_way) > leave:
+            push = self._under_way.popleft()
+            results = self.cluster.gather(
+                [*push.said, *push.loads], timeout_s=self.timeout_s, what="sending the weights", stoppable=False
+            )
+            sent: SentWeights = results[0]
+            held: list[HeldWeights] = results[len(push.said) :]
+            pairs = zip(self.engines, held, strict=True)
+            difference = max(difference, *(self._compare(one.name, push.version, sent, has) for one, has in pairs))
+        return difference
+
+    def _compare(self, name: str, version: int, sent: SentWeights, held: HeldWeights) -> float:
+        if held.version != version or any(value != sent.checksum for value in held.checksums):
+            raise WeightSyncError(
+                f"{name} must hold version {version} with SHA-256 {sent.checksum[:12]}",
+                seen=f"version {held.version} with {', '.join(value[:12] for value in held.checksums)}",
+                action="report a bug: the bytes changed on their way",
+            )
+        differences = [abs(a - b) for a, b in zip(sent.probe, held.probe, strict=True)]
+        mean, largest = sum(differences) / len(differences), max(differences)
+        # Written so that NaN is refused, too.
+        if not (mean <= self.tolerance and largest <= _LARGEST * self.tolerance):
+            raise WeightSyncError(
+                f"{name} must agree with the policy on the logprobs of {len(differences)} tokens, on average to "
+                f"rollout.probe_tolerance={self.tolerance:g} and each to {_LARGEST * self.tolerance:g}",
+                seen=f"differences of {mean:g} on average and {largest:g} at most",
+                action="look whether the engine computes otherwise on purpose (rollout.engine_args, a quantized model) "
+                f"and then set rollout.probe_tolerance={2 * max(mean, largest / _LARGEST):.1g}; else report a bug",
+            )
+        return largest

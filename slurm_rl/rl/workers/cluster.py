@@ -1,0 +1,145 @@
+"""The driver's side of Ray: connecting, counting nodes, placing actors, waiting with deadlines."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_rl.errors import SlurmRLError, TrainingError
+from slurm_rl.node.joined import POLL_S
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.rl.workers.nodes import Nodes, OwnNodes, SharedNodes
+from slurm_rl.train.stop import StopFlag
+
+
+@dataclass(frozen=True)
+class Actor:
+    """A Ray actor with the name that errors use."""
+
+    name: str
+    handle: Any
+
+
+class Cluster:
+    """The run's Ray cluster, seen from the driver."""
+
+    def __init__(self, plan: JobPlan, stop: StopFlag) -> None:
+        self.plan, self.stop = plan, stop
+        self.nodes: Nodes = OwnNodes(plan) if plan.address is None else SharedNodes(plan)
+
+    def connect(self) -> None:
+        """Join the cluster that the node agent, or somebody else, brought up and wait until our nodes are there."""
+        import ray
+
+        ray.init(
+            address=os.environ["RAY_ADDRESS"],
+            namespace=self.nodes.namespace,
+            log_to_driver=False,
+            logging_level="WARNING",
+        )
+        self.nodes.wait(time.monotonic() + self.plan.limits.start_timeout_s, self.stop)
+
+    def place(self, actor: ActorPlan, cls: type, *args: Any, max_concurrency: int = 1) -> Actor:
+        """Start `cls(*args)` as a Ray actor on the node and the GPUs that the plan says.
+
+        Args:
+            max_concurrency: calls that run at once, each in a thread; 1 runs them in the order they are made.
+        """
+        import ray
+
+        name = f"{actor.role}-{actor.index}"
+        remote = ray.remote(cls).options(
+            name=name,
+            num_cpus=0,
+            max_concurrency=max_concurrency,
+            runtime_env={"env_vars": {**_threads(actor), **self._visible_gpus(actor)}},
+            **self.nodes.options(actor),
+        )
+        return Actor(name, remote.remote(*args))
+
+    def _visible_gpus(self, actor: ActorPlan) -> dict[str, str]:
+        variable = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}.get(self.plan.accelerator)
+        return {} if variable is None else {variable: ",".join(self.nodes.gpu_names(actor))}
+
+    def gather(
+        self, calls: Sequence[tuple[Actor, Any]], *, timeout_s: float, what: str, stoppable: bool = True
+    ) -> list[Any]:
+        """Results of remote calls in order.
+
+        Args:
+            calls: (actor, object reference) pairs.
+            stoppable: raise StopRequested as soon as a stop signal comes; false while weights change.
+
+        Raises:
+            TrainingError: an actor died, raised, or was silent at the deadline; it is named.
+        """
+        import ray
+
+        for _ in self.arrivals(calls, timeout_s=timeout_s, what=what, stoppable=stoppable):
+            pass
+        return [ray.get(reference) for _, reference in calls]
+
+    def arrivals(
+        self, calls: Sequence[tuple[Actor, Any]], *, timeout_s: float, what: str, stoppable: bool = True
+    ) -> Iterator[list[int]]:
+        """Places of the calls that ended since the last time, until all have. Arguments and errors of `gather`."""
+        import ray
+
+        deadline = time.monotonic() + timeout_s
+        names = {reference: actor.name for actor, reference in calls}
+        places = {reference: place for place, (_, reference) in enumerate(calls)}
+        pending = list(names)
+        while pending:
+            if stoppable:
+                self.stop.check()
+            ready, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
+            for reference in ready:
+                _raise_if_failed(reference, names[reference], what)
+            if ready:
+                yield [places[reference] for reference in ready]
+            if pending and time.monotonic() > deadline:
+                raise TrainingError(
+                    f"{what} must end within {timeout_s:g} s",
+                    seen="no answer from " + ", ".join(names[reference] for reference in pending),
+                    action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
+                )
+
+
+def _raise_if_failed(reference: Any, name: str, what: str) -> None:
+    import ray
+
+    try:
+        ray.get(reference)
+    except ray.exceptions.RayError as error:
+        raise name_failure(error, name, what) from None
+
+
+def name_failure(error: BaseException, name: str, what: str) -> BaseException:
+    """What to raise for a failed call of the actor `name`; our own errors, and those that Ray does not wrap, stay."""
+    import ray
+
+    if isinstance(error, ray.exceptions.RayTaskError):
+        if isinstance(error.cause, SlurmRLError):
+            return error.cause
+        print(error, file=sys.stderr)  # the actor's traceback, into the driver's log
+        return TrainingError(f"{what} must not fail", seen=f"{error.cause!r} in {name}", where="driver.log")
+    if isinstance(error, ray.exceptions.RayActorError):
+        print(error, file=sys.stderr)
+        return TrainingError(
+            f"{name} must live through {what}", seen=_first_line(error), action="see the attempt's ray logs"
+        )
+    return error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _threads(actor: ActorPlan) -> dict[str, str]:
+    # Ray sets OMP_NUM_THREADS=1 in actors unless told otherwise.
+    return {} if actor.num_threads is None else {"OMP_NUM_THREADS": str(actor.num_threads)}

@@ -1,0 +1,202 @@
+"""The critic: per-token values beside the policy, in workers of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.math.gae import explained_variance
+from slurm_rl.math.seeds import derive_seed
+from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
+from slurm_rl.math.totals import add_totals
+from slurm_rl.math.values import value_loss
+from slurm_rl.rewards.model import require_loadable, score_all, specify_model
+from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
+from slurm_rl.rewards.scoring import build_result
+from slurm_rl.rl.algorithm.policy_loss import BatchLoss
+from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.rl.workers.policy_worker import MicroBatches, WorkerPlace
+from slurm_rl.rl.workers.worker_group import WorkerGroup
+
+if TYPE_CHECKING:
+    from slurm_rl.engine.reward_model import ScoreStatistics
+    from slurm_rl.engine.row_check import RowCheck
+
+
+class CriticWorker:
+    """Holds one rank of the critic, and a reward model where one stands beside it. Runs as a Ray actor."""
+
+    def __init__(self, config: RunConfig, place: WorkerPlace) -> None:
+        self.config, self.place = config, place
+
+    def ready(self) -> bool:
+        return True
+
+    def find_meeting_place(self) -> tuple[str, int]:
+        """Where rank 0 can be met: as planned on the head node, whose ports were proven free; else what is free."""
+        from slurm_rl.rl.rollout.vllm.transfer import find_address
+
+        place = self.place
+        return (place.master_address, place.master_port) if place.master_port else find_address()
+
+    def build(self, meeting_place: tuple[str, int], model_path: str, init_from: str | None) -> RowCheck:
+        """Load the model: architecture and tokenizer of `model_path`, weights of `init_from` where it is given."""
+        from slurm_rl.engine.distributed import init_process_group
+        from slurm_rl.engine.policy import PolicyEngine
+
+        place = self.place
+        init_process_group(place.rank, place.world_size, *meeting_place, timeout_s=self.config.trainer.step_timeout_s)
+        self.engine = PolicyEngine(
+            model_path,
+            # Whole, also beside a policy of adapters: its head is new.
+            self.config.model.model_copy(update={"init_from": init_from, "lora": None}),
+            self.config.policy.model_copy(update={"num_workers": place.world_size, "num_threads": place.num_threads}),
+            self.config.critic.optim,
+            temperature=1.0,
+            score_seed=derive_seed(self.config.seed, "critic"),
+        )
+        self.unit = read_unit(self.config)
+        if self.config.reward.model.beside_critic:
+            require_loadable(self._specify_rewards())
+        return self.engine.rows
+
+    def values(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """Values at the trained positions."""
+        found = self.engine.compute_scores(micro_batches)
+        return found if self.unit is None else [[self.unit.normalize(values) for values in batch] for batch in found]
+
+    def train(self, micro_batches: MicroBatches, clip: float | None, lr: float) -> dict[str, float]:
+        """One optimizer step of the value loss."""
+        return self.engine.train(micro_batches, build_critic_loss(clip, self.unit), lr)
+
+    def rewards(self, items: Sequence[RewardItem]) -> list[dict[str, float] | Failure]:
+        """What the reward model of reward.model.path says of each, on this worker's own device."""
+        return score_all(self._specify_rewards(), items)
+
+    def _specify_rewards(self) -> str:
+        from slurm_rl.engine.distributed import get_device
+
+        model = self.config.reward.model.model_copy(update={"device": str(get_device())})
+        # On CPU the two models of this process take turns on its threads.
+        num_cores = len(os.sched_getaffinity(0))
+        num_sharing = max(1, num_cores // (self.place.num_threads or num_cores))
+        return specify_model(model, num_sharing)
+
+    def save(self, folder: Path, background: bool) -> list[Path]:
+        """Files of this rank that are still being written."""
+        return self.engine.save(folder, background=background)
+
+    def load(self, folder: Path) -> None:
+        self.engine.load(folder)
+
+
+class CriticGroup(WorkerGroup):
+    """The data-parallel ranks of the critic."""
+
+    def __init__(self, cluster: Cluster, workers: Sequence[Actor], micro_batch_tokens: int, timeout_s: float) -> None:
+        super().__init__(cluster, workers, micro_batch_tokens, timeout_s, "critic")
+        self.is_built = False
+        """Not before the warm-up is over: the critic begins as what that made."""
+
+    def build(self, model_path: str, init_from: str | None) -> RowCheck:
+        first = self.workers[:1]
+        [place] = self.call("finding the critic's first rank", lambda _, it: it.find_meeting_place.remote(), first)
+        found = self.call("loading the critic", lambda _, it: it.build.remote(place, model_path, init_from))
+        self.is_built = True
+        return self.note_rows(found)
+
+    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+        """Rewards by the reward models that stand beside the critic; see `Scorer`."""
+        num_workers = len(self.workers)
+        # Dealt out in turn: the completions of one prompt, which are alike in length, to different workers.
+        shares = self.call("scoring", lambda rank, it: it.rewards.remote(items[rank::num_workers]))
+        found: list[Any] = [None] * len(items)
+        for rank, outcomes in enumerate(shares):
+            found[rank::num_workers] = outcomes
+        return [build_result(item, outcome, {"model": 1.0}) for item, outcome in zip(items, found, strict=True)]
+
+    def values(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
+        """What is expected before each token of each completion, [num_trained] each."""
+        read = [read_before(sequence) for sequence in sequences]
+        return self.compute(read, "values", lambda it, share: it.values.remote(share))
+
+    def train(self, batches: Sequence[Sequence[TrainSequence]], clip: float | None, lr: float) -> dict[str, float]:
+        """One optimizer step a batch; the numbers of them together."""
+        totals: dict[str, float] = {}
+        for batch in batches:
+            add_totals(totals, self._step([read_before(sequence) for sequence in batch], clip, lr))
+        num_tokens = max(sum(sequence.num_trained for batch in batches for sequence in batch), 1)
+        return {
+            "critic/loss": totals["loss"] / len(batches),
+            "critic/grad_norm": totals["grad_norm"] / len(batches),
+            "critic/clip_fraction": totals.get("clipped", 0.0) / num_tokens,
+            "critic/lr": lr,
+        }
+
+    def _step(self, batch: Sequence[TrainSequence], clip: float | None, lr: float) -> dict[str, float]:
+        shares = self.spread(batch)
+        return self.call("training the critic", lambda rank, it: it.train.remote(shares[rank], clip, lr))[0]
+
+
+def read_before(sequence: TrainSequence) -> TrainSequence:
+    """The same tokens, trained where the critic speaks: at the position before each token of the completion."""
+    positions = np.arange(sequence.trained_from - 1, len(sequence.token_ids) - 1)
+    return TrainSequence(
+        token_ids=sequence.token_ids,
+        trained_from=sequence.trained_from - 1,
+        trained=positions,
+        weight=sequence.weight,
+        old_values=sequence.old_values,
+        returns=sequence.returns,
+        images=sequence.images,
+    )
+
+
+def read_unit(config: RunConfig) -> ScoreStatistics | None:
+    """How the scores of the reward model that the critic begins as become rewards; None where they are rewards.
+
+    Else its first values would be off by the mean that normalization takes from every reward.
+    """
+    from transformers import AutoConfig
+
+    from slurm_rl.engine.reward_model import read_score_statistics
+
+    path = config.critic.init_from
+    if path is None or not config.reward.model.normalize:
+        return None
+    found = AutoConfig.from_pretrained(path, trust_remote_code=config.model.trust_remote_code)
+    return read_score_statistics(found, path) if hasattr(found, "mean") else None
+
+
+def build_critic_loss(clip: float | None, unit: ScoreStatistics | None = None) -> BatchLoss:
+    """The clipped value loss; token weights come with the batch.
+
+    Args:
+        unit: how what the model says becomes a value.
+    """
+
+    def compute(batch: PackedBatch, values: Tensor, _: Tensor) -> tuple[Tensor, dict[str, float]]:
+        assert batch.old_values is not None and batch.returns is not None
+        values = values if unit is None else unit.normalize(values)
+        token = value_loss(values, batch.old_values, batch.returns, clip)
+        return (token.loss * batch.weights).sum(), {"clipped": float(token.clipped.sum())}
+
+    return compute
+
+
+def value_metrics(sequences: Sequence[TrainSequence]) -> dict[str, float]:
+    """How good the critic was before it learned of this batch."""
+    values = [sequence.old_values for sequence in sequences if sequence.old_values is not None]
+    returns = [sequence.returns for sequence in sequences if sequence.returns is not None]
+    if not sum(map(len, values)):
+        return {}
+    return {
+        "critic/value_mean": float(np.mean(np.concatenate(values))),
+        "critic/explained_variance": explained_variance(values, returns),
+    }

@@ -1,0 +1,85 @@
+"""DPO: the policy itself as a reward model, `beta log policy(answer) / reference(answer)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.supervised import DPOConfig
+from slurm_rl.data.chat import open_template
+from slurm_rl.data.encode_answers import EncodedAnswer, encode_answer
+from slurm_rl.data.placeholders import ImageCounter
+from slurm_rl.data.prompts import Text
+from slurm_rl.engine.policy import LossFn
+from slurm_rl.math.losses import nll
+from slurm_rl.math.preference import LogRatios, compute_dpo_loss, sum_by_sequence
+from slurm_rl.math.sequences import PackedBatch
+from slurm_rl.supervised.objective import Example, Objective
+from slurm_rl.supervised.pairs import build_pair_examples, share, split_pairs
+
+
+def build_dpo(config: RunConfig, tokenizer: Any, images: ImageCounter | None) -> Objective:
+    """Pairs, each with the tokens of its answers."""
+
+    template, sees_images = open_template(tokenizer, config.data), images is not None
+
+    def encode(prompt: Text, answer: Text, name: str) -> EncodedAnswer:
+        return encode_answer(prompt, answer, tokenizer, template=template, name=name, sees_images=sees_images)
+
+    train, held_out, counts = build_pair_examples(config, encode, images)
+    build_loss = dpo_loss_builder(config.dpo)
+    return Objective(
+        train=train,
+        held_out=held_out,
+        counts=counts,
+        build_loss=build_loss,
+        build_eval_loss=build_loss,
+        needs_reference=config.dpo.reference != "none",
+    )
+
+
+def dpo_loss_builder(config: DPOConfig) -> Callable[[Sequence[Example]], LossFn]:
+    """The loss of this config, still to be told its global batch."""
+
+    def build_loss(examples: Sequence[Example]) -> LossFn:
+        return build_dpo_loss(config, len(examples), sum(example.sequences[0].num_trained for example in examples))
+
+    return build_loss
+
+
+def build_dpo_loss(config: DPOConfig, num_pairs: int, num_chosen_tokens: int) -> LossFn:
+    """Mean over the pairs of the global batch, plus `chosen_nll` times the mean over its chosen tokens.
+
+    Metrics are means over pairs. `margin` and the rewards are beta times log ratios to the reference (to nothing, when
+    reference-free); `accuracy` is the share of pairs with a margin above 0; `chosen_logprob` is that of an answer.
+    """
+
+    def compute(batch: PackedBatch, logprobs: Tensor, _: Tensor) -> tuple[Tensor, dict[str, float]]:
+        ratios = logprobs if batch.ref_logprobs is None else logprobs - batch.ref_logprobs
+
+        def add_up(tokens: Tensor) -> tuple[Tensor, Tensor]:
+            return split_pairs(sum_by_sequence(tokens, batch.sequence_ids, batch.num_sequences))
+
+        chosen, rejected = add_up(ratios)
+        chosen_lengths, rejected_lengths = add_up(torch.ones_like(logprobs))
+        pairs = LogRatios(
+            chosen=chosen, rejected=rejected, chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths
+        )
+        loss = compute_dpo_loss(pairs, config).sum() / num_pairs
+        chosen_nll, _ = add_up(nll(logprobs).loss)
+        if config.chosen_nll > 0:
+            loss = loss + config.chosen_nll * chosen_nll.sum() / num_chosen_tokens
+        rewards = config.beta * chosen.detach(), config.beta * rejected.detach()
+        return loss, {
+            "accuracy": share((rewards[0] > rewards[1]).float(), num_pairs),
+            "margin": share(rewards[0] - rewards[1], num_pairs),
+            "chosen_reward": share(rewards[0], num_pairs),
+            "rejected_reward": share(rewards[1], num_pairs),
+            "chosen_logprob": -share(chosen_nll, num_pairs),
+        }
+
+    return compute

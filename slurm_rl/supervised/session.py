@@ -1,0 +1,160 @@
+"""One attempt of a supervised run on one rank: everything is built here, handed to the loop, and closed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from dataclasses import asdict, replace
+from typing import Any
+
+import yaml
+
+from slurm_rl.config.load import parse_config
+from slurm_rl.config.run import RunConfig
+from slurm_rl.data.identity import check_same_rows
+from slurm_rl.data.load import require_one_batch
+from slurm_rl.data.placeholders import ImageCounter
+from slurm_rl.engine import distributed
+from slurm_rl.engine.model import load_tokenizer
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.reward_model import describe_scores
+from slurm_rl.engine.vision import load_image_reader
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.layout import DEFAULT_MICRO_BATCH_TOKENS
+from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.supervised.dpo import build_dpo
+from slurm_rl.supervised.loop import SupervisedLoop
+from slurm_rl.supervised.objective import Objective
+from slurm_rl.supervised.place import Place
+from slurm_rl.supervised.reference import AddReference, add_cached_logprobs, load_live_reference
+from slurm_rl.supervised.rm import build_rm, measure_scores
+from slurm_rl.supervised.sft import build_sft
+from slurm_rl.supervised.state import PolicySaver
+from slurm_rl.train.model_folder import load_context_length, prepare_model
+from slurm_rl.train.row_events import tell_rows
+from slurm_rl.train.stop import StopFlag
+
+BuildObjective = Callable[[RunConfig, Any, ImageCounter | None], Objective]
+OBJECTIVES: dict[str, BuildObjective] = {"sft": build_sft, "rm": build_rm, "dpo": build_dpo}
+"""One row a task."""
+
+
+def run_training(run: RunDir, attempt: AttemptDir, place: Place) -> None:
+    """`run_config` with the config in the run directory."""
+    run_config(run, parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8"))), place)
+
+
+def run_config(run: RunDir, config: RunConfig, place: Place) -> None:
+    """Run the loop to its end, or to the stop signal.
+
+    Raises:
+        StopRequested: a signal asked for it; all is saved.
+        SlurmRLError: bad input, or a failure with its cause.
+    """
+    stop = StopFlag()
+    stop.install()
+    place.join(timeout_s=config.trainer.step_timeout_s)
+    try:
+        train(run, config, place, stop)
+    finally:
+        distributed.leave_process_group()
+
+
+def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
+    """What follows once this rank stands in the process group."""
+    model_path = distributed.call_on_rank_0(lambda: prepare_model(run, config))
+    objective = build_objective(config, model_path)
+    distributed.call_on_rank_0(lambda: check_same_examples(run, objective))
+    engine = build_engine(config, model_path, objective, place)
+    budget = find_budget(run, config)
+    objective, add_reference = prepare_reference(run, config, model_path, objective, engine, budget)
+    saver = PolicySaver(run, config.checkpoint.keep, engine, config.checkpoint.url)
+    is_first = place.rank == 0
+    metrics = (
+        MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json")) if is_first else None
+    )
+    with closing(metrics) if metrics else nullcontext():
+        loop = SupervisedLoop(config, run, objective, engine, saver, metrics, stop, budget, add_reference)
+        loop.event("data/loaded", **asdict(objective.counts))
+        if is_first:
+            tell_rows(run, "policy", engine.rows)
+        loop.event("trainer/started", warmup_steps=0, num_steps=loop.num_steps)
+        state = loop.run()
+    if state.best_step not in (-1, state.step):
+        saver.load_step(state.best_step)
+    if objective.is_reward_model:
+        measured = measure_scores(engine, objective, loop.share_of)
+        chats, variables = config.data.chat_template, config.data.chat_template_kwargs
+        describe_scores(engine.module.config, measured, chats=chats, variables=variables)
+    adapted = config.model.lora
+    (engine.export_adapter if adapted and adapted.export == "adapter" else engine.export)(run.export)
+    if is_first:
+        exported = state.step if state.best_step == -1 else state.best_step
+        append_event(run, "trainer/finished", step=state.step, exported_step=exported)
+
+
+def build_objective(config: RunConfig, model_path: str) -> Objective:
+    """Load, check and tokenize all rows; every bad row is named before anything is trained."""
+    if config.task not in OBJECTIVES:
+        raise ConfigError("task must be one of this trainer's", seen=config.task, action=f"one of {sorted(OBJECTIVES)}")
+    trust = config.model.trust_remote_code
+    longest, context = config.supervised.max_tokens, load_context_length(model_path, trust)
+    if longest > context:
+        raise ConfigError(
+            "supervised.max_tokens must be <= the model's context",
+            seen=f"{longest} > {context}",
+            action=f"set supervised.max_tokens={context}",
+        )
+    tokenizer, images = load_tokenizer(model_path, trust_remote_code=trust), load_image_reader(model_path, config.model)
+    objective = OBJECTIVES[config.task](config, tokenizer, images)
+    require_one_batch(len(objective.train), config.supervised.batch_size)
+    return objective
+
+
+def check_same_examples(run: RunDir, objective: Objective) -> None:
+    """Raise DataError when the run began with other rows."""
+    contents = (example.content for example in (*objective.train, *objective.held_out))
+    check_same_rows(run, len(objective.train), len(objective.held_out), contents)
+
+
+def prepare_reference(
+    run: RunDir, config: RunConfig, model_path: str, objective: Objective, engine: PolicyEngine, budget: int
+) -> tuple[Objective, AddReference | None]:
+    """The objective with the reference's logprobs, or what asks a reference in each step; neither where none is needed.
+
+    The engine must not have trained or loaded a checkpoint yet: it is the reference.
+    """
+    if not objective.needs_reference:
+        return objective, None
+    if config.dpo.reference == "live":
+        return objective, load_live_reference(config, model_path, engine)
+    both = add_cached_logprobs([*objective.train, *objective.held_out], engine, budget, run.reference)
+    count = len(objective.train)
+    return replace(objective, train=both[:count], held_out=both[count:]), None
+
+
+def build_engine(config: RunConfig, model_path: str, objective: Objective, place: Place) -> PolicyEngine:
+    """The one engine of all tasks."""
+    # The ranks of this machine share its cores.
+    policy = config.policy.model_copy(update={"num_workers": place.local_world_size})
+    return PolicyEngine(
+        model_path,
+        config.model,
+        policy,
+        config.optim,
+        temperature=1.0,
+        seed=config.seed,
+        score_seed=config.seed if objective.is_reward_model else None,
+        noise_alpha=config.sft.neftune_alpha if config.task == "sft" else 0.0,
+    )
+
+
+def find_budget(run: RunDir, config: RunConfig) -> int:
+    """Tokens of a micro-batch: as configured, as planned for the GPU, or what is safe."""
+    if config.policy.micro_batch_tokens is not None:
+        return config.policy.micro_batch_tokens
+    if run.plan.is_file():
+        return JobPlan.from_json(read_json(run.plan)).layout.micro_batch_tokens
+    return DEFAULT_MICRO_BATCH_TOKENS

@@ -1,0 +1,120 @@
+"""Rows with answers: what is read, what is refused, and by which name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.data import DataConfig
+from slurm_rl.data.load import load_answers, load_pairs, require_one_batch
+from slurm_rl.errors import DataError
+
+USER, HELLO, BYE = (
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "assistant", "content": "Bye"},
+)
+
+
+def write(path: Path, *rows: Any) -> DataConfig:
+    file = path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return DataConfig(train=str(file), num_eval=0)
+
+
+def test_a_conversation_is_all_answer(tmp_path: Path) -> None:
+    split = load_answers(write(tmp_path, {"messages": [USER, HELLO]}))
+    [row] = split.train
+    assert (row.prompt, row.answer, split.held_out) == ([], [USER, HELLO], [])
+
+
+def test_a_prompt_and_its_answer(tmp_path: Path) -> None:
+    [row] = load_answers(write(tmp_path, {"prompt": "3+4=", "answer": "7"})).train
+    assert (row.prompt, row.answer) == ("3+4=", "7")
+
+
+def test_what_both_answers_begin_with_is_the_prompt(tmp_path: Path) -> None:
+    [row] = load_pairs(write(tmp_path, {"chosen": [USER, HELLO], "rejected": [USER, BYE]})).train
+    assert (row.prompt, row.chosen, row.rejected) == ([USER], [HELLO], [BYE])
+
+
+def test_a_margin_is_read_from_its_column(tmp_path: Path) -> None:
+    config = write(tmp_path, {"prompt": "a", "chosen": "b", "rejected": "c", "by": 2})
+    [row] = load_pairs(config.model_copy(update={"margin_key": "by"})).train
+    assert row.margin == 2.0
+
+
+def test_a_spoiled_sum_is_wrong_and_the_same_every_time() -> None:
+    config = DataConfig(train="addition", largest_addend=9, num_eval=10)
+    split = load_pairs(config)
+    assert len(split.train) == 90 and len(split.held_out) == 10
+    assert all(row.chosen != row.rejected and 0 <= int(str(row.rejected)) <= 18 for row in split.train)
+    assert load_pairs(config) == split
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"prompt": "a", "rejected": "c"}, "must have the column 'chosen'"),
+        ({"prompt": "a", "chosen": "b"}, "must have the column 'rejected'"),
+        ({"prompt": "a", "chosen": "b", "rejected": None}, "'rejected' must be text"),
+        ({"prompt": "a", "chosen": " ", "rejected": "b"}, "'chosen' must be text"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "must differ"),
+        ({"chosen": [USER, HELLO], "rejected": [USER]}, "'rejected' must be messages with a turn of the assistant"),
+        ({"chosen": [USER, HELLO, USER], "rejected": [USER, HELLO, BYE]}, "that the other answer does not have"),
+        ({"chosen": "b", "rejected": "c"}, "need the column .prompt."),
+        ({"chosen": [USER, {"role": "assistant", "content": ""}], "rejected": [USER, BYE]}, "must say something"),
+    ],
+)
+def test_a_bad_pair_is_named_with_its_line(row: dict[str, Any], says: str, tmp_path: Path) -> None:
+    config = write(tmp_path, {"prompt": "a", "chosen": "b", "rejected": "c"}, row)
+    with pytest.raises(DataError, match=says) as caught:
+        load_pairs(config)
+    assert "rows.jsonl:2" in str(caught.value) and caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"messages": [USER, {"role": "assistant", "content": " \n"}]}, "must say something.*message 2"),
+        ({"messages": [USER]}, "with a turn of the assistant"),
+        ({"messages": "Hi"}, "must be a list of messages"),
+        ({"messages": [USER, {"role": "assistant"}]}, "each with role and content"),
+        ({"text": "Hi"}, "must have the column 'messages'"),
+        ({"prompt": "a", "answer": ""}, "'answer' must be text"),
+    ],
+)
+def test_a_bad_conversation_is_named_with_its_line(row: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=says) as caught:
+        load_answers(write(tmp_path, {"messages": [USER, HELLO]}, row))
+    assert "rows.jsonl:2" in str(caught.value) and caught.value.exit_code == 2
+
+
+def test_rows_must_fill_one_batch() -> None:
+    with pytest.raises(DataError, match="7 rows < 8"):
+        require_one_batch(7, 8)
+    require_one_batch(8, 8)
+
+
+def test_pairs_of_a_parquet_file_without_prompts_or_margins(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = tmp_path / "rows.parquet"
+    table = {"chosen": [[USER, HELLO]], "rejected": [[USER, BYE]], "source": ["x"]}
+    parquet.write_table(pyarrow.table(table), file)
+    [row] = load_pairs(DataConfig(train=str(file), num_eval=0)).train
+    assert (row.prompt, row.chosen, row.rejected, row.margin) == ([USER], [HELLO], [BYE], 0.0)
+
+
+def test_a_row_of_a_parquet_file_without_its_answer_is_named(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"chosen": ["a", "b"], "rejected": ["c", None], "prompt": ["d", "e"]}), file)
+    with pytest.raises(DataError, match=r"rows\.parquet row 1: 'rejected' must be text"):
+        load_pairs(DataConfig(train=str(file), num_eval=0))

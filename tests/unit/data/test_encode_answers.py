@@ -1,0 +1,132 @@
+"""Which tokens are learned, with templates of several makes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.encode_answers import EncodedAnswer, encode_answer, expand_all
+from slurm_rl.errors import DataError
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As Qwen3's: the last turn of the assistant thinks, earlier ones do not show it.
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<t></t>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ENDLESS = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+FORGETFUL = "{% if messages|length < 3 %}x{% endif %}" + CHATML
+CHAT = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": "Who"},
+    {"role": "assistant", "content": "Me"},
+]
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    """One token a character; the ends of ChatML are special."""
+    characters = sorted(set("<|>_\n: xt/" + "abcdefghijklmnopqrstuvwxyzHWM"))
+    special = ["<pad>", "<eos>", "<|im_start|>", "<|im_end|>"]
+    words = Tokenizer(models.WordLevel({token: n for n, token in enumerate([*special, *characters])}))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    words.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", additional_special_tokens=special[2:]
+    )
+
+
+def learned(encoded: EncodedAnswer, tokenizer: Any) -> str:
+    return str(tokenizer.decode(encoded.token_ids[encoded.answered]))
+
+
+def encode(tokenizer: Any, template: str, prompt: Any = (), answer: Any = CHAT) -> EncodedAnswer:
+    tokenizer.chat_template = template
+    return encode_answer(list(prompt), answer, tokenizer, template=ChatTemplate(tokenizer), name="row 3")
+
+
+def test_every_turn_of_the_assistant_is_learned_with_its_end(tokenizer: Any) -> None:
+    encoded = encode(tokenizer, CHATML)
+    assert learned(encoded, tokenizer) == "Hello<|im_end|>Me<|im_end|>"
+    assert tokenizer.decode(encoded.token_ids).count("<|im_start|>") == 4
+
+
+def test_turns_of_the_prompt_are_not_learned(tokenizer: Any) -> None:
+    assert learned(encode(tokenizer, CHATML, CHAT[:3], CHAT[3:]), tokenizer) == "Me<|im_end|>"
+
+
+def test_what_the_template_writes_into_a_turn_is_learned(tokenizer: Any) -> None:
+    assert learned(encode(tokenizer, THINKING), tokenizer) == "Hello<|im_end|><t></t>Me<|im_end|>"
+
+
+def test_plain_text_ends_with_the_end_of_text(tokenizer: Any) -> None:
+    encoded = encode_answer("Hi", "Hello", tokenizer, template=None, name="row 3")
+    assert learned(encoded, tokenizer) == "Hello<eos>"
+    assert tokenizer.decode(encoded.token_ids) == "HiHello<eos>"
+
+
+def test_a_template_that_never_ends_a_turn_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"row 3: .*must end a turn of the assistant with a special token"):
+        encode(tokenizer, ENDLESS)
+
+
+def test_a_template_that_rewrites_earlier_messages_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"row 3: .*another beginning before message 2"):
+        encode(tokenizer, FORGETFUL)
+
+
+def test_characters_without_a_token_are_named(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"row 3: .*'Z'"):
+        encode_answer("Hi", "Zoo", tokenizer, template=None, name="row 3")
+
+
+def test_messages_need_the_template(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"row 3: messages need the chat template"):
+        encode_answer([], CHAT, tokenizer, template=None, name="row 3")
+
+
+def test_an_image_is_refused_rather_than_read_as_its_placeholder(tokenizer: Any) -> None:
+    seen = {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Who"}]}
+    with pytest.raises(DataError, match=r"row 3: the model must see .*'image'"):
+        encode(tokenizer, CHATML, [seen], CHAT[3:])
+
+
+class Counter:
+    """Every image is of its width in tokens."""
+
+    image_token_id = 40
+
+    def count_tokens(self, size: tuple[int, int]) -> int:
+        return size[0]
+
+
+def test_an_image_gets_its_tokens_and_what_is_learned_moves_behind_them(tokenizer: Any, tmp_path: Path) -> None:
+    from PIL import Image
+
+    Image.new("RGB", (5, 9)).save(tmp_path / "five.png")
+    Image.new("RGB", (3, 9)).save(tmp_path / "three.png")
+    tokenizer.add_tokens(["<|image|>"])
+    Counter.image_token_id = tokenizer.convert_tokens_to_ids("<|image|>")
+    show = "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}{% if p.type == 'image' %}"
+    show += "<|image|>{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}"
+    tokenizer.chat_template = CHATML.replace("{{ m.content }}", show)
+    five, three = ({"type": "image", "image": str(tmp_path / name)} for name in ("five.png", "three.png"))
+    who = {"type": "text", "text": "Who"}
+    chat = [{"role": "user", "content": [five, who]}, CHAT[1], {"role": "user", "content": [who, three]}, CHAT[3]]
+    answer = encode_answer([], chat, tokenizer, template=ChatTemplate(tokenizer), name="row 3", sees_images=True)
+    [whole] = expand_all([answer], Counter())
+    assert learned(whole, tokenizer) == learned(answer, tokenizer) == "Hello<|im_end|>Me<|im_end|>"
+    assert len(whole.token_ids) == len(answer.token_ids) + 4 + 2
+    for span, count in zip(whole.images, (5, 3), strict=True):
+        assert span.num_tokens == count
+        inside = whole.token_ids[span.start - 1 : span.start + count + 1] == Counter.image_token_id
+        assert inside.tolist() == [False, *[True] * count, False]

@@ -1,0 +1,187 @@
+"""A reward model reads in scoring what it read in training, with templates of several makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.encode_scored import encode_scored
+from slurm_rl.data.prompts import PromptRow
+from slurm_rl.data.tokenize import encode_prompts
+from slurm_rl.errors import DataError
+from slurm_rl.rewards.model import RewardModel
+from slurm_rl.rewards.protocol import build_request, parse_request
+from slurm_rl.rewards.queries import build_items
+from slurm_rl.rewards.results import RewardItem
+from slurm_rl.supervised.rm import encode_for_training
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA = (
+    "<bos>{% for m in messages %}<|im_start|>{{ m.role }}<|sep|>\n\n{{ m.content | trim }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant<|sep|>\n\n{% endif %}"
+)
+GEMMA = (
+    "<bos>{% for m in messages %}<|im_start|>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+    "{{ m.content | trim }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
+)
+# As Phi-3's and Qwen3's: an end of text behind the last turn, thoughts in front of its content.
+THINKING = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' and loop.last %}<t></t>{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% else %}<eos>{% endif %}"
+)
+TEMPLATES = {"chatml": CHATML, "llama": LLAMA, "gemma": GEMMA, "thinking": THINKING, "text": None}
+CHAT = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello"},
+    {"role": "user", "content": " Who "},
+]
+
+
+def build_tokenizer(template: str | None) -> Any:
+    """One token a character; a <bos> in front of text, as Llama's and Gemma's."""
+    characters = sorted(set("<|>_\n: xt/=+" + "abcdefghijklmnopqrstuvwxyzHWM0123456789"))
+    special = ["<pad>", "<eos>", "<bos>", "<|im_start|>", "<|im_end|>", "<|sep|>"]
+    words = Tokenizer(models.WordLevel({token: n for n, token in enumerate([*special, *characters])}))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    words.decoder = decoders.Fuse()
+    words.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 2)])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        bos_token="<bos>",
+        additional_special_tokens=[AddedToken(token, special=True) for token in special[3:]],
+    )
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def score_ids(tokenizer: Any, item: RewardItem, variables: dict[str, Any] | None = None) -> list[int]:
+    """What `RewardModel` feeds, without a model."""
+
+    class Config:
+        max_position_embeddings = 500
+
+        def get_text_config(self) -> Config:
+            return self
+
+    model: Any = RewardModel.__new__(RewardModel)
+    model._variables = variables or {}
+    model._tokenizer, model._model = tokenizer, type("Model", (), {"config": Config()})()
+    return list(model._encode(item))
+
+
+def make_item(tokenizer: Any, policy: Any, completion: str, **fields: Any) -> RewardItem:
+    """The completion as it comes from a policy with another tokenizer, over the wire and back."""
+    is_chat = tokenizer.chat_template is not None
+    rows = [PromptRow(index=0, prompt=CHAT if is_chat else "Hi", answer="")]
+    template = ChatTemplate(policy) if is_chat else None
+    [prompt] = encode_prompts(rows, policy, template=template, max_prompt_tokens=500, context_length=500, max_tokens=5)
+    item = RewardItem(completion=completion, answer="", prompt=prompt.text, messages=prompt.messages, **fields)
+    [same] = build_items(parse_request(encode_body([item])))
+    assert same == item
+    return item
+
+
+def encode_body(items: list[RewardItem]) -> bytes:
+    import json
+
+    return json.dumps(build_request(items)).encode()
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("answer", ["Me", " 7\n", "x<|im_end|>y"])
+def test_scoring_reads_the_tokens_and_the_place_of_training(name: str, answer: str) -> None:
+    tokenizer, policy = build_tokenizer(TEMPLATES[name]), build_tokenizer(CHATML)
+    is_chat = TEMPLATES[name] is not None
+    prompt: Any = CHAT if is_chat else "Hi"
+    template = ChatTemplate(tokenizer) if is_chat else None
+    trained = encode_for_training(prompt, answer, "row 3", tokenizer=tokenizer, template=template)
+    scored = score_ids(tokenizer, make_item(tokenizer, policy, answer))
+    assert trained.token_ids.tolist() == scored
+    assert trained.answered.tolist() == [len(scored) - 1]
+    text = tokenizer.decode(scored)
+    assert text.count("<bos>") == (name in ("llama", "gemma", "text"))
+    if is_chat:
+        whole = [*CHAT, {"role": "assistant", "content": answer}]
+        assert text == tokenizer.apply_chat_template(whole, tokenize=False), "what Hugging Face's users score"
+    else:
+        assert text == f"<bos>Hi{answer}<eos>"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("answer", ["Me", ""])
+def test_nothing_follows_what_the_length_limit_cut(name: str, answer: str) -> None:
+    tokenizer, policy = build_tokenizer(TEMPLATES[name]), build_tokenizer(CHATML)
+    cut = tokenizer.decode(score_ids(tokenizer, make_item(tokenizer, policy, answer, truncated=True)))
+    whole = tokenizer.decode(score_ids(tokenizer, make_item(tokenizer, policy, answer)))
+    ends = {"chatml": "<|im_end|>\n", "llama": "<|im_end|>", "gemma": "<|im_end|>\n", "thinking": "<|im_end|>\n<eos>"}
+    assert whole == cut + ends.get(name, "<eos>")
+    assert not answer or cut.endswith(answer)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_a_prompt_that_others_rendered_gets_no_second_beginning(name: str) -> None:
+    tokenizer = build_tokenizer(TEMPLATES[name])
+    rendered = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    for end, truncated in (("<|im_end|>", False), ("", True)):
+        body = {"query": [rendered + "Me" + end], "prompts": [rendered], "labels": ["7"]}
+        [item] = build_items(parse_request(str(body).replace("'", '"').encode()))
+        assert (item.completion, item.truncated) == ("Me", truncated)
+        expected = encode_scored(CHAT, "Me", tokenizer, template=ChatTemplate(tokenizer), truncated=truncated)
+        assert score_ids(tokenizer, item) == expected
+
+
+def test_a_chat_in_json_as_the_prompt_is_rendered_by_the_reward_models_own_template() -> None:
+    import json
+
+    tokenizer, policy = build_tokenizer(GEMMA), build_tokenizer(CHATML)
+    rendered = policy.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=True)
+    body = {"query": [rendered + "Me<|im_end|>"], "prompts": [json.dumps(CHAT)], "labels": ["7"]}
+    [item] = build_items(parse_request(json.dumps(body).encode()))
+    assert score_ids(tokenizer, item) == encode_scored(CHAT, "Me", tokenizer, template=ChatTemplate(tokenizer))
+
+
+def test_a_client_may_say_that_a_text_was_cut() -> None:
+    tokenizer = build_tokenizer(None)
+    items = build_items(parse_request(b'{"query": ["HiMe", "HiMe"], "prompts": ["Hi", "Hi"], "labels": ["", ""], '
+                                      b'"truncated": [false, true]}'))  # fmt: skip
+    assert [tokenizer.decode(score_ids(tokenizer, item)) for item in items] == ["<bos>HiMe<eos>", "<bos>HiMe"]
+
+
+def test_chats_for_a_model_without_a_template_are_refused() -> None:
+    item = RewardItem(completion="Me", answer="", prompt="Hi", messages=CHAT)
+    with pytest.raises(DataError, match="needs a tokenizer with a chat template"):
+        score_ids(build_tokenizer(None), item)
+
+
+def test_images_are_refused_rather_than_read_as_their_placeholders() -> None:
+    tokenizer = build_tokenizer(CHATML)
+    seen = {"role": "user", "content": [{"type": "image", "image": "/a.png"}, {"type": "text", "text": "Who"}]}
+    with pytest.raises(DataError, match="the model must see"):
+        encode_scored([seen], "Me", tokenizer, template=ChatTemplate(tokenizer))
+
+
+def test_training_names_what_the_tokenizer_cannot_write() -> None:
+    with pytest.raises(DataError, match=r"row 3: .*'Z'"):
+        encode_for_training("Hi", "Zoo", "row 3", tokenizer=build_tokenizer(None), template=None)
+
+
+def test_scoring_gives_the_template_the_variables_of_training() -> None:
+    tokenizer = build_tokenizer(
+        CHATML.replace("{{ m.content }}", "{% if t is defined %}{{ t }}{% endif %}{{ m.content }}")
+    )
+    variables = {"t": "x"}
+    template = ChatTemplate(tokenizer, variables)
+    trained = encode_for_training(CHAT, "Me", "row 3", tokenizer=tokenizer, template=template)
+    scored = score_ids(tokenizer, make_item(tokenizer, build_tokenizer(CHATML), "Me"), variables)
+    assert trained.token_ids.tolist() == scored
+    assert "xMe" in tokenizer.decode(scored)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slurm_rl.data.identity import check_same_rows, prompt_content
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.errors import DataError
+from slurm_rl.math.sequences import ImageSpan, TrainSequence
+from slurm_rl.run_dir import RunDir
+from slurm_rl.supervised.objective import Example
+
+
+def place(source: str) -> ImageSpan:
+    return ImageSpan(source=source, start=0, num_tokens=1)
+
+
+PROMPTS = [EncodedPrompt(index=n, token_ids=[n, 7], text=f"{n}+1=", answer=str(n + 1)) for n in range(4)]
+CHANGED = [
+    PROMPTS[:3],
+    [*PROMPTS, PROMPTS[0]],
+    [PROMPTS[1], PROMPTS[0], *PROMPTS[2:]],
+    [replace(PROMPTS[0], answer="8"), *PROMPTS[1:]],
+    [replace(PROMPTS[0], token_ids=[7, 0]), *PROMPTS[1:]],
+    [replace(PROMPTS[0], text="0+1=1", answer=""), *PROMPTS[1:]],
+    [replace(PROMPTS[0], images=(place("/1.png"),)), *PROMPTS[1:]],
+]
+
+
+def check(folder: Path, train: list[EncodedPrompt], held_out: list[EncodedPrompt]) -> None:
+    check_same_rows(RunDir(folder), len(train), len(held_out), map(prompt_content, [*train, *held_out]))
+
+
+def test_the_same_rows_go_on(tmp_path: Path) -> None:
+    for _ in range(3):
+        check(tmp_path, PROMPTS[:3], PROMPTS[3:])
+
+
+@pytest.mark.parametrize("changed", CHANGED)
+def test_other_rows_are_refused_with_both_counts(changed: list[EncodedPrompt], tmp_path: Path) -> None:
+    check(tmp_path, PROMPTS, [])
+    with pytest.raises(DataError, match=rf"got {len(changed)} \+ 0 rows .* in place of 4 \+ 0 rows .*Next: bring"):
+        check(tmp_path, changed, [])
+
+
+def test_a_row_that_moved_to_the_held_out_side_is_seen(tmp_path: Path) -> None:
+    check(tmp_path, PROMPTS, [])
+    with pytest.raises(DataError, match=r"3 \+ 1 rows"):
+        check(tmp_path, PROMPTS[:3], PROMPTS[3:])
+
+
+def test_a_run_that_began_before_rows_were_written_down_is_refused(tmp_path: Path) -> None:
+    """Which rows it holds out may be others by now."""
+    (tmp_path / "checkpoints" / "step-2").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"checkpoints and no prompts\.json .* Next: bring the old data"):
+        check(tmp_path, PROMPTS, [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token_ids": np.array([1, 2, 4])},
+        {"trained": np.array([2])},
+        {"margin": 1.0},
+        {"images": [place("b")]},
+    ],
+)
+def test_the_content_of_an_example_is_all_that_is_learned_from(change: dict[str, Any]) -> None:
+    """Also what leaves every number of tokens as it was."""
+    rejected = TrainSequence(token_ids=np.array([1, 2, 9]), trained_from=1, trained=np.array([1]))
+    chosen = replace(rejected, token_ids=np.array([1, 2, 3]), images=[place("a")])
+    example = Example((chosen, rejected))
+    assert example.content == Example((replace(chosen), replace(rejected))).content
+    assert example.content == example.with_reference([np.ones(1, np.float32)] * 2).content
+    assert example.content != Example((replace(chosen, **change), rejected)).content
+    assert example.content != Example((rejected, chosen)).content

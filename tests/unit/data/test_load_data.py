@@ -1,0 +1,158 @@
+"""Which rows are trained on and which are held out, for every task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.data import DataConfig
+from slurm_rl.data.addition import build_addition_rows
+from slurm_rl.data.load import load_answers, load_pairs, load_prompts
+from slurm_rl.errors import DataError
+
+QUESTIONS = [f"What is {n}?" for n in range(40)]
+
+
+def write_rows(path: Path, prompts: list[Any], **extra: Any) -> str:
+    path.write_text("".join(json.dumps({"prompt": p, "answer": "1", **extra}) + "\n" for p in prompts))
+    return str(path)
+
+
+def prompts_of(rows: list[Any]) -> list[Any]:
+    return [row.prompt for row in rows]
+
+
+def test_addition_has_every_pair_once_with_its_sum() -> None:
+    rows = build_addition_rows(9)
+    assert {row.prompt: row.answer for row in rows} == {f"{a}+{b}=": str(a + b) for a in range(10) for b in range(10)}
+    assert [row.index for row in rows] == list(range(100))
+
+
+def test_addition_refuses_more_than_fits_in_memory() -> None:
+    with pytest.raises(DataError, match=r"<= 999.*got 1000 \(1002001 pairs\)"):
+        build_addition_rows(1000)
+
+
+def test_held_out_rows_are_not_trained_on_and_none_is_lost() -> None:
+    split = load_prompts(DataConfig(train="addition", num_eval=30, largest_addend=9))
+    assert (len(split.train), len(split.held_out), split.num_overlapping) == (70, 30, 0)
+    assert {r.index for r in split.train} | {r.index for r in split.held_out} == set(range(100))
+    # Written down once: a resumed run on another Python must hold the same ones out.
+    assert prompts_of(split.held_out)[:4] == ["6+4=", "6+5=", "0+7=", "4+3="]
+
+
+def test_held_out_rows_follow_from_their_content_and_not_from_their_order(tmp_path: Path) -> None:
+    first = load_prompts(DataConfig(train=write_rows(tmp_path / "a.jsonl", QUESTIONS), num_eval=10))
+    other = load_prompts(DataConfig(train=write_rows(tmp_path / "b.jsonl", QUESTIONS[::-1]), num_eval=10))
+    more = load_prompts(DataConfig(train=write_rows(tmp_path / "c.jsonl", [*QUESTIONS, "And?"]), num_eval=10))
+    assert prompts_of(first.held_out) == prompts_of(other.held_out)
+    assert len(set(prompts_of(first.held_out)) & set(prompts_of(more.held_out))) >= 9
+
+
+def test_every_task_holds_the_same_prompts_out(tmp_path: Path) -> None:
+    asked = [[{"role": "user", "content": text}] for text in QUESTIONS]
+    said = {"role": "assistant", "content": "1"}
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": messages, "answer": "1", "chosen": "1", "rejected": "2"} for messages in asked]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = DataConfig(train=str(path), num_eval=10)
+    held_out = prompts_of(load_prompts(config).held_out)
+    assert prompts_of(load_answers(config).held_out) == held_out == prompts_of(load_pairs(config).held_out)
+    # The same as plain text, and as whole conversations.
+    plain = load_prompts(DataConfig(train=write_rows(tmp_path / "plain.jsonl", QUESTIONS), num_eval=10))
+    assert [messages[0]["content"] for messages in held_out] == prompts_of(plain.held_out)
+    whole = tmp_path / "whole.jsonl"
+    whole.write_text("".join(json.dumps({"messages": [*messages, said]}) + "\n" for messages in asked))
+    conversations = load_answers(DataConfig(train=str(whole), num_eval=10)).held_out
+    assert [row.answer[:1] for row in conversations] == held_out
+
+
+def test_a_prompt_that_the_file_holds_twice_is_on_one_side_only(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", [str(i // 2) for i in range(40)])
+    split = load_prompts(DataConfig(train=path, num_eval=5))
+    assert (len(set(prompts_of(split.held_out))), len(split.train), split.num_overlapping) == (5, 30, 5)
+    assert set(prompts_of(split.train)).isdisjoint(prompts_of(split.held_out))
+
+
+@pytest.mark.parametrize("num_eval", [4, 5])
+def test_holding_out_everything_is_an_error_with_both_numbers(tmp_path: Path, num_eval: int) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", list("abcd"))
+    with pytest.raises(DataError, match=rf"num_eval = {num_eval} rows.*got 4 rows with 4 different prompts"):
+        load_prompts(DataConfig(train=path, num_eval=num_eval))
+
+
+def test_rows_that_are_all_one_prompt_leave_nothing_to_train_on(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", ["a"] * 4)
+    with pytest.raises(DataError, match="4 rows with 1 different prompts"):
+        load_prompts(DataConfig(train=path, num_eval=1))
+
+
+def test_num_eval_zero_keeps_all_rows() -> None:
+    split = load_prompts(DataConfig(train="addition", num_eval=0, largest_addend=1))
+    assert (len(split.train), split.held_out) == (4, [])
+
+
+def test_a_part_of_an_eval_file_is_drawn_from_all_of_it(tmp_path: Path) -> None:
+    subjects = [f"{subject} {n}" for subject in ("algebra", "geometry", "number theory") for n in range(50)]
+    path = write_rows(tmp_path / "eval.jsonl", subjects)
+    found = prompts_of(load_prompts(DataConfig(train="addition", eval=path, num_eval=30, largest_addend=1)).held_out)
+    assert len(set(found)) == 30
+    assert {text.rpartition(" ")[0] for text in found} == {"algebra", "geometry", "number theory"}
+
+
+def test_a_whole_eval_file_is_read_as_it_is(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "eval.jsonl", ["b", "a", "b"])
+    assert prompts_of(load_prompts(DataConfig(train="addition", eval=path, num_eval=3, largest_addend=1)).held_out) == [
+        "b",
+        "a",
+        "b",
+    ]
+
+
+@pytest.mark.parametrize("num_eval", [0, 1, 500])
+def test_prompts_of_the_eval_file_are_not_trained_on_and_counted(num_eval: int, tmp_path: Path) -> None:
+    train, evals = write_rows(tmp_path / "train.jsonl", list("abcda")), write_rows(tmp_path / "eval.jsonl", list("xba"))
+    split = load_prompts(DataConfig(train=train, eval=evals, num_eval=num_eval))
+    assert (prompts_of(split.train), split.num_overlapping, len(split.held_out)) == (["c", "d"], 3, min(num_eval, 3))
+
+
+def test_training_on_the_eval_file_is_refused(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", list("abc"))
+    with pytest.raises(DataError, match=r"not in data\.eval; got 3 rows with 3 different prompts, all of them"):
+        load_prompts(DataConfig(train=path, eval=path))
+
+
+def test_an_eval_file_without_rows_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "eval.jsonl", [])
+    with pytest.raises(DataError, match=r"eval\.jsonl: a data file needs at least one row"):
+        load_prompts(DataConfig(train="addition", eval=path, largest_addend=1))
+
+
+def test_a_conversation_leaves_training_when_any_of_its_turns_answers_a_held_out_prompt(tmp_path: Path) -> None:
+    turns = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "1"), ("user", "b"))]
+    long = [*turns, {"role": "assistant", "content": "2"}]
+    train = tmp_path / "train.jsonl"
+    rows = [{"messages": long}, {"messages": turns[:2]}, {"messages": [turns[2], long[3]]}]
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked_first = write_rows(tmp_path / "first.jsonl", ["a"])
+    assert [row.index for row in load_answers(DataConfig(train=str(train), eval=asked_first)).train] == [2]
+    asked_last = write_rows(tmp_path / "last.jsonl", [turns])
+    assert [row.index for row in load_answers(DataConfig(train=str(train), eval=asked_last)).train] == [1, 2]
+
+
+ODD = [[{"role": "user", "content": content}] for content in ("", 5, {"a": 1}, [5], ["a"])]
+
+
+@pytest.mark.parametrize(
+    "prompt", ["", " \n", [], [{"role": "user", "content": ""}], [{"role": "user"}], 7, None, *ODD]
+)
+def test_a_row_without_a_prompt_is_named_with_its_line(prompt: Any, tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", ["a", prompt], chosen="1", rejected="2")
+    for load in (load_prompts, load_answers, load_pairs):
+        if prompt is None and load is not load_prompts:
+            continue  # there the column is optional
+        with pytest.raises(DataError, match=r"rows\.jsonl:2: .*not empty"):
+            load(DataConfig(train=path, num_eval=0))

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.data.prompts import Columns, PromptRow, load_rows
+from slurm_rl.errors import DataError
+
+GOOD = '{"prompt": "3+4=", "answer": "7"}\n'
+
+
+def load(tmp_path: Path, content: str | bytes) -> list[PromptRow]:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return load_rows(path, Columns())
+
+
+def test_rows_keep_their_order_and_index(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": "3+4?"}]
+    rows = load(tmp_path, GOOD + "\n" + json.dumps({"answer": "", "prompt": messages, "extra": 1}))
+    assert rows == [
+        PromptRow(index=0, prompt="3+4=", answer="7"),
+        PromptRow(index=1, prompt=messages, answer=""),
+    ]
+
+
+@pytest.mark.parametrize("content", [b"\xef\xbb\xbf" + GOOD.encode() * 2, GOOD.replace("\n", "\r\n").encode() * 2])
+def test_byte_order_mark_and_crlf_are_read(tmp_path: Path, content: bytes) -> None:
+    assert [(row.prompt, row.answer) for row in load(tmp_path, content)] == [("3+4=", "7")] * 2
+
+
+def test_line_separators_inside_a_string_do_not_end_the_line(tmp_path: Path) -> None:
+    row = json.dumps({"prompt": "a\u2028b\u0085c", "answer": "7"}, ensure_ascii=False)
+    assert load(tmp_path, row)[0].prompt == "a\u2028b\u0085c"
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_wide_encodings_are_named_with_the_command_that_converts(tmp_path: Path, encoding: str) -> None:
+    with pytest.raises(DataError, match=rf"got {encoding[:6].upper()}.*iconv -f {encoding[:6].upper()} -t UTF-8"):
+        load(tmp_path, GOOD.encode(encoding))
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (b'{"prompt": "caf\xe9", "answer": "7"}', ["UTF-8", "0xe9", "column 16"]),
+        ('{"prompt": "3+4="', ["must be JSON", '{"prompt": "3+4="']),
+        ("[" * 100_000, ["must be JSON"]),
+        ('[{"prompt": "1", "answer": "1"}]', ["one JSON object", "list", "jq -c '.[]'"]),
+        ('{"prompts": "1", "answer": "1"}', ["'prompt'", "'prompts', 'answer'", "set data.input_key=prompts"]),
+        ('{"prompt": "1", "solution": "1", "Answer": "1"}', ["'answer'", "set data.label_key=Answer"]),
+        ("{}", ["'prompt'", "(none)"]),
+        ('{"prompt": "1", "answer": 7}', ["'answer' must be a string", "int 7"]),
+        ('{"prompt": "1", "answer": null}', ["'answer' must be a string", "NoneType"]),
+        ('{"prompt": 3, "answer": "1"}', ["'prompt' must be text or a list", "int 3"]),
+        ('{"prompt": "", "answer": "1"}', ["not empty"]),
+        ('{"prompt": [], "answer": "1"}', ["not empty"]),
+        ('{"prompt": ["hi"], "answer": "1"}', ["role and content"]),
+        ('{"prompt": [{"role": "user"}], "answer": "1"}', ["role and content"]),
+        ('{"prompt": "1", "answer": "1", "prompt": "2"}', ["'prompt' twice"]),
+    ],
+)
+def test_a_bad_line_is_named(tmp_path: Path, bad: str | bytes, words: list[str]) -> None:
+    line = bad if isinstance(bad, bytes) else bad.encode()
+    with pytest.raises(DataError) as caught:
+        load(tmp_path, GOOD.encode() * 2 + line + b"\n")
+    assert f"{tmp_path}/rows.jsonl:3" in str(caught.value)
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert caught.value.action
+
+
+@pytest.mark.parametrize("content", ["", "\n \r\n\n"])
+def test_an_empty_file_is_an_error(tmp_path: Path, content: str) -> None:
+    with pytest.raises(DataError, match="at least one row"):
+        load(tmp_path, content)
+
+
+def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    for path, why in ((tmp_path / "none.jsonl", "No such file"), (tmp_path / "folder.jsonl", "any data files")):
+        with pytest.raises(DataError) as caught:
+            load_rows(path, Columns())
+        assert str(path) in str(caught.value)
+        assert why in str(caught.value)
+
+
+def test_messages_in_a_string_are_messages_and_other_lists_are_text(tmp_path: Path) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "3+4?"}]}]
+    texts = [json.dumps(messages), "[1, 2, 3]", '[{"role": "user"}]', '[broken "role"']
+    rows = load(tmp_path, "".join(json.dumps({"prompt": text, "answer": "7"}) + "\n" for text in texts))
+    assert [row.prompt for row in rows] == [messages, *texts[1:]]
+
+
+def test_without_a_label_key_there_are_no_answers(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"q": "3+4="}\n')
+    assert load_rows(path, Columns(input="q", label=None)) == [PromptRow(index=0, prompt="3+4=", answer="")]

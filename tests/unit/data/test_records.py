@@ -1,0 +1,193 @@
+"""The same rows from every format, and what is said of a source that is wrong."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from slurm_rl.data.prompts import Columns, PromptRow, load_rows
+from slurm_rl.errors import DataError, MissingLibraryError
+
+ROWS: list[dict[str, Any]] = [{"q": f"{n}+{n}=", "a": str(2 * n), "more": n} for n in range(5)]
+COLUMNS = Columns(input="q", label="a")
+WANTED = [PromptRow(index=n, prompt=f"{n}+{n}=", answer=str(2 * n)) for n in range(5)]
+
+
+def write_jsonl(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_json(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "rows.json"
+    path.write_text(json.dumps(rows))
+    return path
+
+
+def write_parquet(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=2)
+    return path
+
+
+def write_saved(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    datasets.Dataset.from_list(rows).save_to_disk(folder / "saved")
+    return folder / "saved"
+
+
+def write_saved_splits(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    splits = {"train": datasets.Dataset.from_list(rows), "test": datasets.Dataset.from_list(rows[:1])}
+    datasets.DatasetDict(splits).save_to_disk(folder / "splits")
+    return folder / "splits"
+
+
+def write_clone(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    """A repository of the hub as git leaves it."""
+    clone = folder / "clone"
+    (clone / "data").mkdir(parents=True)
+    for split in ("train", "test"):
+        pq.write_table(pa.Table.from_pylist(rows), clone / f"data/{split}-00000-of-00001.parquet")
+    return clone
+
+
+WRITERS: list[Callable[[Path, list[dict[str, Any]]], Path]] = [
+    write_jsonl, write_json, write_parquet, write_saved, write_saved_splits, write_clone,
+]  # fmt: skip
+FILES = WRITERS[:3]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(datasets.builder.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_every_format_gives_the_same_rows(write: Callable[..., Path], tmp_path: Path) -> None:
+    assert load_rows(write(tmp_path, ROWS), COLUMNS) == WANTED
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_messages_are_the_same_from_every_format(write: Callable[..., Path], tmp_path: Path) -> None:
+    """Columnar formats give all parts all keys; those that are None are no keys of the row."""
+    parts = [{"type": "image", "image": "https://x/1.png"}, {"type": "text", "text": "?"}]
+    messages = [{"role": "system", "content": [{"type": "text", "text": "s"}]}, {"role": "user", "content": parts}]
+    (row,) = load_rows(write(tmp_path, [{"q": messages, "a": "1"}]), COLUMNS)
+    assert row.prompt == messages
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_missing_column_is_named_with_those_that_are_there(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = write(tmp_path, ROWS)
+    with pytest.raises(DataError) as caught:
+        load_rows(path, Columns(input="q", label="aa"))
+    for word in (str(path), "'aa' (data.label_key)", "'q', 'a', 'more'", "set data.label_key=a"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(("write", "where"), list(zip(FILES, (":2", " row 1", " row 1"), strict=True)))
+def test_a_value_of_a_wrong_type_is_named_by_file_row_and_column(
+    write: Callable[..., Path], where: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, [{"q": "a", "a": "b"}, {"q": "a", "a": None}])
+    with pytest.raises(DataError, match="column 'a' must be a string; got NoneType") as caught:
+        load_rows(path, COLUMNS)
+    assert f"{path}{where}: " in str(caught.value)
+
+
+def test_one_column_of_numbers_is_named(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path, [{"q": "a", "a": 7}])
+    with pytest.raises(DataError, match=r"row 0: column 'a' must be a string; got int 7"):
+        load_rows(path, COLUMNS)
+
+
+@pytest.mark.parametrize("write", FILES)
+def test_an_empty_source_is_an_error(write: Callable[..., Path], tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    if write is write_parquet:
+        pq.write_table(pa.table({"q": pa.array([], pa.string()), "a": pa.array([], pa.string())}), path)
+    else:
+        path = write(tmp_path, [])
+    with pytest.raises(DataError, match="at least one row"):
+        load_rows(path, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("rows.json", b'{"q": "a"}', "one list of objects; got dict"),
+        ("rows.json", b'[{"q": "a", "a": "b"}, 3]', "row 1: a row must be an object; got int 3"),
+        ("rows.json", b"[{]", "must be JSON"),
+        ("rows.json", b'[{"q": "caf\xe9"}]', "UTF-8"),
+        ("rows.json", b'[{"q": "a", "a": "b", "a": "c"}]', "'a' twice"),
+        ("rows.parquet", b"not parquet", "must be parquet"),
+        ("rows.parquet", b"", "must be parquet"),
+        ("rows.csv", b"q,a\n", "a file of another kind"),
+        ("rows", b"q,a\n", "a file of another kind"),
+    ],
+)
+def test_a_file_that_is_wrong_is_named(name: str, content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        load_rows(tmp_path / name, COLUMNS)
+    assert said in str(caught.value)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["none.parquet", "none.json", "none.jsonl", "none.csv"])
+def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=name):
+        load_rows(tmp_path / name, COLUMNS)
+
+
+def test_a_split_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
+    path = write_saved_splits(tmp_path, ROWS)
+    assert len(load_rows(path, COLUMNS, split="test")) == 1
+    with pytest.raises(DataError, match=r"split dev.*the splits are train, test.*data\.train_split"):
+        load_rows(path, COLUMNS, split="dev")
+    with pytest.raises(DataError, match="split dev"):
+        load_rows(write_clone(tmp_path, ROWS), COLUMNS, split="dev")
+
+
+def test_a_hub_name_that_cannot_be_had_is_a_data_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="data set nobody/nothing"):
+        load_rows("nobody/nothing", COLUMNS)
+
+
+@pytest.mark.parametrize(("write", "library"), [(write_parquet, "pyarrow"), (write_saved, "datasets")])
+def test_a_library_that_is_not_here_is_said(
+    write: Callable[..., Path], library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, ROWS)
+    whole = builtins.__import__
+
+    def no_library(name: str, *args: Any) -> Any:
+        if name.partition(".")[0] == library:
+            raise ImportError(name)
+        return whole(name, *args)
+
+    monkeypatch.setattr(builtins, "__import__", no_library)
+    with pytest.raises(MissingLibraryError, match=f"needs {library}"):
+        load_rows(path, COLUMNS)
+
+
+def test_a_saved_image_column_is_not_decoded(tmp_path: Path) -> None:
+    """Lazy: bytes that are no picture at all come through."""
+    features = datasets.Features({"q": datasets.Value("string"), "a": datasets.Value("string"), "i": datasets.Image()})
+    data = datasets.Dataset.from_dict({"q": ["?"], "a": ["1"], "i": [{"bytes": b"no picture", "path": None}]}, features)
+    data.save_to_disk(tmp_path / "saved")
+    (row,) = load_rows(tmp_path / "saved", Columns(input="q", label="a", image="i"))
+    assert row.prompt == [
+        {"role": "user", "content": [{"type": "image", "image": b"no picture"}, {"type": "text", "text": "?"}]}
+    ]

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.prompts import PromptRow
+from slurm_rl.data.split import RowCounts, Split, count_rows
+from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.errors import DataError
+
+CHAT = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+
+
+def build_tokenizer(unk: str | None = "?", **options: Any) -> Any:
+    """One token a character of `abc...z0..9+=:;` and space; `unk` is id 0, <bos> id 1."""
+    vocabulary = {
+        token: i for i, token in enumerate([unk or "<none>", "<bos>", *"abcdefghijklmnopqrstuvwxyz0123456789+=:; "])
+    }
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=unk) if unk else models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    if options.get("bos"):
+        tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
+    if "normalizer" in options:
+        tokenizer.normalizer = options["normalizer"]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token=unk, bos_token="<bos>", chat_template=options.get("chat_template")
+    )
+
+
+def encode(prompt: Any, tokenizer: Any = None, **limits: Any) -> EncodedPrompt:
+    tokenizer = tokenizer or build_tokenizer()
+    template = ChatTemplate(tokenizer, limits.pop("variables", {})) if limits.pop("chat_template", False) else None
+    options = {"template": template, "max_prompt_tokens": 100, "context_length": 200, "max_tokens": 100, **limits}
+    row = PromptRow(index=17, prompt=prompt, answer="7")
+    return encode_prompts([row], tokenizer, **options)[0]
+
+
+def test_a_prompt_becomes_its_tokens() -> None:
+    tokenizer = build_tokenizer()
+    prompt = encode("3+4=", tokenizer)
+    assert tokenizer.decode(prompt.token_ids) == "3+4="
+    assert (prompt.index, prompt.text, prompt.answer) == (17, "3+4=", "7")
+
+
+def test_many_rows_keep_their_order() -> None:
+    rows = [PromptRow(index=i, prompt=f"{i}=", answer=str(i)) for i in range(2500)]
+    encoded = encode_prompts(
+        rows, build_tokenizer(), template=None, max_prompt_tokens=9, context_length=9, max_tokens=1
+    )
+    assert [(p.index, p.text, p.answer, len(p.token_ids)) for p in encoded] == [
+        (i, f"{i}=", str(i), len(str(i)) + 1) for i in range(2500)
+    ]
+
+
+def test_special_tokens_are_added_to_text_but_not_to_a_chat() -> None:
+    tokenizer = build_tokenizer(bos=True, chat_template=CHAT)
+    assert encode("a", tokenizer).token_ids[0] == tokenizer.bos_token_id
+    assert tokenizer.bos_token_id not in encode("a", tokenizer, chat_template=True).token_ids
+
+
+def test_a_chat_is_rendered_with_the_generation_prompt() -> None:
+    tokenizer = build_tokenizer(chat_template=CHAT)
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": "y"}]
+    assert encode(messages, tokenizer, chat_template=True).text == "s:x;u:y;a:"
+    assert encode("y", tokenizer, chat_template=True).text == "u:y;a:"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "limits", "words"),
+    [
+        ("a" * 6, {"max_prompt_tokens": 5}, ["data.max_prompt_tokens = 5", "6 tokens", "aaaaaa"]),
+        ("a" * 6, {"context_length": 15, "max_tokens": 10}, ["15 tokens", "6 + rollout.max_tokens 10 = 16"]),
+        ("a\u00e9b\u4e2d", {}, [r"'\xe9', '\u4e2d'"]),
+        ("a\ud800", {}, ["valid Unicode", "character 1"]),
+        ([{"role": "user", "content": "a"}], {}, ["list of messages", "data.chat_template=true"]),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named(prompt: Any, limits: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(DataError, match="row 17: ") as caught:
+        encode(prompt, **limits)
+    assert [word for word in words if word not in str(caught.value)] == []
+    assert caught.value.action
+
+
+def test_a_prompt_may_fill_both_limits_exactly() -> None:
+    assert len(encode("a" * 5, max_prompt_tokens=5, context_length=15, max_tokens=10).token_ids) == 5
+
+
+def test_a_tokenizer_without_unknown_token_that_raises_is_a_data_error() -> None:
+    with pytest.raises(DataError, match=r"row 17: .*got '!' in 'a!b'"):
+        encode("a!b", build_tokenizer(unk=None))
+
+
+def test_characters_that_a_normaliser_drops_are_lost() -> None:
+    tokenizer = build_tokenizer(normalizer=normalizers.Replace("b", ""))
+    with pytest.raises(DataError, match=r"row 17: .*got 'b'"):
+        encode("abc", tokenizer)
+
+
+def test_a_normaliser_that_keeps_every_character_is_fine() -> None:
+    tokenizer = build_tokenizer(normalizer=normalizers.Sequence([normalizers.Lowercase(), normalizers.Strip()]))
+    assert encode(" ABC ", tokenizer).token_ids == encode("abc").token_ids
+
+
+def test_bytes_hold_every_character_also_when_the_text_is_normalised() -> None:
+    """The kind of tokenizer that Qwen and Llama 3 have: several tokens a character, no unknown token."""
+    alphabet = {c: i for i, c in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    tokenizer = Tokenizer(models.BPE(alphabet, []))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+    prompt = encode("e\u0301 \u4e2d \U0001f600\n", PreTrainedTokenizerFast(tokenizer_object=tokenizer))
+    assert len(prompt.token_ids) == 2 + 1 + 3 + 1 + 4 + 1
+
+
+def test_an_accent_that_a_tokenizer_drops_is_lost() -> None:
+    tokenizer = build_tokenizer(normalizer=normalizers.Replace("\u0301", ""))
+    with pytest.raises(DataError, match=r"row 17: .*got '\\u0301'"):
+        encode("e\u0301", tokenizer)
+
+
+def test_an_unknown_token_that_the_text_spells_out_is_fine() -> None:
+    assert encode("a?").token_ids[-1] == 0
+
+
+class SlowTokenizer:
+    """Enough of a tokenizer without offsets."""
+
+    is_fast = False
+    chat_template = None
+    unk_token, unk_token_id = "<unk>", 0
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, Any]:
+        return {"input_ids": [[ord(c) if c.isascii() else 0 for c in text] for text in texts]}
+
+
+def test_a_slow_tokenizer_shows_unknown_tokens_too() -> None:
+    assert encode("ab", SlowTokenizer()).token_ids == [97, 98]
+    with pytest.raises(DataError, match=r"row 17: .*an unknown token"):
+        encode("a\u00e9", SlowTokenizer())
+
+
+def test_a_chat_template_must_exist() -> None:
+    with pytest.raises(DataError, match=r"data\.chat_template=true needs .*without one"):
+        encode("a", build_tokenizer(), chat_template=True)
+
+
+def test_what_a_chat_template_refuses_is_named() -> None:
+    tokenizer = build_tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(DataError, match=r"row 17: .*roles must alternate"):
+        encode("a", tokenizer, chat_template=True)
+
+
+def test_rows_that_do_not_fit_are_left_out_when_asked_to() -> None:
+    rows = [PromptRow(index=i, prompt="a" * length, answer="") for i, length in enumerate([5, 6, 4, 9])]
+    limits = {"max_prompt_tokens": 8, "context_length": 15, "max_tokens": 10}
+    kept = encode_prompts(rows, build_tokenizer(), template=None, overlong="leave_out", **limits)
+    assert [prompt.index for prompt in kept] == [0, 2]
+    with pytest.raises(DataError, match=r"row 1: .*5 tokens.*data\.overlong=leave_out"):
+        encode_prompts(rows, build_tokenizer(), template=None, **limits)
+
+
+@pytest.mark.parametrize(("num_train", "num_held_out", "says"), [(0, 2, "to train on"), (3, 0, r"data\.num_eval")])
+def test_leaving_every_row_out_is_an_error(num_train: int, num_held_out: int, says: str) -> None:
+    split = Split(train=[1, 2, 3], held_out=[4, 5], num_overlapping=1)
+    assert count_rows(split, 2, 2) == RowCounts(train=2, held_out=2, overlapping=1, overlong=1)
+    with pytest.raises(DataError, match=rf"some rows .*{says}.* must be short enough; got all "):
+        count_rows(split, num_train, num_held_out)
+
+
+THINKING = "{% if think is defined and not think %}!{% endif %}" + CHAT
+
+
+def test_variables_of_a_chat_template_reach_it() -> None:
+    tokenizer = build_tokenizer(chat_template=THINKING.replace("!", "="))
+    assert encode("y", tokenizer, chat_template=True, variables={"think": False}).text == "=u:y;a:"
+    assert encode("y", tokenizer, chat_template=True, variables={"think": True}).text == "u:y;a:"
+
+
+@pytest.mark.parametrize(
+    ("template", "reads"),
+    [
+        (THINKING, "think"),
+        (CHAT, "none"),
+        ("{% for m in messages %}{% generation %}{{ m.content }}{%- endgeneration -%}{% break %}{% endfor %}", "none"),
+    ],
+)
+def test_a_variable_that_the_template_does_not_read_is_refused_with_those_it_reads(template: str, reads: str) -> None:
+    for name in ("thinc", "messages", "add_generation_prompt"):
+        with pytest.raises(DataError, match=rf"got {name}; it reads {reads}"):
+            ChatTemplate(build_tokenizer(chat_template=template), {name: False})

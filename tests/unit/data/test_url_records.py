@@ -1,0 +1,82 @@
+"""Data files on a URL read as those on a path, and errors name the URL."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.data.prompts import Columns, load_rows
+from slurm_rl.errors import ConfigError, DataError, MissingLibraryError
+
+ROWS = '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "2+2=", "answer": "4"}\n'
+
+
+def put(text: str, name: str = "rows.jsonl") -> str:
+    import fsspec
+
+    url = f"memory://{secrets.token_hex(4)}/{name}"
+    fsspec.filesystem("memory").pipe_file(url, text.encode())
+    return url
+
+
+def test_rows_of_a_url_are_those_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(ROWS)
+    assert load_rows(put(ROWS), Columns()) == load_rows(tmp_path / "rows.jsonl", Columns())
+
+
+def test_a_json_list_and_parquet_are_read_too(tmp_path: Path) -> None:
+    assert len(load_rows(put('[{"prompt": "a", "answer": "b"}]', "rows.json"), Columns())) == 1
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"prompt": ["a"], "answer": ["b"]}), tmp_path / "rows.parquet")
+    assert len(load_rows(f"file://{tmp_path}/rows.parquet", Columns())) == 1
+
+
+def test_a_wrong_row_is_named_by_its_url_and_line() -> None:
+    url = put(ROWS + "no json\n")
+    with pytest.raises(DataError) as caught:
+        load_rows(url, Columns())
+    assert f"{url}:3" in str(caught.value)
+    assert "srl-data-" not in str(caught.value)
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    load_rows(put(ROWS), Columns())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_not_there_is_bad_input() -> None:
+    with pytest.raises(DataError, match="must be readable"):
+        load_rows("memory://nowhere/rows.jsonl", Columns())
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [("nosuch://a/rows.jsonl", ConfigError), ("memory://a/folder", DataError), ("memory://a/rows.csv", DataError)],
+)
+def test_what_cannot_be_read_is_refused_at_once(url: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        load_rows(url, Columns())
+
+
+def test_submit_says_it_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["+exp=demo", f"data.train='file://{tmp_path}/no.jsonl'", "run_dir=here"]) == 2
+    assert "no.jsonl" in capsys.readouterr().err
+    assert not Path("here").exists()
+
+
+def test_a_missing_library_is_one(tmp_path: Path) -> None:
+    try:
+        import s3fs  # noqa: F401
+    except ImportError:
+        with pytest.raises(MissingLibraryError, match="pip install s3fs"):
+            load_rows("s3://bucket/rows.jsonl", Columns())
+    else:
+        pytest.skip("s3fs is installed")

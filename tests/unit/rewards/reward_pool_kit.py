@@ -1,0 +1,45 @@
+"""What the tests of the reward pool share."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import psutil
+
+from slurm_rl.config.reward import RewardConfig, VerifierName
+from slurm_rl.rewards.pool import RewardItem, RewardPool
+
+TABLE: dict[VerifierName, str] = {
+    "arithmetic": "tests.unit.rewards.bad_verifiers:obey",
+    "format": "tests.unit.rewards.bad_verifiers:half",
+}
+
+
+def build_pool(**options: Any) -> RewardPool:
+    return RewardPool(
+        RewardConfig(**{"num_workers": 2, "timeout_s": 1.0, "verifiers": {"arithmetic": 1.0}, **options}), TABLE
+    )
+
+
+def build_items(num: int, deeds: dict[int, str]) -> list[RewardItem]:
+    """Item i scores i / 1000 unless it has a deed."""
+    return [RewardItem(completion=deeds.get(i, "fine"), answer=str(i)) for i in range(num)]
+
+
+def workers() -> list[psutil.Process]:
+    """Living children of this process; multiprocessing's own tracker and fork server stay until we end.
+
+    Children of other tests may be among them, dead but not waited for yet, or gone while we look.
+    """
+    return [p for p in psutil.Process().children(recursive=True) if _is_worker(p)]
+
+
+def _is_worker(process: psutil.Process) -> bool:
+    try:
+        words = " ".join(process.cmdline())
+        # A worker has the fork server's command line, and the fork server for a parent.
+        is_fork_server = "forkserver" in words and process.ppid() == os.getpid()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+    return "resource_tracker" not in words and not is_fork_server

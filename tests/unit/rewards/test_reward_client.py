@@ -1,0 +1,142 @@
+"""The reward client against services of others, which do what they like."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.reward import RewardServiceConfig
+from slurm_rl.errors import DataError, RewardError
+from slurm_rl.rewards import client as client_module
+from slurm_rl.rewards.client import RewardClient
+from tests.unit.rewards.service_kit import Answer, build_items, scripted_server
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(client_module, "_LONGEST_PAUSE_S", 0.05)
+
+
+def build_client(*urls: str, token: str | None = None, **options: Any) -> RewardClient:
+    return RewardClient(RewardServiceConfig(**{"deadline_s": 20, **options}), lambda: urls, token)
+
+
+def right(tree: dict[str, Any]) -> Answer:
+    return 200, {"rewards": [float(label) for label in tree["labels"]], "words": [1.0] * len(tree["query"])}
+
+
+def test_results_come_in_the_order_of_the_items() -> None:
+    with scripted_server(right) as url, build_client(url, items_per_request=7) as client:
+        results = client.score(build_items(100))
+    assert [result.value for result in results] == list(range(100))
+    assert all(result.parts == {"words": 1.0} for result in results)
+
+
+def test_no_items_ask_nobody() -> None:
+    with build_client("http://127.0.0.1:9/none") as client:
+        assert client.score([]) == []
+
+
+def test_requests_are_spread_evenly_over_replicas() -> None:
+    seen: Counter[str] = Counter()
+    lock = threading.Lock()
+
+    def count(name: str) -> Any:
+        def answer(tree: dict[str, Any]) -> Answer:
+            with lock:
+                seen[name] += len(tree["query"])
+            return right(tree)
+
+        return answer
+
+    with (
+        scripted_server(count("a")) as a,
+        scripted_server(count("b")) as b,
+        scripted_server(count("c")) as c,
+        build_client(a, b, c, items_per_request=10) as client,
+    ):
+        client.score(build_items(300))
+        assert seen == {"a": 100, "b": 100, "c": 100}
+        client.score(build_items(3))
+        assert seen == {"a": 101, "b": 101, "c": 101}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [(500, b"oops"), (503, b"busy"), (429, b"slow down"), (200, b"<html>"), (200, {"rewards": [1.0] * 99})],
+    ids=["500", "503", "429", "html", "wrong length"],
+)
+def test_what_may_pass_is_tried_again(answer: Answer) -> None:
+    told = iter([answer] * 3)
+
+    def falter(tree: dict[str, Any]) -> Answer:
+        return next(told, None) or right(tree)
+
+    with scripted_server(falter) as url, build_client(url) as client:
+        assert [result.value for result in client.score(build_items(5))] == [0, 1, 2, 3, 4]
+
+
+def test_an_item_that_breaks_the_service_fails_alone() -> None:
+    def choke(tree: dict[str, Any]) -> Answer:
+        return (500, b"ValueError: answer 3") if "3" in tree["labels"] else right(tree)
+
+    with scripted_server(choke) as url, build_client(url) as client:
+        results = client.score(build_items(6))
+    assert [result.failure for result in results] == [None, None, None, "service", None, None]
+    assert "500 ValueError: answer 3" in results[3].detail
+
+
+def test_a_dead_replica_is_left_for_a_living_one() -> None:
+    with scripted_server(right) as url, build_client("http://127.0.0.1:9/get_reward", url) as client:
+        assert [result.value for result in client.score(build_items(40))] == list(range(40))
+
+
+def test_too_large_a_request_is_sent_in_halves() -> None:
+    def small(tree: dict[str, Any]) -> Answer:
+        return (413, b"too large") if len(tree["query"]) > 3 else right(tree)
+
+    with scripted_server(small) as url, build_client(url) as client:
+        assert [result.value for result in client.score(build_items(20))] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "words"),
+    [
+        ((401, b"who are you"), RewardError, "401 who are you.*check the token"),
+        ((404, b"no such page"), RewardError, "404 no such page"),
+        ((400, {"error": "queries fields are required"}), RewardError, "400 .*fields are required"),
+        ((422, {"error": "the answer 'x' cannot be read"}), DataError, "the answer 'x' cannot be read"),
+    ],
+)
+def test_what_cannot_pass_is_raised_at_once(answer: Answer, error: type[Exception], words: str) -> None:
+    num_asked = 0
+
+    def refuse(tree: dict[str, Any]) -> Answer:
+        nonlocal num_asked
+        num_asked += 1
+        return answer
+
+    with scripted_server(refuse) as url, build_client(url) as client, pytest.raises(error, match=words):
+        client.score(build_items(5))
+    assert num_asked == 1
+
+
+def test_without_a_service_the_deadline_ends_the_waiting_and_no_password_is_shown() -> None:
+    url = "http://me:secret@127.0.0.1:9/get_reward"
+    words = r"within reward.service.deadline_s = 0.3; got http://127.0.0.1:9/get_reward: ConnectError"
+    with build_client(url, deadline_s=0.3) as client, pytest.raises(RewardError, match=words) as caught:
+        client.score(build_items(5))
+    assert "secret" not in str(caught.value)
+
+
+def test_who_watches_the_service_may_end_the_waiting() -> None:
+    def gone() -> None:
+        raise RewardError("the service was given up")
+
+    client = RewardClient(RewardServiceConfig(), lambda: ["http://127.0.0.1:9/get_reward"], None, gone)
+    with client, pytest.raises(RewardError, match="was given up"):
+        client.score(build_items(1))

@@ -1,0 +1,159 @@
+"""A reward model in the workers against Hugging Face's own forward pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+from slurm_rl.config.load import load_config
+from slurm_rl.config.model import TinyModelConfig
+from slurm_rl.config.reward import RewardConfig, RewardModelConfig
+from slurm_rl.engine.reward_model import ScoreStatistics, describe_scores
+from slurm_rl.engine.tiny import build_character_tokenizer
+from slurm_rl.errors import ConfigError
+from slurm_rl.rewards.model import load_model, require_loadable, specify_model
+from slurm_rl.rewards.pool import RewardPool
+from slurm_rl.rewards.results import RewardItem
+from slurm_rl.rl.workers.cluster import Actor
+from slurm_rl.rl.workers.critic import CriticGroup, CriticWorker, read_unit
+from slurm_rl.rl.workers.policy_worker import WorkerPlace
+
+TOKENIZER = build_character_tokenizer(TinyModelConfig())
+
+
+def build_model(
+    folder: Path, num_labels: int = 1, measured: ScoreStatistics | None = None, chats: bool = False
+) -> Qwen3ForSequenceClassification:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 32}
+    config = Qwen3Config(vocab_size=len(TOKENIZER), pad_token_id=0, num_labels=num_labels, **shape, **heads)
+    model = Qwen3ForSequenceClassification(config).eval()
+    # The default start of the head is so small that every score is about 0.
+    torch.nn.init.normal_(model.score.weight)
+    if measured is not None:
+        describe_scores(model.config, measured, chats=chats, variables={})
+    model.save_pretrained(folder)
+    TOKENIZER.save_pretrained(folder)
+    return model
+
+
+def build_pool(folder: Path) -> RewardPool:
+    return RewardPool(RewardConfig(model=RewardModelConfig(path=str(folder), batch_size=4), timeout_s=60))
+
+
+def test_the_reward_is_the_logit_at_the_end_of_the_text_whatever_is_in_the_batch(tmp_path: Path) -> None:
+    model = build_model(tmp_path)
+    items = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(10)]
+    too_long = RewardItem(prompt="1=", completion="7" * 30, answer="")
+    with build_pool(tmp_path) as pool:
+        results = pool.score([*items[:5], too_long, *items[5:]])
+    failed = results.pop(5)
+    assert failed.failure == "exception"
+    assert "reads 32 tokens; prompt and completion have 33" in failed.detail
+    for item, result in zip(items, results, strict=True):
+        ids = TOKENIZER(item.prompt + item.completion + "<eos>", return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            assert result.value == pytest.approx(model(ids).logits.item(), abs=1e-5)
+        assert result.parts == {"model": result.value}
+    assert len({round(result.value or 0.0, 3) for result in results}) > 5
+
+
+def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:
+    build_model(tmp_path, num_labels=3)
+    with pytest.raises(ValueError, match=r"a reward model has one output; .* has 3"):
+        load_model(specify_model(RewardModelConfig(path=str(tmp_path)), num_workers=1))
+
+
+def test_a_completion_that_was_cut_is_scored_at_its_own_last_token(tmp_path: Path) -> None:
+    model = build_model(tmp_path)
+    item = RewardItem(prompt="1+1=", completion="27", answer="", truncated=True)
+    [score] = load_model(specify_model(RewardModelConfig(path=str(tmp_path)), num_workers=1)).score([item])
+    with torch.inference_mode():
+        assert score == pytest.approx(model(TOKENIZER("1+1=27", return_tensors="pt")["input_ids"]).logits.item())
+
+
+ITEMS = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(7)]
+
+
+def score(folder: Path, **fields: Any) -> list[float]:
+    return load_model(specify_model(RewardModelConfig(path=str(folder), **fields), num_workers=1)).score(ITEMS)
+
+
+def test_normalized_scores_are_deviations_from_what_was_measured(tmp_path: Path) -> None:
+    build_model(tmp_path, measured=ScoreStatistics(mean=1.5, std=0.25))
+    expected = [(logit - 1.5) / 0.25 for logit in score(tmp_path)]
+    assert score(tmp_path, normalize=True) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("measured", "says"),
+    [(None, "has mean=None, std=None"), (ScoreStatistics(1.0, 0.0), "std=0.0"), (ScoreStatistics(1.0, 1e999), "inf")],
+)
+def test_what_was_never_measured_cannot_be_normalized(
+    measured: ScoreStatistics | None, says: str, tmp_path: Path
+) -> None:
+    build_model(tmp_path, measured=measured)
+    with pytest.raises(ValueError, match=rf"reward\.model\.normalize needs .*{says}"):
+        score(tmp_path, normalize=True)
+    assert len(score(tmp_path)) == len(ITEMS)
+
+
+def test_a_model_trained_on_chats_does_not_score_text(tmp_path: Path) -> None:
+    build_model(tmp_path, measured=ScoreStatistics(0.0, 1.0), chats=True)
+    with pytest.raises(ValueError, match=r"trained on chats, got text: set data\.chat_template=true"):
+        score(tmp_path)
+
+
+def test_a_critic_that_begins_as_a_normalized_reward_model_speaks_in_its_unit(tmp_path: Path) -> None:
+    build_model(tmp_path, measured=ScoreStatistics(mean=1.5, std=0.25))
+    words = ["+exp=demo", "+algorithm=ppo", f"reward.model.path={tmp_path}", f"critic.init_from={tmp_path}"]
+    assert read_unit(load_config(words)) is None
+    assert read_unit(load_config([*words, "reward.model.normalize=true"])) == ScoreStatistics(1.5, 0.25)
+    assert read_unit(load_config([*words[:3], "reward.model.normalize=true"])) is None
+
+
+def test_beside_the_critic_each_worker_scores_its_share_and_says_the_same(tmp_path: Path) -> None:
+    build_model(tmp_path)
+    words = [
+        "+exp=demo",
+        "+algorithm=ppo",
+        "reward.model.device=critic",
+        f"reward.model.path={tmp_path}",
+        "critic.num_workers=2",
+    ]
+    config = load_config(words)
+    workers = [CriticWorker(config, WorkerPlace(rank, 2, "127.0.0.1", 1, num_threads=1)) for rank in range(2)]
+    group = CriticGroup(Calls(), [Actor(f"critic-{n}", Handle(it)) for n, it in enumerate(workers)], 64, 60)  # type: ignore[arg-type]
+    items = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(7)]
+    too_long = RewardItem(prompt="1=", completion="7" * 30, answer="")
+    found = group.score([*items, too_long])
+    with build_pool(tmp_path) as pool:
+        expected = pool.score([*items, too_long])
+    assert [(r.item, r.failure) for r in found] == [(r.item, r.failure) for r in expected]
+    assert [r.value or 0.0 for r in found] == pytest.approx([r.value or 0.0 for r in expected], abs=1e-5)
+    assert group.score([]) == []
+
+
+class Handle:
+    """A worker as Ray shows it, without Ray."""
+
+    def __init__(self, worker: CriticWorker) -> None:
+        self.rewards = SimpleNamespace(remote=worker.rewards)
+
+
+class Calls:
+    """Waits for nothing: the calls were made."""
+
+    def gather(self, calls: list[tuple[Actor, Any]], **_: object) -> list[Any]:
+        return [found for _, found in calls]
+
+
+def test_a_folder_that_is_no_reward_model_is_named_when_the_critic_loads(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reward\.model\.path"):
+        require_loadable(specify_model(RewardModelConfig(path=str(tmp_path / "nothing")), num_workers=1))

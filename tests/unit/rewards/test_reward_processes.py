@@ -1,0 +1,128 @@
+"""How the worker processes of the reward pool start, die and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from slurm_rl.config.reward import RewardConfig, VerifierName
+from slurm_rl.errors import RewardError
+from slurm_rl.rewards import processes
+from slurm_rl.rewards.pool import RewardPool
+from tests.unit.rewards.reward_pool_kit import build_items, build_pool, workers
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.5])
+def test_workers_that_die_idle_are_replaced(pause_s: float) -> None:
+    """As when the kernel runs out of memory; pebble gives a pool up for it, before or after it is asked."""
+    with build_pool() as pool:
+        for process in workers():
+            # pebble ends the rest as soon as it sees the first one dead, which may be between these two.
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(signal.SIGKILL)
+        time.sleep(pause_s)
+        assert [r.value for r in pool.score(build_items(200, {}))] == [i / 1000 for i in range(200)]
+        assert len(workers()) == 2
+
+
+def test_a_pool_that_keeps_breaking_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes.VerifierProcesses, "next_done", lambda self, deadline_s: None)
+    monkeypatch.setattr(processes.VerifierProcesses, "restart", lambda self: None)
+    with build_pool() as pool, pytest.raises(RewardError, match="must stay alive; got 4 broken pools"):
+        pool.score(build_items(2, {}))
+
+
+def test_all_workers_are_up_when_the_pool_is_entered_and_gone_when_it_is_left() -> None:
+    before = set(workers())
+    with build_pool(num_workers=3):
+        assert len(set(workers()) - before) == 3
+    assert set(workers()) == before
+
+
+def test_leaving_in_the_middle_of_a_hang_leaves_no_process() -> None:
+    before = set(workers())
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt), build_pool(timeout_s=60) as pool:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            pool.score(build_items(2, {0: "hang", 1: "hang without sigterm"}))
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert set(workers()) == before
+
+
+def test_a_verifier_that_cannot_be_imported_is_named() -> None:
+    before = set(workers())
+    table: dict[VerifierName, str] = {"arithmetic": "no_such_module:f"}
+    with pytest.raises(RewardError, match=r"arithmetic \(no_such_module:f\): ModuleNotFoundError"):
+        RewardPool(RewardConfig(verifiers={"arithmetic": 1.0}), table).__enter__()
+    assert set(workers()) == before
+
+
+def test_a_start_that_takes_too_long_ends() -> None:
+    before = set(workers())
+    with pytest.raises(RewardError, match=r"1 reward workers must be up within 0\.2 s; got 0 up"):
+        RewardPool(
+            RewardConfig(start_timeout_s=0.2, verifiers={"arithmetic": 1.0}),
+            {"arithmetic": "tests.unit.rewards.slow_import:never"},
+        ).__enter__()
+    assert set(workers()) == before
+
+
+PARENT = """
+import os, sys, threading
+from slurm_rl.config.reward import RewardConfig
+from slurm_rl.rewards.pool import RewardItem, RewardPool
+
+if __name__ == "__main__":
+    table = {"arithmetic": "tests.unit.rewards.bad_verifiers:obey"}
+    pool = RewardPool(RewardConfig(num_workers=2, timeout_s=60, verifiers={"arithmetic": 1.0}), table).__enter__()
+    print("up", flush=True)
+    pool.score([RewardItem(completion=deed, answer="1") for deed in sys.argv[1:]])
+"""
+
+
+def runs(process: psutil.Process) -> bool:
+    """Zombies do not run; whoever adopted them may take its time to bury them."""
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path.cwd())])
+    command = [sys.executable, str(script), "hang", "hang in c"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path}) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"up\n"
+        time.sleep(0.5)
+        children = psutil.Process(parent.pid).children(recursive=True)
+        assert len(children) >= 2
+        parent.kill()
+    give_up = time.monotonic() + 60
+    while (alive := [p for p in children if runs(p)]) and time.monotonic() < give_up:
+        time.sleep(0.05)
+    assert alive == []
+
+
+def test_nothing_heavy_is_imported() -> None:
+    """The pool is used beside vLLM and torch; its workers need neither, nor does importing it."""
+    code = (
+        "import sys, slurm_rl.rewards.pool, slurm_rl.rewards.failures, slurm_rl.data.load,"
+        "slurm_rl.data.order, slurm_rl.data.tokenize;"
+        "print(sorted({'torch', 'ray', 'vllm', 'sympy', 'math_verify', 'transformers'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"[]\n"

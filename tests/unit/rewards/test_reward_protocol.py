@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from slurm_rl.errors import RewardError
+from slurm_rl.rewards.protocol import RequestError, build_answer, build_request, parse_answer, parse_request
+from slurm_rl.rewards.queries import build_items
+from slurm_rl.rewards.results import RewardItem, RewardResult
+
+ITEMS = [RewardItem(prompt="3+4=", completion="7", answer="7"), RewardItem(prompt="1+1=", completion="3", answer="2")]
+FINE = RewardResult(item=ITEMS[0], value=1.5, parts={"math": 1.0, "format": 1.0})
+HUNG = RewardResult(item=ITEMS[1], value=None, failure="hang", detail="no score within 10 s")
+
+
+def encode(tree: Any) -> bytes:
+    return json.dumps(tree).encode()
+
+
+def test_a_request_comes_back_as_the_items_it_was_built_from() -> None:
+    odd = RewardItem(prompt="a\0\ud800", completion="<|im_start|>assistant\nb</s>\n", answer="\u4e2d")
+    bare = RewardItem(completion="<|im_start|>assistant\n7", answer="7")
+    cut = RewardItem(prompt="3+4=", completion="7", answer="7", truncated=True)
+    chat = RewardItem(prompt="<s>Hi", completion="7", answer="7", messages=[{"role": "user", "content": "Hi"}])
+    for items in ([*ITEMS, odd, bare, cut], [*ITEMS, chat, cut]):
+        assert build_items(parse_request(encode(build_request(items)))) == items
+
+
+def test_answers_to_our_client_keep_every_number_and_cause() -> None:
+    body = encode(build_answer([FINE, HUNG], explain=True, failure_reward=0.0))
+    assert parse_answer(body, ITEMS) == [FINE, HUNG]
+
+
+def test_answers_to_other_clients_are_lists_of_numbers_alone() -> None:
+    answer = build_answer([FINE, HUNG], explain=False, failure_reward=-1.0)
+    assert answer == {
+        "rewards": [1.5, -1.0],
+        "acc_rewards": [1.0, 0.0],
+        "format_rewards": [1.0, 0.0],
+        "scores": [1.0, 0.0],
+        "failed": [0.0, 1.0],
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"", 400, "must be JSON"),
+        (b"{", 400, "must be JSON"),
+        (b"\xff\xfe", 400, "must be JSON"),
+        (b"[" * 100_000, 400, "RecursionError"),
+        (b"[]", 400, "must be a JSON object"),
+        (b"{}", 422, "must have the key 'query'"),
+        (b'{"query": "text"}', 422, "'query' must be a list, each of it a string; got 'text'"),
+        (b'{"query": ["a", 5]}', 422, r"query\[1\] must be a string; got 5"),
+        (b'{"query": ["a"], "labels": [NaN]}', 400, "NaN is no JSON number"),
+        (b'{"query": ["a"], "labels": [Infinity]}', 400, "Infinity is no JSON number"),
+        (b'{"query": ["a"], "labels": [null]}', 422, r"labels\[0\] must be a string; got None"),
+        (b'{"query": ["a"], "truncated": [0]}', 422, r"truncated\[0\] must be true or false; got 0"),
+        (b'{"query": ["a"], "truncated": [true, true]}', 422, "'truncated' must be as long as 'query', 1; got 2"),
+        (b'{"query": ["a"], "messages": [["hi"]]}', 422, r"messages\[0\] must be a list of chat messages, or null"),
+        (b'{"query": ["a"], "messages": "text"}', 422, "'messages' must be a list, each of it a list of chat"),
+        (b'{"query": ["a"], "labels": ["1", "2"]}', 422, "'labels' must be as long as 'query', 1; got 2"),
+        (b'{"query": ["a", "b"], "prompts": ["a"]}', 422, "'prompts' must be as long as 'query', 2; got 1"),
+    ],
+)
+def test_a_request_that_cannot_be_answered_is_named(body: bytes, status: int, words: str) -> None:
+    with pytest.raises(RequestError, match=words) as caught:
+        parse_request(body)
+    assert caught.value.status == status
+
+
+CHAT = "<|im_start|>user\n3+4?<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("query", "prompt", "completion"),
+    [
+        ("3+4=7", "3+4=", "7"),
+        ("<s>3+4=7</s></s>\n", "3+4=", "7"),
+        ("<|endoftext|><|endoftext|>3+4=7 \n<|im_end|>\n<|endoftext|>", "3+4=", "7 \n"),
+        (f"{CHAT}7<|im_end|>", CHAT, "7"),
+        (f"{CHAT}7<|im_end|>", '[{"role": "user", "content": "3+4?"}]', "7"),
+        # What a completion writes itself is its own.
+        (f"{CHAT}7<|im_end|>\n<|im_start|>assistant\n8", '[{"role": "user"}]', "7<|im_end|>\n<|im_start|>assistant\n8"),
+        (f"{CHAT}5<|im_end|>\n{CHAT}7", '[{"role": "user"}, {"role": "assistant"}, {"role": "user"}]', "7"),
+        ("<|start_header_id|>assistant<|end_header_id|>\n\n7<|eot_id|>", "not in it", "7"),
+        ("just text", "", "just text"),
+    ],
+)
+def test_other_clients_queries_are_cut_where_the_completion_begins(query: str, prompt: str, completion: str) -> None:
+    request = parse_request(encode({"query": [query], "prompts": [prompt], "labels": ["7"]}))
+    assert [item.completion for item in build_items(request)] == [completion]
+
+
+@pytest.mark.parametrize(
+    ("query", "prompt", "truncated"),
+    [
+        (f"{CHAT}7<|im_end|>", CHAT, False),
+        (f"{CHAT}7", CHAT, True),
+        ("<s>3+4=7</s>", "3+4=", False),
+        ("<s>3+4=7", "3+4=", True),
+        ("<bos><start_of_turn>model\n7<end_of_turn>", "not in it", False),
+        # Without a special token to be seen nobody knows; most texts have ended.
+        ("3+4=7", "3+4=", False),
+    ],
+)
+def test_where_special_tokens_show_a_completion_without_an_end_was_cut(
+    query: str, prompt: str, truncated: bool
+) -> None:
+    request = parse_request(encode({"query": [query], "prompts": [prompt], "labels": ["7"]}))
+    [item] = build_items(request)
+    assert (item.completion, item.truncated) == ("7", truncated)
+
+
+def test_a_prompt_nested_beyond_reason_is_text() -> None:
+    prompt = "[" * 100_000 + '"role"'
+    request = parse_request(encode({"query": [prompt + "7"], "prompts": [prompt], "labels": ["7"]}))
+    assert build_items(request)[0].messages is None
+
+
+def test_a_million_end_tokens_are_cut_in_no_time() -> None:
+    request = parse_request(encode({"query": ["p7" + "</s> \n" * 1_000_000], "prompts": ["p"], "labels": ["7"]}))
+    assert build_items(request)[0].completion == "7"
+
+
+def test_without_labels_the_answers_come_from_the_data_or_it_is_an_error() -> None:
+    request = parse_request(encode({"query": ["3+4=7"], "prompts": ["3+4="]}))
+    assert build_items(request, {"3+4=": "7"})[0].answer == "7"
+    with pytest.raises(RequestError, match="must have the key 'labels'"):
+        build_items(request)
+    with pytest.raises(RequestError, match=r"prompts\[0\] must be one of the prompts of --answers; got '3\+4='"):
+        build_items(request, {"3+5=": "8"})
+
+
+def test_a_prompt_that_the_query_does_not_hold_is_an_error() -> None:
+    with pytest.raises(RequestError, match=r"query\[0\] must hold prompts\[0\]"):
+        build_items(parse_request(encode({"query": ["a"], "prompts": ["b"], "labels": ["1"]})))
+
+
+def test_numbers_of_other_servers_become_parts() -> None:
+    body = {
+        "rewards": [1.5, 0],
+        "format_rewards": [1, 1.0],
+        "acc_rewards": [True, float("inf")],
+        "extra_logs": {"length": [12, 3]},
+        "short": [1],
+        "version": "0.1",
+    }
+    results = parse_answer(encode(body), ITEMS)
+    assert [result.value for result in results] == [1.5, 0.0]
+    assert [result.parts for result in results] == [
+        {"format_rewards": 1.0, "length": 12.0},
+        {"format_rewards": 1.0, "length": 3.0},
+    ]
+
+
+@pytest.mark.parametrize("reward", ["1.0", None, float("nan"), float("-inf"), [1.0], True])
+def test_a_reward_that_is_no_number_fails_its_item_alone(reward: Any) -> None:
+    results = parse_answer(encode({"rewards": [reward, 1.0]}), ITEMS)
+    assert [result.failure for result in results] == ["bad score", None]
+    assert results[0].value is None
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>Bad gateway</html>", b"", b"[1.0, 2.0]", b'{"rewards": [1.0]}', b'{"rewards": 1.0}', b"{}"]
+)
+def test_an_answer_of_another_shape_is_refused(body: bytes) -> None:
+    with pytest.raises(RewardError, match="must answer with"):
+        parse_answer(body, ITEMS)

@@ -1,0 +1,261 @@
+"""The service over real HTTP, with real workers."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
+from slurm_rl.errors import DataError, RewardError
+from slurm_rl.rewards import supervise
+from slurm_rl.rewards.client import RewardClient
+from slurm_rl.rewards.results import RewardItem
+from slurm_rl.rewards.supervise import RewardServices
+from tests.unit.rewards.service_kit import build_items, odd_config, start_services
+
+
+@pytest.fixture(scope="module")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RewardServices]:
+    with start_services(tmp_path_factory.mktemp("service"), odd_config(max_body_mb=1.0)) as services:
+        yield services
+
+
+def build_client(services: RewardServices, **options: Any) -> RewardClient:
+    return RewardClient(RewardServiceConfig(**options), lambda: services.urls, services.token, services.check)
+
+
+def post(services: RewardServices, body: bytes, authorization: str | None = None) -> tuple[int, Any]:
+    address = urlsplit(services.urls[0])
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=120)
+    try:
+        headers = {"Authorization": f"Bearer {services.token}" if authorization is None else authorization}
+        connection.request("POST", "/get_reward", body, headers)
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+GOOD = json.dumps({"query": ["3+4=7"], "prompts": ["3+4="], "labels": ["4"]}).encode()
+
+
+def test_a_client_of_openrlhf_gets_lists_of_numbers(services: RewardServices) -> None:
+    status, answer = post(services, GOOD)
+    assert status == 200
+    assert answer == {"rewards": [0.5], "scores": [1.0], "length": [1.0], "failed": [0.0]}
+
+
+@pytest.mark.parametrize("authorization", ["", "Bearer", "Bearer wrong", "Basic eDp5", "Basic \xff", "Basic !", "x"])
+def test_a_wrong_token_is_401(services: RewardServices, authorization: str) -> None:
+    status, answer = post(services, GOOD, authorization)
+    assert status == 401
+    assert "must carry the service's token" in answer["error"]
+
+
+def test_the_token_may_be_the_password_of_the_address(services: RewardServices) -> None:
+    import requests  # what OpenRLHF's clients use
+
+    url = services.urls[0].replace("http://", f"http://any:{services.token}@")
+    answer = requests.post(url, json=json.loads(GOOD), timeout=120)
+    assert answer.json()["rewards"] == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (b"{nonsense", 400, "must be JSON"),
+        (b"[" * 500_000, 400, "must be JSON"),
+        (b'{"query": ["a"], "labels": [NaN]}', 400, "NaN is no JSON number"),
+        (b'{"query": ["a", "b"], "labels": ["1"]}', 422, "'labels' must be as long as 'query'"),
+        (b'{"query": ["\\ud800"], "prompts": ["b"], "labels": ["1"]}', 422, "'\\ud800'"),
+        (b'{"query": ["' + b"x" * 5_000_000 + b'"]}', 413, "at most 1,000,000 bytes"),
+    ],
+    ids=["malformed", "deep", "NaN", "lengths", "surrogate", "huge"],
+)
+def test_bad_requests_are_told_what_is_wrong_and_the_service_stays_up(
+    services: RewardServices, body: bytes, status: int, words: str
+) -> None:
+    pids = services.pids
+    seen, answer = post(services, body)
+    assert seen == status
+    assert words in answer["error"]
+    assert post(services, GOOD)[0] == 200
+    assert services.pids == pids
+
+
+def test_only_the_guilty_fail(services: RewardServices) -> None:
+    with build_client(services) as client:
+        results = client.score(build_items(100, {7: "hang", 30: "exit", 60: "nan"}))
+    assert {i: r.failure for i, r in enumerate(results) if r.failure} == {7: "hang", 30: "crash", 60: "bad score"}
+    assert all(result.value == i / 8 for i, result in enumerate(results) if not result.failure)
+
+
+def test_a_hung_item_of_one_client_does_not_hold_up_the_others(tmp_path: Path) -> None:
+    config = odd_config().model_copy(update={"timeout_s": 20.0})
+    with start_services(tmp_path, config) as services, build_client(services) as client:
+        hung = ThreadPoolExecutor(1).submit(client.score, build_items(1, {0: "hang"}))
+        for _ in range(20):
+            assert client.score(build_items(1))[0].value == 0.0
+        assert not hung.done()
+
+
+def test_gold_that_cannot_be_read_is_a_data_error_and_not_a_reward(tmp_path: Path) -> None:
+    config = RewardConfig(verifiers={"math": 1.0, "format": 0.5})
+    good = "<think>$3$</think><answer>$60$</answer>"
+    with start_services(tmp_path, config) as services, build_client(services) as client:
+        items = [RewardItem(completion=text, answer="60", prompt="p") for text in (good, "$60$", good[:-1], "61")]
+        assert [result.value for result in client.score(items)] == [1.5, 1.0, 1.0, 0.0]
+        with pytest.raises(DataError, match="reference answer that is LaTeX"):
+            client.score([RewardItem(completion=good, answer="$\\frac{1}{$", prompt="p")])
+        assert client.score(items)[0].value == 1.5
+
+
+def test_the_token_is_in_a_file_that_nobody_else_reads_and_in_no_command_line(services: RewardServices) -> None:
+    assert stat.S_IMODE(services._token_file.stat().st_mode) == 0o600
+    [pid] = services.pids
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    assert len(family) >= 3
+    assert not any(services.token in word for process in family for word in process.cmdline())
+
+
+def test_a_service_that_keeps_dying_ends_the_run_with_its_last_words(tmp_path: Path) -> None:
+    config = odd_config().model_copy(update={"function": "no_such_file.py:reward_func"})
+    services = start_services(tmp_path, config)
+    with pytest.raises(RewardError, match=r"(?s)2 deaths.*exit status 1.*no_such_file.py"):
+        services.__enter__()
+    assert services.pids == []
+
+
+def test_a_service_that_is_given_up_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "_MAX_DEATHS", 1)
+    with start_services(tmp_path, odd_config()) as services, build_client(services) as client:
+        os.kill(services.pids[0], signal.SIGKILL)
+        with pytest.raises(RewardError, match="1 deaths, the last by exit status -9"):
+            client.score(build_items(5))
+
+
+def test_a_watch_that_ends_says_why(tmp_path: Path) -> None:
+    def full(kind: str, **fields: Any) -> None:
+        raise OSError("No space left on device")
+
+    services = RewardServices(odd_config(), tmp_path, tmp_path, report=full)
+    with pytest.raises(RewardError, match="must be watched; got OSError: No space left"), services:
+        wait_for(services.check, deadline_s=240)
+
+
+def test_a_service_that_answers_nothing_any_more_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "_HEALTH_EVERY_S", 0.1)
+    monkeypatch.setattr(supervise, "_HEALTH_TIMEOUT_S", 1.0)
+    with start_services(tmp_path, odd_config()) as services, build_client(services) as client:
+        [stopped] = services.pids
+        os.kill(stopped, signal.SIGSTOP)
+        assert [result.value for result in client.score(build_items(16))] == [i / 8 for i in range(16)]
+        assert services.pids != [stopped]
+
+
+def test_no_process_and_no_port_is_left(tmp_path: Path) -> None:
+    with start_services(tmp_path, odd_config(num_replicas=2)) as services:
+        family = [psutil.Process(pid) for pid in services.pids]
+        family += [child for process in family for child in process.children(recursive=True)]
+        assert len(family) >= 6
+        ports = [urlsplit(url).port for url in services.urls]
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert alive == []
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            http.client.HTTPConnection("127.0.0.1", port, timeout=5).connect()
+
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from slurm_rl.config.reward import RewardConfig
+from slurm_rl.rewards.supervise import RewardServices
+
+if __name__ == "__main__":
+    with RewardServices(RewardConfig(verifiers={"arithmetic": 1.0}), Path(sys.argv[1]), Path(sys.argv[1])) as services:
+        print(services.pids[0], flush=True)
+        time.sleep(600)
+"""
+
+
+def test_the_services_of_a_run_that_is_killed_die_with_it(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    command = [sys.executable, str(script), str(tmp_path)]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as parent:
+        assert parent.stdout is not None
+        service = psutil.Process(int(parent.stdout.readline()))
+        family = [service, *service.children(recursive=True)]
+        parent.kill()
+    wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), deadline_s=120)
+
+
+def storm(tmp_path: Path, num_requests: int, num_clients: int, num_kills: int) -> None:
+    """Requests of one item from many clients; 1 % of the items hang, 1 % crash, and the services are killed."""
+    deeds = dict.fromkeys(range(50, num_requests, 100), "hang") | dict.fromkeys(range(99, num_requests, 100), "exit")
+    items = build_items(num_requests, deeds)
+    results: dict[int, Any] = {}
+    events: list[str] = []
+    config = odd_config(num_connections=num_clients, deadline_s=300)
+    with (
+        start_services(tmp_path, config, events) as services,
+        build_client(services, **config.service.model_dump()) as c,
+    ):
+        places = iter(range(num_requests))
+        lock = threading.Lock()
+
+        def be_a_client() -> None:
+            while True:
+                with lock:
+                    place = next(places, None)
+                if place is None:
+                    return
+                [results[place]] = c.score([items[place]])
+
+        clients = [threading.Thread(target=be_a_client) for _ in range(num_clients)]
+        for thread in clients:
+            thread.start()
+        for kill in range(1, num_kills + 1):
+            wait_for(lambda share=kill / (num_kills + 1): len(results) > share * num_requests)
+            os.kill(services.pids[0], signal.SIGKILL)
+        for thread in clients:
+            thread.join()
+    assert len(results) == num_requests
+    assert all(results[i].item == items[i] for i in range(num_requests))
+    failed = {i: result.failure for i, result in results.items() if result.failure}
+    assert failed == {i: "hang" if deed == "hang" else "crash" for i, deed in deeds.items()}
+    assert all(results[i].value == i / 8 for i in range(num_requests) if i not in deeds)
+    assert events.count("reward/service_died") == num_kills
+
+
+def wait_for(condition: Any, deadline_s: float = 600) -> None:
+    give_up = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def test_nothing_is_lost_or_mixed_up_while_items_hang_and_crash_and_the_service_is_killed_twice(tmp_path: Path) -> None:
+    storm(tmp_path, num_requests=500, num_clients=64, num_kills=2)
+
+
+@pytest.mark.slow
+def test_the_same_with_ten_thousand_requests(tmp_path: Path) -> None:
+    storm(tmp_path, num_requests=10_000, num_clients=64, num_kills=2)

@@ -1,0 +1,22 @@
+"""Scored groups made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rl.groups import Completion, Group
+
+
+def make_result(value: float | None, parts: dict[str, float] | None = None) -> RewardResult:
+    item = RewardItem(completion="7", answer="7")
+    return RewardResult(item=item, value=value, parts=parts or {}, failure=None if value is not None else "hang")
+
+
+def make_group(index: int, values: Sequence[float | None], lengths: Sequence[int] | None = None) -> Group:
+    """A group whose prompt's only token is its index; completions of 2 tokens unless lengths are given."""
+    prompt = EncodedPrompt(index=index, token_ids=[index], text="3+4=", answer="7")
+    sizes = lengths or [2] * len(values)
+    completions = [Completion([9] * n, [-0.5] * n, "7", False, 0) for n in sizes]
+    return Group(prompt, completions, [make_result(value) for value in values])

@@ -1,0 +1,84 @@
+"""What a step samples follows from the step alone, and a model scores all of it at once. No Ray, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.loop.batch_source import BatchSource
+
+NUM_PROMPTS = 40
+
+
+class Sampler:
+    """Answers with the odd places first."""
+
+    def start(self, prompts: list[EncodedPrompt], spec: SamplingSpec) -> tuple[list[EncodedPrompt], SamplingSpec]:
+        return prompts, spec
+
+    def arrivals(self, pending: Any, within_s: float | None) -> Iterator[dict[int, Group]]:
+        groups = {
+            place: Group(prompt, [Completion([9], [-0.5], prompt.text, False, 0)])
+            for place, prompt in enumerate(pending[0])
+        }
+        yield {place: group for place, group in groups.items() if place % 2}
+        yield {place: group for place, group in groups.items() if not place % 2}
+
+
+class Rewards:
+    def __init__(self) -> None:
+        self.asked: list[list[str]] = []
+
+    def score(self, items: list[RewardItem]) -> list[RewardResult]:
+        self.asked.append([item.prompt for item in items])
+        return [RewardResult(item=item, value=1.0) for item in items]
+
+
+def make_source(*words: str) -> tuple[BatchSource, Rewards]:
+    prompts = [EncodedPrompt(index=i, token_ids=[1], text=str(i), answer="1") for i in range(NUM_PROMPTS)]
+    rewards = Rewards()
+    sampler: Any = Sampler()
+    config = load_config(["+exp=demo", "trainer.prompts_per_step=4", "warmup.num_steps=10", *words])
+    return BatchSource(config, prompts, sampler, rewards), rewards
+
+
+def test_a_model_scores_the_whole_batch_at_once_in_its_order(tmp_path: Path) -> None:
+    source, rewards = make_source(f"reward.model.path={tmp_path}")
+    batch = source.finish(source.start(0), None)
+    assert rewards.asked == [[group.prompt.text for group in batch.groups]]
+    assert len(batch.groups) == 4
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("reward.model.path=/models/reward", "rollout.continuous=true", "rollout.max_staleness=1")]
+)
+def test_other_rewards_and_continuous_runs_score_what_has_come(words: tuple[str, ...]) -> None:
+    source, rewards = make_source(*words)
+    batch = source.finish(source.start(0), None)
+    texts = [group.prompt.text for group in batch.groups]
+    assert rewards.asked == [texts[1::2], texts[0::2]]
+
+
+def drawn(pending: Any) -> tuple[list[int], int]:
+    prompts, spec = pending
+    return [prompt.index for prompt in prompts], spec.seed
+
+
+def test_a_resumed_step_asks_for_the_same_again_and_another_step_or_round_for_other_things() -> None:
+    first, again = (make_source("algorithm.dynamic_sampling_rounds=3")[0] for _ in range(2))
+    for step in range(NUM_PROMPTS // 4):
+        first.start(step)
+    assert drawn(first.start(3)) == drawn(again.start(3))
+    assert drawn(first.start_refill(3, 2)) == drawn(again.start_refill(3, 2))
+    asked = [drawn(again.start(step)) for step in (3, 4)]
+    asked += [drawn(again.start_refill(step, round_number)) for step in (3, 4) for round_number in (1, 2)]
+    assert len({seed for _, seed in asked}) == len({tuple(rows) for rows, _ in asked}) == 6
+    # An epoch has every prompt once.
+    assert sorted(row for step in range(10) for row in drawn(again.start(step))[0]) == list(range(NUM_PROMPTS))

@@ -1,0 +1,156 @@
+"""Who samples what, where engines take requests at any time. Engines here answer when the test says so."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.errors import StopRequested, TrainingError
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.rl.rollout.dispatch import max_calls
+from slurm_rl.rl.rollout.sampling import ContinuousSampler, score_arrivals, together
+from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.train.stop import StopFlag
+from slurm_rl.train.timer import Timer
+
+SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=3)
+
+
+class Engine:
+    """Handle of an actor whose method `generate` answers through `calls`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[Any], SamplingSpec, Future[Any]]] = []
+
+    @property
+    def generate(self) -> Engine:
+        return self
+
+    def remote(self, prompts: list[Any], spec: SamplingSpec) -> Any:
+        answer: Future[Any] = Future()
+        self.calls.append((prompts, spec, answer))
+        return type("Reference", (), {"future": lambda _: answer})()
+
+    def answer(self, index: int) -> None:
+        prompts, _, future = self.calls[index]
+        future.set_result([[Completion(p.token_ids, [-0.5], "x", False, 0)] * 2 for p in prompts])
+
+
+class Engines:
+    def __init__(self, count: int, *, staleness: int = 1, max_num_seqs: int = 16) -> None:
+        self.engines = [Engine() for _ in range(count)]
+        cluster = Cluster.__new__(Cluster)
+        self.stop = cluster.stop = StopFlag()
+        actors = [Actor(f"rollout-{i}", engine) for i, engine in enumerate(self.engines)]
+        self.sampler = ContinuousSampler(cluster, actors, 60, max_num_seqs=max_num_seqs, staleness=staleness)
+
+    def settle(self) -> list[int]:
+        """Calls that each engine has got, once the dispatcher has nothing to do."""
+        done: Future[None] = Future()
+        self.sampler.dispatcher._inbox.put(lambda: None)
+        self.sampler.dispatcher._inbox.put(lambda: self.sampler.dispatcher._inbox.put(lambda: done.set_result(None)))
+        done.result(60)
+        return [len(engine.calls) for engine in self.engines]
+
+
+def prompts(count: int, first: int = 0) -> list[EncodedPrompt]:
+    return [EncodedPrompt(index=i, token_ids=[i], text=str(i), answer="x") for i in range(first, first + count)]
+
+
+def test_groups_come_back_in_the_order_of_the_prompts_whoever_ends_first() -> None:
+    it = Engines(2)
+    pending = it.sampler.start(prompts(6), SPEC)
+    assert it.settle() == [3, 3]
+    for index in (2, 0, 1):
+        for engine in reversed(it.engines):
+            engine.answer(index)
+    groups = it.sampler.finish(pending)
+    assert [group.completions[0].token_ids for group in groups] == [[i] for i in range(6)]
+    seeds = {spec.seed for engine in it.engines for _, spec, _ in engine.calls}
+    assert len(seeds) == 6, "two chunks would draw the same numbers"
+
+
+def test_the_next_prompts_go_to_the_engine_that_has_ended_some() -> None:
+    it = Engines(2)
+    limit = max_calls(1)
+    it.sampler.start(prompts(2 * limit + 3), SPEC)
+    assert it.settle() == [limit, limit]
+    for index in (0, 1):
+        it.engines[1].answer(index)
+    assert it.settle() == [limit, limit + 2]
+
+
+def test_the_second_batch_is_handed_out_before_the_first_has_ended_and_after_its_prompts() -> None:
+    it = Engines(1)
+    it.sampler.start(prompts(3), SPEC)
+    it.sampler.start(prompts(3, first=10), SPEC)
+    assert it.settle() == [6]
+    assert [call[0][0].token_ids[0] for call in it.engines[0].calls] == [0, 1, 2, 10, 11, 12]
+
+
+def test_an_engine_that_fails_is_named_by_whoever_waits(capsys: pytest.CaptureFixture[str]) -> None:
+    from ray.exceptions import RayActorError
+
+    it = Engines(2)
+    pending = it.sampler.start(prompts(2), SPEC)
+    it.settle()
+    it.engines[1].calls[0][2].set_exception(RayActorError())
+    with pytest.raises(TrainingError, match="rollout-1 must live through sampling"):
+        it.sampler.finish(pending)
+
+
+def test_what_has_come_is_scored_while_the_rest_is_sampled() -> None:
+    it = Engines(2)
+    pending = it.sampler.start(prompts(4), SPEC)
+    it.settle()
+    arrivals = it.sampler.arrivals(pending)
+    scored: list[list[str]] = []
+
+    class Rewards:
+        def score(self, items: list[RewardItem]) -> list[RewardResult]:
+            scored.append([item.prompt for item in items])
+            if len(scored) == 1:  # the others end while these are scored
+                for engine, index in ((it.engines[0], 0), (it.engines[1], 1), (it.engines[0], 1)):
+                    engine.answer(index)
+            return [RewardResult(item=item, value=float(item.prompt)) for item in items]
+
+    it.engines[1].answer(0)
+    timer = Timer()
+    groups = score_arrivals(arrivals, Rewards(), timer)
+    later = [prompt for part in scored[1:] for prompt in part]
+    assert scored[0] == ["1", "1"] and sorted(later) == ["0", "0", "2", "2", "3", "3"]
+    assert [[result.value for result in group.results] for group in groups] == [[float(i)] * 2 for i in range(4)]
+    assert set(timer.seconds) == {"time/rollout_s", "time/reward_s"}
+
+
+def test_together_gives_all_groups_at_once_in_the_order_of_the_prompts() -> None:
+    it = Engines(2)
+    pending = it.sampler.start(prompts(4), SPEC)
+    it.settle()
+    it.engines[1].answer(1)
+    arrivals = it.sampler.arrivals(pending)
+    first = next(arrivals)
+    for engine, index in ((it.engines[0], 1), (it.engines[1], 0), (it.engines[0], 0)):
+        engine.answer(index)
+    [found] = together(itertools.chain([first], arrivals))
+    assert list(found) == [0, 1, 2, 3] and [group.prompt.index for group in found.values()] == [0, 1, 2, 3]
+
+
+def test_a_silent_engine_is_named_at_the_deadline_and_a_stop_ends_the_waiting() -> None:
+    it = Engines(2)
+    pending = it.sampler.start(prompts(2), SPEC)
+    it.settle()
+    it.engines[0].answer(0)
+    with pytest.raises(TrainingError, match="no answer from rollout-1"):
+        it.sampler.finish(pending, within_s=0.0)
+    it.stop.signal = signal.SIGTERM
+    with pytest.raises(StopRequested):
+        it.sampler.finish(pending)
+    it.engines[1].answer(0)
+    assert len(it.sampler.finish(pending, within_s=60)) == 2

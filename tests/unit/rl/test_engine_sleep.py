@@ -1,0 +1,171 @@
+"""Engines on the policy's GPUs: asleep while it trains, awake in the right order. A fake vLLM records its calls."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.engine_args import OURS
+from slurm_rl.config.load import load_config
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import RolloutConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.rl.groups import Group, Prompts
+from slurm_rl.rl.loop.trainer import GRPOTrainer
+from slurm_rl.rl.rollout.vllm.engine import RolloutEngine
+from slurm_rl.run_dir import RunDir
+
+PROBE = TokenPrompt(token_ids=[1, 2])
+
+
+class FakeLLM:
+    calls: list[Any]
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+        self.calls = []
+
+    def get_tokenizer(self) -> None:
+        return None
+
+    def collective_rpc(self, method: str, args: Any) -> list[str]:
+        self.calls.append(method)
+        return ["sum"] * self.options["tensor_parallel_size"]
+
+    def sleep(self, level: int) -> None:
+        self.calls.append(("sleep", level))
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.calls.append(("wake_up", *tags))
+
+    def reset_prefix_cache(self) -> None:
+        self.calls.append("reset_prefix_cache")
+
+    def generate(self, prompts: Any, params: Any, use_tqdm: bool) -> Any:
+        self.calls.append("generate")
+        return [SimpleNamespace(prompt_logprobs=[None, {2: SimpleNamespace(logprob=-1.0)}])]
+
+
+@pytest.fixture(autouse=True)
+def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("vllm")
+    module.LLM, module.SamplingParams = FakeLLM, SimpleNamespace  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", module)
+
+
+def build_engine(*, colocate: bool, num_gpus: int) -> RolloutEngine:
+    return RolloutEngine("/m", ModelConfig(path="/m"), RolloutConfig(colocate=colocate), 16, num_gpus)
+
+
+def test_it_wakes_weights_then_loads_then_wakes_the_cache_then_generates() -> None:
+    engine = build_engine(colocate=True, num_gpus=1)
+    assert engine.llm.options["enable_sleep_mode"]
+    engine.sleep()
+    engine.sleep()  # asleep already
+    held = engine.load_weights(3, [], PROBE)
+    assert engine.llm.calls == [
+        ("sleep", 2),
+        ("wake_up", "weights"),
+        "load_named_weights",
+        ("wake_up", "kv_cache"),
+        "reset_prefix_cache",
+        "generate",
+    ]
+    assert held.version == 3
+    engine.load_weights(4, [], PROBE)
+    assert engine.llm.calls[6:] == ["load_named_weights", "reset_prefix_cache", "generate"]
+
+
+@pytest.mark.parametrize(("colocate", "num_gpus"), [(True, 0), (False, 1)])
+def test_an_engine_with_gpus_of_its_own_or_none_never_sleeps(colocate: bool, num_gpus: int) -> None:
+    engine = build_engine(colocate=colocate, num_gpus=num_gpus)
+    engine.sleep()
+    engine.load_weights(0, [], PROBE)
+    assert engine.llm.calls == ["load_named_weights", "reset_prefix_cache", "generate"]
+    assert "enable_sleep_mode" not in engine.llm.options
+
+
+def test_every_tensor_parallel_rank_answers_for_its_weights() -> None:
+    engine = build_engine(colocate=False, num_gpus=4)
+    assert engine.llm.options["distributed_executor_backend"] == "mp"
+    assert engine.load_weights(0, [], PROBE).checksums == ["sum"] * 4
+
+
+def test_on_cpu_the_cache_has_the_size_that_was_asked_for_or_what_the_sequences_need(tmp_path: Path) -> None:
+    def cache(**settings: Any) -> int:
+        model, rollout = ModelConfig(path=str(tmp_path), dtype="float32"), RolloutConfig(**settings)
+        options = RolloutEngine(str(tmp_path), model, rollout, max_model_len=200, num_gpus=0).llm.options
+        assert "gpu_memory_utilization" not in options
+        return int(options["kv_cache_memory_bytes"])
+
+    assert cache() == 2**30  # nothing is known of the model
+    shape = {"num_hidden_layers": 3, "hidden_size": 64, "intermediate_size": 96, "vocab_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"num_attention_heads": 2, "num_key_value_heads": 1}))
+    # 200 tokens are two blocks of 128; a token has keys and values of 3 layers with one head of 32 float32 values.
+    assert cache(max_num_seqs=4) == (4 * 2 + 1) * 128 * (2 * 3 * 32 * 4)
+    assert cache(max_num_seqs=100_000) == 2**30
+    assert cache(cpu_kv_cache_gb=0.25) == 2**28
+    assert "kv_cache_memory_bytes" not in build_engine(colocate=False, num_gpus=1).llm.options
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1, 4])
+def test_what_the_engine_sets_itself_is_no_argument_of_a_users(num_gpus: int) -> None:
+    assert set(build_engine(colocate=True, num_gpus=num_gpus).llm.options) <= set(OURS)
+    rollout = RolloutConfig(engine_args={"quantization": "fp8"})
+    assert RolloutEngine("/m", ModelConfig(path="/m"), rollout, 16, num_gpus).llm.options["quantization"] == "fp8"
+
+
+class Recorder:
+    """Every method says its name."""
+
+    def __init__(self, said: list[str], **results: Any) -> None:
+        self.said, self.results = said, results
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*_: Any, **__: Any) -> Any:
+            self.said.append(name)
+            return self.results.get(name)
+
+        return call
+
+
+class ShortTrainer(GRPOTrainer):
+    def take_batch(self) -> list[Group]:
+        self.sampler.said.append("sample")  # type: ignore[attr-defined]
+        return []
+
+    def train(self, groups: Any) -> Any:
+        self.sampler.said.append("train")  # type: ignore[attr-defined]
+        return [], 0
+
+    def log(self, *_: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        (["rollout.colocate=true"], ["sample", "sleep", "train", "push", "verify"]),
+        ([], ["sample", "train", "push", "verify"]),
+    ],
+)
+def test_they_sleep_between_sampling_and_new_weights(words: list[str], order: list[str], tmp_path: Path) -> None:
+    said: list[str] = []
+    fake: Any = Recorder(said, verify=0.0)
+    prompts: Any = Prompts([None], [], [])  # type: ignore[list-item]
+    trainer = ShortTrainer(
+        load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, fake, fake, fake, fake, fake, fake
+    )
+    trainer.grpo_step()
+    assert said == order
+
+
+def test_sampling_ahead_on_shared_gpus_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.max_staleness must be 0 with rollout\.colocate.*got 1"):
+        load_config(["+exp=demo", "rollout.colocate=true", "rollout.max_staleness=1"])

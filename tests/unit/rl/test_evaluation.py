@@ -1,0 +1,32 @@
+"""When the policy is evaluated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.rl.loop.evaluation import Evaluator
+from slurm_rl.rl.loop.run_state import RunState
+from slurm_rl.run_dir import RunDir
+
+PROMPT = EncodedPrompt(index=0, token_ids=[1], text="3+4=", answer="7")
+
+
+@pytest.mark.parametrize(("held_out", "asked"), [([PROMPT], [0, 2, 4]), ([], [])])
+def test_without_held_out_rows_nothing_is_evaluated(
+    held_out: list[EncodedPrompt], asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(["+exp=demo", "warmup.num_steps=0", "trainer.num_steps=4", "eval.every=2"])
+    nothing: Any = None
+    evaluator = Evaluator(config, RunDir(tmp_path), held_out, nothing, nothing, nothing, nothing)
+    found: list[int] = []
+    monkeypatch.setattr(evaluator, "evaluate", lambda step: found.append(step) or {"sampled": 0.5})
+    state = RunState(stage="grpo")
+    for state.step in range(5):
+        evaluator.run_if_due(state)
+    assert found == asked
+    assert (state.best_step, state.accuracy_after) == ((0, {"sampled": 0.5}) if held_out else (-1, None))

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import itertools
+from statistics import mean
+
+import pytest
+
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rl.groups import Completion, Group
+from slurm_rl.rl.loop.step_metrics import pass_at_k, pass_metrics
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 0, 2), (4, 1, 2), (5, 2, 3), (6, 6, 1), (6, 5, 6)])
+def test_the_estimate_is_the_share_of_all_choices_of_k_that_hold_a_right_one(n: int, c: int, k: int) -> None:
+    samples = [True] * c + [False] * (n - c)
+    assert pass_at_k(n, c, k) == pytest.approx(mean(any(choice) for choice in itertools.combinations(samples, k)))
+
+
+def group(scores: list[float]) -> Group:
+    item = RewardItem(completion="7", answer="7")
+    results = [RewardResult(item=item, value=2 * score, parts={"arithmetic": score, "format": 1.0}) for score in scores]
+    prompt = EncodedPrompt(index=0, token_ids=[1], text="3+4=", answer="7")
+    return Group(prompt, [Completion([1], [-0.5], "7", False, 0)] * len(scores), results)
+
+
+def test_pass_at_powers_of_two_over_all_prompts() -> None:
+    found = pass_metrics([group([1.0, 0.0, 0.0, 0.0]), group([0.0] * 4)])
+    assert found == {"accuracy/pass@2": pytest.approx(0.25), "accuracy/pass@4": pytest.approx(0.5)}
+
+
+def test_one_sample_has_no_pass_at_k() -> None:
+    assert pass_metrics([group([1.0])]) == {}

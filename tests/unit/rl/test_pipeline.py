@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.errors import StopRequested, TrainingError
+from slurm_rl.math.sequences import ImageSpan
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rl.groups import Completion, Group
+from slurm_rl.rl.loop.pipeline import (
+    Batch,
+    RolloutPipeline,
+    compute_staleness,
+    load_rollouts,
+    save_rollouts,
+)
+
+
+def group_of(step: int, version: int = 0) -> Group:
+    images = (ImageSpan(source="/data/1.png", start=0, num_tokens=1),)
+    prompt = EncodedPrompt(index=step, token_ids=[1, 2], text="1+2=", answer="3", images=images)
+    completions = [Completion([3, 0], [-0.1, -1.0000001192092896], "3", False, version)]
+    item = RewardItem(completion="3", answer="3")
+    return Group(prompt, completions, [RewardResult(item=item, value=1.0, parts={"arithmetic": 1.0})])
+
+
+class Fake:
+    """Engines that note what they were asked for, and when."""
+
+    def __init__(self, staleness: int, num_steps: int = 6) -> None:
+        self.asked: list[str] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.is_stopped = False
+        self.pipeline = RolloutPipeline(self.start, self.finish, staleness=staleness, num_steps=num_steps)
+
+    def start(self, step: int) -> int:
+        self.asked.append(f"batch {step}")
+        return step
+
+    def finish(self, step: int, within_s: float | None) -> Batch:
+        if within_s is None:
+            self.gate.wait()
+            if self.is_stopped:
+                raise StopRequested("asked to stop")
+        elif within_s == 0:
+            raise TrainingError("sampling must end in time")
+        return Batch([group_of(step)])
+
+    def take(self, step: int) -> int:
+        return self.pipeline.take(step).groups[0].prompt.index
+
+    def run(self, steps: range) -> None:
+        for step in steps:
+            assert self.take(step) == step
+            self.asked.append(f"weights {step + 1}")
+
+
+def test_without_staleness_each_batch_is_of_the_newest_weights() -> None:
+    fake = Fake(0, num_steps=3)
+    fake.run(range(3))
+    assert fake.asked == ["batch 0", "weights 1", "batch 1", "weights 2", "batch 2", "weights 3"]
+
+
+def test_with_staleness_2_a_batch_is_asked_for_two_steps_ahead_and_none_too_many() -> None:
+    fake = Fake(2, num_steps=4)
+    fake.run(range(4))
+    assert fake.asked == [
+        *["batch 0", "batch 1", "batch 2", "weights 1", "batch 3", "weights 2", "weights 3", "weights 4"]
+    ]
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_a_resumed_run_asks_for_what_an_undisturbed_one_does(staleness: int) -> None:
+    whole = Fake(staleness)
+    whole.run(range(6))
+    first = Fake(staleness)
+    first.run(range(3))
+    saved = first.pipeline.settle(60)
+    assert sorted(saved) == list(range(3, min(3 + staleness, 6)))
+    second = Fake(staleness)
+    second.pipeline.restore(saved)
+    second.run(range(3, 6))
+    assert first.asked + second.asked == whole.asked
+
+
+def test_settled_batches_are_still_taken_once() -> None:
+    fake = Fake(2)
+    fake.run(range(1))
+    fake.pipeline.settle(60)
+    fake.run(range(1, 6))
+    assert fake.asked.count("batch 1") == fake.asked.count("batch 2") == 1
+
+
+def test_a_stop_ends_the_waiting_and_a_checkpoint_still_gets_the_batch() -> None:
+    fake = Fake(1)
+    fake.gate.clear()
+    fake.is_stopped = True
+    threading.Timer(0.05, fake.gate.set).start()
+    with pytest.raises(StopRequested):
+        fake.pipeline.take(0)
+    assert sorted(fake.pipeline.settle(60)) == [0, 1]
+
+
+def test_a_batch_that_does_not_end_in_time_is_left_out() -> None:
+    fake = Fake(1)
+    fake.is_stopped = True
+    with pytest.raises(StopRequested):
+        fake.pipeline.take(0)
+    assert fake.pipeline.settle(0) == {}
+
+
+def test_rollouts_survive_a_checkpoint_in_every_digit(tmp_path: Path) -> None:
+    batches = {7: [group_of(7), group_of(8)], 8: [group_of(9, version=3)]}
+    save_rollouts(tmp_path, batches)
+    assert load_rollouts(tmp_path) == batches
+    assert load_rollouts(tmp_path / "nowhere") == {}
+
+
+def test_staleness_is_the_mean_age_of_the_weights() -> None:
+    assert compute_staleness([group_of(0, version=3), group_of(1, version=5)], 5) == 1.0

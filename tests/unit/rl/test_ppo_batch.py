@@ -1,0 +1,98 @@
+"""From scored groups and a critic's values to training sequences, with numbers worked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, KLConfig
+from slurm_rl.config.load import load_config
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.errors import ConfigError
+from slurm_rl.math.packing import build_packed_batch
+from slurm_rl.math.sequences import FloatArray
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rl.algorithm.minibatches import split_minibatches, weigh
+from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, build_train_sequences, completion_kl
+from slurm_rl.rl.groups import Completion, Group
+from slurm_rl.rl.workers.critic import build_critic_loss, read_before, value_metrics
+
+PPO = AlgorithmConfig(advantage="gae", group_size=1, gae=GAEConfig(discount=1.0, smoothing=1.0, whiten=False))
+WITH_KL = PPO.model_copy(update={"kl": KLConfig(coefficient=0.1, estimator="k1", where="reward")})
+
+
+def row(*values: float) -> FloatArray:
+    return np.array(values, dtype=np.float32)
+
+
+def group(value: float | None, tokens: list[int]) -> Group:
+    item = RewardItem(completion="7", answer="7")
+    result = RewardResult(item=item, value=value, failure=None if value is not None else "crash")
+    prompt = EncodedPrompt(index=0, token_ids=[5, 12, 6], text="3+4", answer="7")
+    return Group(prompt, [Completion(tokens, [-0.5] * len(tokens), "7", False, 0)], [result])
+
+
+def test_each_token_has_its_own_advantage_and_return() -> None:
+    [sequence] = build_train_sequences([group(1.0, [9, 1])], PPO, None, [row(0.25, 0.75)])
+    assert sequence.advantages is not None and sequence.returns is not None and sequence.old_values is not None
+    assert sequence.advantages.tolist() == [0.75, 0.25]
+    assert sequence.returns.tolist() == [1.0, 1.0]
+    assert sequence.old_values.tolist() == [0.25, 0.75]
+
+
+def test_the_kl_is_taken_from_the_reward_of_its_own_token() -> None:
+    # k1 is -0.5 - ref: 1.5 at the first token, 0 at the second.
+    [sequence] = build_train_sequences([group(1.0, [9, 1])], WITH_KL, [row(-2.0, -0.5)], [row(0.0, 0.0)])
+    assert sequence.returns is not None
+    assert sequence.returns.tolist() == pytest.approx([1.0 - 0.15, 1.0])
+    groups = [group(1.0, [9, 1]), group(0.0, [1]), group(None, [9, 1])]
+    assert completion_kl(groups, [row(-2.0, -0.5), row(-1.0), row(-9.0, -9.0)], WITH_KL) == [1.5, 0.5]
+
+
+def test_a_failed_reward_is_no_reward_of_0_and_is_left_out() -> None:
+    groups = [group(1.0, [9, 1]), group(None, [8, 8, 1])]
+    sequences = build_train_sequences(groups, PPO, None, [row(0, 0), row(0, 0, 0)])
+    [[kept]] = split_minibatches(sequences, groups, PPO, 1, seed=0)
+    assert (kept.num_trained, kept.weight) == (2, 0.5)
+
+
+def test_what_is_only_read_has_neither_advantages_nor_weight() -> None:
+    [sequence] = build_plain_sequences([group(1.0, [9, 1])])
+    assert sequence.token_ids.tolist() == [5, 12, 6, 9, 1]
+    assert (sequence.trained_from, sequence.weight, sequence.advantages) == (3, 0.0, None)
+
+
+def test_the_critic_speaks_before_each_token_of_the_completion() -> None:
+    [sequence] = build_train_sequences([group(1.0, [9, 1])], PPO, None, [row(0.25, 0.75)])
+    [sequence] = weigh([sequence], PPO)
+    read = read_before(sequence)
+    batch = build_packed_batch([read, read])
+    # After `6`, the last of the prompt, and after 9; never after the end of the text.
+    assert batch.trained_positions.tolist() == [2, 3, 7, 8]
+    assert batch.returns is not None and batch.returns.tolist() == [1.0] * 4
+    loss, sums = build_critic_loss(0.2)(batch, torch.tensor([0.5, 0.9, 0.25, 0.75]), torch.zeros(4))
+    # Half of: max(0.5^2, (0.45-1)^2), 0.1^2, 0.75^2, 0.25^2; each token weighs a half.
+    assert float(loss) == pytest.approx(0.25 * (0.55**2 + 0.1**2 + 0.75**2 + 0.25**2))
+    assert sums == {"clipped": 1.0}
+
+
+def test_the_critic_is_judged_by_what_it_said_before_it_learned() -> None:
+    sequences = build_train_sequences([group(1.0, [9, 1]), group(0.0, [9, 1])], PPO, None, [row(1, 1), row(0, 0)])
+    assert value_metrics(sequences) == {"critic/value_mean": 0.5, "critic/explained_variance": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (["algorithm.kl.target=0.5"], "algorithm.kl.target needs a KL term in the reward"),
+        (["+algorithm=ppo", "critic.warmup_steps=120"], "critic.warmup_steps must be < trainer.num_steps"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(words: list[str], seen: str) -> None:
+    with pytest.raises(ConfigError, match=seen):
+        load_config(words)
+
+
+def test_one_completion_a_prompt_will_do() -> None:
+    assert load_config(["+exp=demo", "+algorithm=ppo"]).algorithm.group_size == 1

@@ -1,0 +1,62 @@
+"""Spreading prompts, seeds, and the numbers of a step."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_rl.math.seeds import derive_seed
+from slurm_rl.rl.loop.step_metrics import accuracy, sampling_metrics, training_metrics
+from slurm_rl.rl.rollout.sampling import split_evenly
+from tests.unit.rl.test_batch import group, result
+
+
+@given(st.lists(st.integers()), st.integers(1, 9))
+def test_parts_are_consecutive_whole_and_even(items: list[int], num_parts: int) -> None:
+    parts = split_evenly(items, num_parts)
+    assert [item for part in parts for item in part] == items
+    assert len(parts) == num_parts
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_seeds_differ_by_place_and_repeat() -> None:
+    assert derive_seed(0, "rollout", 3) == derive_seed(0, "rollout", 3)
+    places = [(run, what, step) for run in range(3) for what in ("rollout", "eval") for step in range(50)]
+    assert len({derive_seed(*place) for place in places}) == len(places)
+    assert all(0 <= derive_seed(*place) < 2**63 for place in places)
+
+
+def test_sampling_metrics_count_failures_apart_from_zeros() -> None:
+    metrics = sampling_metrics([group([1.0, 0.0], [[9, 1], [8]]), group([1.0, None], [[9], [9]])])
+    assert metrics["reward/mean"] == 2 / 3
+    assert metrics["reward/failed"] == 1.0
+    assert metrics["reward/failed_crash"] == 1.0
+    assert metrics["tokens/sampled"] == 5.0
+    assert metrics["completion/length_mean"] == 1.25
+
+
+def test_everything_that_scorers_told_is_logged_as_the_mean_of_those_it_was_told_of() -> None:
+    from dataclasses import replace
+
+    scored = group([1.0, 0.0, None], [[9], [8], [7]])
+    results = [replace(scored.results[0], parts={"length": 3.0, "rare": 5.0}), *scored.results[1:]]
+    results[1] = replace(results[1], parts={"length": 0.0})
+    metrics = sampling_metrics([replace(scored, results=results)])
+    assert metrics["score/length"] == 1.5
+    assert metrics["score/rare"] == 5.0
+
+
+def test_training_metrics_are_means_over_tokens() -> None:
+    totals = [
+        {"loss": 1.0, "grad_norm": 2.0, "entropy/mean": 6.0},
+        {"loss": 3.0, "grad_norm": 4.0, "entropy/mean": 2.0},
+    ]
+    metrics = training_metrics(totals, 4, 4)
+    assert metrics == {"policy/loss": 2.0, "policy/grad_norm": 3.0, "entropy/mean": 2.0}
+
+
+def test_accuracy_counts_a_failure_as_wrong() -> None:
+    from dataclasses import replace
+
+    right, failed = replace(result(1.5), parts={"format": 1.0, "math": 1.0}), result(None)
+    assert accuracy([right, failed]) == 0.5

@@ -1,0 +1,108 @@
+"""A checkpoint is written beside the loop: the loop goes on, and learns what went wrong."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.checkpoints.background import BackgroundWriter
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import CheckpointError
+from slurm_rl.rl.loop.run_state import RunSaver, RunState
+from slurm_rl.run_dir import RunDir
+
+
+class FakePolicy:
+    """Writes its file when it may."""
+
+    def __init__(self) -> None:
+        self.may_write, self.writer, self.broken = threading.Event(), BackgroundWriter(), False
+
+    def save(self, folder: Path, *, background: bool) -> list[Path]:
+        if not background:
+            (folder / "rank-0.pt").write_text("weights")
+            return []
+
+        def write(part: Path) -> None:
+            assert self.may_write.wait(30)
+            if self.broken:
+                raise OSError("the disk is gone")
+            part.write_text("weights")
+
+        self.writer.start(folder / "rank-0.pt", write)
+        return [folder / "rank-0.pt"]
+
+
+@pytest.fixture
+def policy() -> FakePolicy:
+    return FakePolicy()
+
+
+def build_saver(root: Path, policy: Any, *words: str) -> RunSaver:
+    run = RunDir(root)
+    run.path.mkdir(exist_ok=True)
+    return RunSaver(run, load_config(["+exp=demo", *words]), policy)
+
+
+@pytest.fixture
+def saver(tmp_path: Path, policy: FakePolicy) -> Iterator[RunSaver]:
+    saver = build_saver(tmp_path / "run", policy)
+    yield saver
+    policy.may_write.set()
+    saver.close(30)
+
+
+def names(saver: RunSaver) -> list[str]:
+    return sorted(path.name for path in saver.saver.store.root.glob("step-*"))
+
+
+def test_the_loop_goes_on_while_a_checkpoint_is_written_and_it_keeps_its_own_step(
+    saver: RunSaver, policy: FakePolicy
+) -> None:
+    state = RunState(step=3)
+    saver.save(state, {})
+    state.step = 4
+    saver.check()
+    assert names(saver) == []
+    policy.may_write.set()
+    saver.wait()
+    assert names(saver) == ["step-3"]
+    newest = saver.saver.store.latest()
+    assert newest is not None and newest.meta["step"] == 3
+
+
+def test_in_the_foreground_it_is_whole_on_return(tmp_path: Path, policy: FakePolicy) -> None:
+    saver = build_saver(tmp_path / "run", policy, "checkpoint.background=false")
+    saver.save(RunState(step=3), {})
+    assert names(saver) == ["step-3"]
+
+
+def test_what_went_wrong_is_said_and_the_older_one_stays(saver: RunSaver, policy: FakePolicy) -> None:
+    policy.may_write.set()
+    saver.save(RunState(step=1), {})
+    saver.wait()
+    policy.broken = True
+    saver.save(RunState(step=2), {})
+    with pytest.raises(CheckpointError, match="the disk is gone"):
+        saver.save(RunState(step=3), {})
+    assert names(saver) == ["step-1"]
+
+
+def test_older_ones_go_after_the_newer_is_whole(saver: RunSaver, policy: FakePolicy) -> None:
+    policy.may_write.set()
+    for step in range(5):
+        saver.save(RunState(step=step, best_step=1), {})
+    saver.wait()
+    assert names(saver) == ["step-1", "step-3", "step-4"]
+
+
+def test_a_run_that_ends_does_not_wait_for_a_dead_worker(saver: RunSaver) -> None:
+    saver.save(RunState(step=1), {})
+    saver.close(within_s=0.0)
+    with pytest.raises(CheckpointError, match="a worker that died"):
+        saver.wait()
+    assert names(saver) == []

@@ -1,0 +1,67 @@
+"""A checkpoint holds the critic once there is one, and a resumed run takes it back after it was built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.rl.loop.run_state import RunSaver, RunState
+from slurm_rl.run_dir import RunDir
+
+
+class Workers:
+    """A group of workers that writes its number."""
+
+    def __init__(self, number: int = 0, *, is_built: bool = True) -> None:
+        self.number, self.is_built = number, is_built
+
+    def save(self, folder: Path, *, background: bool) -> list[Path]:
+        (folder / "number").write_text(str(self.number))
+        return []
+
+    def load(self, folder: Path) -> None:
+        self.number = int((folder / "number").read_text())
+
+    def use_optimizer(self, optim: object) -> None:
+        pass
+
+
+def make_saver(path: Path, policy: Workers, critic: Workers | None) -> RunSaver:
+    parts: Any = (policy, critic)
+    return RunSaver(RunDir(path), load_config(["+exp=demo", "+algorithm=ppo", "checkpoint.background=false"]), *parts)
+
+
+@pytest.mark.parametrize("stage", ["grpo", "warmup"])
+def test_the_critic_comes_back_after_it_was_built(stage: str, tmp_path: Path) -> None:
+    # A run without a warm-up stays in the stage it began with.
+    state = RunState(step=7, stage=stage, kl_coefficient=0.25)
+    make_saver(tmp_path, Workers(1), Workers(2)).save(state, {})
+    policy, critic = Workers(), Workers()
+    saver = make_saver(tmp_path, policy, critic)
+    found = saver.restore()
+    assert found is not None and found[0] == state
+    assert (policy.number, critic.number) == (1, 0), (
+        "there is nothing to load into before the warm-up is known to be over"
+    )
+    saver.restore_critic()
+    assert critic.number == 2
+
+
+@pytest.mark.parametrize("before", [Workers(2, is_built=False), None])
+def test_a_critic_that_was_not_there_yet_stays_as_it_was_built(before: Workers | None, tmp_path: Path) -> None:
+    make_saver(tmp_path, Workers(1), before).save(RunState(step=7), {})
+    assert not list(tmp_path.glob("checkpoints/*/critic"))
+    critic = Workers(5)
+    saver = make_saver(tmp_path, Workers(), critic)
+    saver.restore()
+    saver.restore_critic()
+    assert critic.number == 5
+
+
+def test_a_new_run_has_nothing_to_restore(tmp_path: Path) -> None:
+    saver = make_saver(tmp_path, Workers(), Workers(5))
+    assert saver.restore() is None
+    saver.restore_critic()

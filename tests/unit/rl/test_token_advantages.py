@@ -1,0 +1,89 @@
+"""REINFORCE++ and GAE over whole batches, against formulas written apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slurm_rl.config.algorithm import AdvantageName, AlgorithmConfig, GAEConfig, KLConfig
+from slurm_rl.config.load import load_config
+from slurm_rl.math.advantages import ADVANTAGES
+from slurm_rl.math.sequences import FloatArray
+from slurm_rl.rl.algorithm.minibatches import split_minibatches
+from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
+from tests.unit.rl.batch_kit import make_group
+
+REWARDS = [[1.0, 0.0, 0.5], [0.2, 0.9, -0.3]]
+LENGTHS = [[3, 5, 2], [1, 4, 6]]
+GROUPS = [make_group(index, *pair) for index, pair in enumerate(zip(REWARDS, LENGTHS, strict=True))]
+
+
+def advantages_of(config: AlgorithmConfig, ref: list[FloatArray] | None = None) -> list[FloatArray]:
+    found = [sequence.advantages for sequence in build_train_sequences(GROUPS, config, ref)]
+    return [one for one in found if one is not None]
+
+
+def make_reference() -> list[FloatArray]:
+    draw = np.random.default_rng(0)
+    return [draw.normal(-1.0, 0.5, size).astype(np.float32) for sizes in LENGTHS for size in sizes]
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
+@pytest.mark.parametrize("has_kl", [False, True])
+def test_reinforce_pp_is_the_papers_equations(name: AdvantageName, has_kl: bool) -> None:
+    """arXiv 2501.03262 v9, eq. 8: reward - beta * sum of KL_i over i >= t; eq. 10: whitened over all tokens."""
+    kl = KLConfig(coefficient=0.1, estimator="k1", where="reward")
+    config = AlgorithmConfig(advantage=name, group_size=3, kl=kl if has_kl else KLConfig())
+    reference = make_reference()
+    rewards = np.array(REWARDS)
+    if name == "reinforce_pp_baseline":
+        rewards = rewards - rewards.mean(1, keepdims=True)
+    expected = []
+    for reward, ref in zip(rewards.flatten(), reference, strict=True):
+        kl_of_token = -0.5 - ref.astype(np.float64)
+        later = [kl_of_token[t:].sum() for t in range(len(ref))]
+        expected.append(reward - (0.1 * np.array(later) if has_kl else np.zeros(len(ref))))
+    tokens = np.concatenate(expected)
+    found = advantages_of(config, reference if has_kl else None)
+    for one, raw in zip(found, expected, strict=True):
+        assert one == pytest.approx((raw - tokens.mean()) / tokens.std(), abs=1e-5)
+
+
+def test_the_presets_are_the_papers() -> None:
+    plain, baseline = (
+        load_config(["+exp=demo", f"+algorithm={name}"]).algorithm for name in ("reinforce_pp", "reinforce_pp_baseline")
+    )
+    assert (plain.advantage, plain.kl.estimator, plain.kl.where) == ("reinforce_pp", "k1", "reward")
+    assert (baseline.advantage, baseline.kl.estimator, baseline.kl.where) == ("reinforce_pp_baseline", "k2", "loss")
+
+
+@pytest.mark.parametrize("name", ["reinforce_pp", "reinforce_pp_baseline"])
+def test_a_batch_of_equal_rewards_moves_nothing(name: AdvantageName) -> None:
+    groups = [make_group(index, [0.1] * 3, [3, 5, 7]) for index in range(3)]
+    config = AlgorithmConfig(advantage=name, group_size=3)
+    assert not any(s.advantages is not None and s.advantages.any() for s in build_train_sequences(groups, config, None))
+
+
+@pytest.mark.parametrize("name", list(ADVANTAGES))
+@pytest.mark.parametrize("has_kl", [False, True])
+def test_a_failed_reward_changes_nothing_for_the_others(name: AdvantageName, has_kl: bool) -> None:
+    """Not their advantages, returns and weights: the review's example gave the failed one the best of all."""
+    kl = KLConfig(coefficient=0.1, estimator="k1", where="reward") if has_kl else KLConfig()
+    config = AlgorithmConfig(advantage=name, group_size=4, kl=kl, gae=GAEConfig(whiten=True))
+    rewards, lengths = [-5.0, -5.5, -4.5, -5.2], [3, 2, 4, 3]
+    without = [make_group(0, rewards, lengths)]
+    with_failed = [make_group(0, [*rewards[:2], None, *rewards[2:]], [*lengths[:2], 7, *lengths[2:]])]
+    found = []
+    for groups in (without, with_failed):
+        sizes = [len(completion.token_ids) for completion in groups[0].completions]
+        zeros: list[FloatArray] = [np.full(size, 0.25, dtype=np.float32) for size in sizes]
+        values = zeros if config.needs_values else None
+        ref = [np.full(size, -1.5, dtype=np.float32) for size in sizes] if has_kl else None
+        sequences = build_train_sequences(groups, config, ref, values)
+        [batch] = split_minibatches(sequences, groups, config, 1, seed=0)
+        found.append(
+            [(s.weight, s.advantages.tolist(), None if s.returns is None else s.returns.tolist())
+             for s in batch if s.advantages is not None]
+        )  # fmt: skip
+    assert len(found[0]) == 4
+    assert found[0] == found[1]

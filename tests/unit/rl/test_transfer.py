@@ -1,0 +1,109 @@
+"""Direct weight transfer: who has which rank, in which order things are asked for, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import ray
+
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import ConfigError, WeightSyncError
+from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.rl.rollout.vllm.transfer import EngineClient
+from slurm_rl.rl.weights.records import HeldWeights, SentWeights
+from slurm_rl.rl.weights.sync import WeightSync
+from slurm_rl.rl.workers.cluster import Actor
+
+
+class Remote:
+    def __init__(self, function: Any) -> None:
+        self.remote = function
+
+
+class FakeEngine:
+    def __init__(self, said: list[Any], *, checksums: Sequence[str] = ("sum",)) -> None:
+        self.call_workers = Remote(lambda method, arguments: said.append((method, arguments)))
+
+        def confirm(version: int, sent: SentWeights, probe: TokenPrompt) -> HeldWeights:
+            said.append(("confirm", version, sent.checksum))
+            return HeldWeights(version, list(checksums), [-1.0] * (len(probe.token_ids) - 1))
+
+        self.confirm_weights = Remote(confirm)
+
+
+class FakePolicy:
+    def __init__(self, said: list[Any]) -> None:
+        self.find_address = Remote(lambda: ("10.0.0.1", 4242))
+        self.open_sender = Remote(lambda *args: said.append(("open", args[1], args[2])))
+
+        def send(probe: TokenPrompt) -> SentWeights:
+            said.append("send")
+            return SentWeights("sum", [-1.0] * (len(probe.token_ids) - 1))
+
+        self.send_state = Remote(send)
+
+
+class FakeCluster:
+    def gather(self, calls: Sequence[tuple[Actor, Any]], **_: Any) -> list[Any]:
+        return [value for _, value in calls]
+
+
+def build_sync(said: list[Any], **lies: Any) -> WeightSync:
+    cluster: Any = FakeCluster()
+    policy = [Actor(f"policy-{rank}", FakePolicy(said)) for rank in range(2)]
+    engines = [Actor("rollout-0", FakeEngine(said, **lies))]
+    return WeightSync(cluster, policy, engines, probe=TokenPrompt(token_ids=[1, 2]), tolerance=1e-3, timeout_s=1)
+
+
+def test_every_tensor_parallel_rank_of_every_engine_has_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "get", lambda calls, timeout: calls)
+    said: list[Any] = []
+    client = EngineClient([FakeEngine(said) for _ in range(3)], [2, 4, 1], 1.0)
+    client.init_weight_transfer_engine({"master_port": 1, "rank_offset": 1})
+    assert [arguments["init_info"]["rank_offset"] for _, arguments in said] == [1, 3, 7]
+    said.clear()
+    client.init_weight_transfer_engine({"packed": True})  # ipc has no group
+    assert [arguments["init_info"] for _, arguments in said] == [{"packed": True}] * 3
+
+
+def test_every_rank_sends_and_engines_confirm_what_was_sent() -> None:
+    said: list[Any] = []
+    sync = build_sync(said)
+    sync.open([4])
+    sync.push(7)
+    assert sync.verify() == 0.0
+    opened = ("open", [4], ("10.0.0.1", 4242))
+    assert said == [opened, opened, "send", "send", ("confirm", 7, "sum")]
+
+
+@pytest.mark.parametrize(("checksums", "passes"), [(["sum", "sum"], True), (["sum", "other"], False), ([], True)])
+def test_one_rank_with_other_bytes_is_enough(checksums: list[str], passes: bool) -> None:
+    """Where a transfer engine knows no checksum, as nccl's and ipc's do not, version and probe are the proof."""
+    sync = build_sync([], checksums=checksums)
+    sync.open([2])
+    sync.push(1)
+    if passes:
+        assert sync.verify() == 0.0
+    else:
+        with pytest.raises(WeightSyncError, match="rollout-0"):
+            sync.verify()
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["rollout.weight_transfer=nccl"], ["needs GPUs", "'cpu'"]),
+        (["rollout.weight_transfer=ipc"], ["colocated", "colocate=False"]),
+        (["rollout.weight_transfer=nccl", "rollout.colocate=true"], ["nccl needs engines with GPUs of their own"]),
+        (["rollout.weight_transfer=gloo", "rollout.max_staleness=1"], ["max_staleness", "gloo and 1"]),
+        (["rollout.weight_transfer=gloo", "+lora=all_linear"], ["model.lora", "got gloo"]),
+        (["rollout.weight_transfer=gloo", "+cluster=nvidia_h100"], ["for accelerator 'cpu'", "'nvidia'"]),
+        (["rollout.weight_transfer=tcp"], ["rollout.weight_transfer", "'nccl'"]),
+    ],
+)
+def test_a_transfer_that_cannot_be_is_refused(words: list[str], names: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(words)
+    assert all(name in str(caught.value) for name in names), str(caught.value)

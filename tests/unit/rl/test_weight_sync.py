@@ -1,0 +1,178 @@
+"""The proof after a sync, against engines that lie. Fakes stand for Ray actors; the real pair is in tests/train."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.engine.forward import compute_sequence_logprobs
+from slurm_rl.engine.model import load_model
+from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.errors import WeightSyncError
+from slurm_rl.math.sequences import TokenPrompt, TrainSequence
+from slurm_rl.rl.weights.records import HeldWeights, SentWeights, checksum, pack_weights
+from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
+from slurm_rl.rl.workers.cluster import Actor
+
+WEIGHTS = {"a": torch.arange(4.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
+
+
+class FakeCall:
+    """`method.remote(...)` runs at once, and `.options(num_returns=2)` hands back both parts."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def remote(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def options(self, **_: Any) -> FakeCall:
+        return self
+
+
+class FakePolicy:
+    def __init__(self, probe: list[float]) -> None:
+        records = pack_weights(WEIGHTS.items())
+        self.pack_state = FakeCall(lambda _: (records, SentWeights(checksum(records), probe)))
+
+
+class FakeEngine:
+    def __init__(self, probe: list[float], *, bytes_ok: bool = True, old_version: bool = False) -> None:
+        def load(version: int, records: Any, _: TokenPrompt) -> HeldWeights:
+            sums = [checksum(records) if bytes_ok else "0" * 64]
+            return HeldWeights(version - old_version, sums, probe)
+
+        self.load_weights = FakeCall(load)
+
+
+class FakeCluster:
+    def gather(self, calls: Sequence[tuple[Actor, Any]], **_: Any) -> list[Any]:
+        return [value for _, value in calls]
+
+
+RIGHT, STALE = [-1.0, -1.0], [-2.5, -2.5]
+
+
+def sync(engine: FakeEngine, said: list[float] = RIGHT, dtype: str = "float32") -> WeightSync:
+    cluster: Any = FakeCluster()
+    policy, engines = [Actor("policy-0", FakePolicy(said))], [Actor("rollout-0", engine)]
+    tolerance, probe = choose_tolerance(None, dtype, num_layers=2), TokenPrompt(token_ids=[1, 2, 3])
+    return WeightSync(cluster, policy, engines, probe=probe, tolerance=tolerance, timeout_s=1)
+
+
+def test_an_engine_that_agrees_passes() -> None:
+    weights = sync(FakeEngine(RIGHT))
+    weights.push(7)
+    assert weights.verify() == 0.0
+
+
+def test_who_samples_ahead_verifies_older_pushes_alone() -> None:
+    weights = sync(FakeEngine(STALE))
+    weights.push(7)
+    assert weights.verify(leave=1) == 0.0, "nothing was looked at yet"
+    weights.push(8)
+    with pytest.raises(WeightSyncError):
+        weights.verify(leave=1)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        FakeEngine(RIGHT, bytes_ok=False),
+        FakeEngine(STALE),
+        FakeEngine(RIGHT, old_version=True),
+        FakeEngine([float("nan")] * 2),
+    ],
+)
+def test_an_engine_that_does_not_hold_the_weights_is_named(engine: FakeEngine) -> None:
+    with pytest.raises(WeightSyncError, match="rollout-0"):
+        weights = sync(engine)
+        weights.push(7)
+        weights.verify()
+
+
+def differ(by: list[float], dtype: str) -> float:
+    weights = sync(FakeEngine([-1.0 - one for one in by]), [-1.0] * len(by), dtype)
+    weights.push(7)
+    return weights.verify()
+
+
+def test_a_difference_is_judged_by_its_mean_and_its_largest() -> None:
+    # 2 layers in bfloat16: 6 / 256 * sqrt(2) = 0.0331 on average, 5 times that at most.
+    assert differ([0.0] * 9 + [0.16], "bfloat16") == pytest.approx(0.16)
+    found = r"on average to .*=0\.0331456 and each to 0\.165728; got .*0\.017 on average and 0\.17 at most"
+    with pytest.raises(WeightSyncError, match=found):
+        differ([0.0] * 9 + [0.17], "bfloat16")
+    with pytest.raises(WeightSyncError, match=r"0\.04 on average.*rollout\.probe_tolerance=0\.08; else report a bug"):
+        differ([0.04] * 10, "bfloat16")
+    with pytest.raises(WeightSyncError, match=r"probe_tolerance=0\.0002 and each to 0\.001"):
+        differ([0.002] + [0.0] * 63, "float32")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """A tiny model's folder, its weights, and those after a supervised start as the demo has it, but shorter."""
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    build_tiny_model(TinyModelConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1), 0, folder)
+    model = load_model(folder, ModelConfig(path=str(folder)))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
+    rows = probe_rows(np.random.default_rng(1), 16)
+    for _ in range(20):
+        logits = model(input_ids=rows, use_cache=False).logits[:, :-1]
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return folder, before, model.state_dict()
+
+
+def probe_rows(random: np.random.Generator, count: int) -> torch.Tensor:
+    """[count, 32] tokens of which each follows from the one before."""
+    return torch.from_numpy((random.integers(0, 12, (count, 1)) + 5 * np.arange(32)) % 12 + 2)
+
+
+def say_probe(folder: Path, state: dict[str, torch.Tensor], dtype: str, old_head: torch.Tensor | None) -> list[float]:
+    """Logprobs of the probe; `old_head`: the output layer kept these weights, though tied to the embedding."""
+    model = load_model(folder, ModelConfig(path=str(folder), dtype=dtype)).eval()
+    model.load_state_dict(state)
+    if old_head is not None:
+        model.lm_head.weight = torch.nn.Parameter(old_head.to(model.dtype))
+    row = probe_rows(np.random.default_rng(2), 1)[0].numpy()
+    [found] = compute_sequence_logprobs(model, [TrainSequence(token_ids=row, trained_from=1)], 1.0, torch.device("cpu"))
+    return [float(value) for value in found]
+
+
+@pytest.mark.parametrize("kept", ["", "model.layers.0.", "model.layers.1.", "head"])
+def test_bfloat16_may_round_but_keeps_no_old_layer(
+    kept: str, trained: tuple[Path, dict[str, torch.Tensor], dict[str, torch.Tensor]]
+) -> None:
+    """The policy in bfloat16 against float32, which rounds nothing: as far apart as two programs come."""
+    folder, before, after = trained
+    held = {n: before[n] if kept and n.startswith(kept) else tensor for n, tensor in after.items()}
+    old_head = before["lm_head.weight"] if kept == "head" else None
+    engine = FakeEngine(say_probe(folder, held, "float32", old_head))
+    weights = sync(engine, say_probe(folder, after, "bfloat16", None), "bfloat16")
+    weights.push(7)
+    if kept:
+        with pytest.raises(WeightSyncError, match="rollout-0 must agree with the policy"):
+            weights.verify()
+    else:
+        assert weights.verify() > 1e-4
+
+
+def test_records_carry_every_bit_and_order_does_not_matter() -> None:
+    records = pack_weights(reversed(WEIGHTS.items()))
+    assert checksum(records) == checksum(pack_weights(WEIGHTS.items()))
+    back = {record.name: record.to_tensor() for record in records}
+    assert all(torch.equal(back[name], tensor) and back[name].dtype == tensor.dtype for name, tensor in WEIGHTS.items())
+
+
+def test_one_changed_bit_changes_the_checksum() -> None:
+    changed = {**WEIGHTS, "a": WEIGHTS["a"] + torch.tensor([0, 0, 0, 1e-6])}
+    assert checksum(pack_weights(changed.items())) != checksum(pack_weights(WEIGHTS.items()))

@@ -1,0 +1,42 @@
+"""Which worker gets which sequences, where prompts are read once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.rl.workers.cluster import Actor
+from slurm_rl.rl.workers.worker_group import WorkerGroup
+
+NOBODY: Any = None
+
+
+def build_groups(num_groups: int, group_size: int, prompt: int, completion: int) -> list[TrainSequence]:
+    return [
+        TrainSequence(token_ids=np.asarray([group] * prompt + [9] * completion), trained_from=prompt)
+        for group in range(num_groups)
+        for _ in range(group_size)
+    ]
+
+
+@pytest.mark.parametrize("num_workers", [1, 2, 3])
+def test_groups_stay_together_and_micro_batches_within_the_budget(num_workers: int) -> None:
+    sequences = build_groups(6, 4, prompt=20, completion=5)
+    workers = [Actor(f"policy-{i}", NOBODY) for i in range(num_workers)]
+    shared = WorkerGroup(NOBODY, workers, 80, 1.0, "policy", share_prompts=True).spread(sequences)
+    apart = WorkerGroup(NOBODY, workers, 80, 1.0, "policy").spread(sequences)
+    assert sorted(id(item) for share in shared for batch in share for item in batch) == sorted(map(id, sequences))
+    assert len({len(share) for share in shared}) == 1
+    groups = [[int(item.token_ids[0]) for item in batch] for share in shared for batch in share]
+    assert all(batch.count(group) == 4 for batch in groups for group in batch)
+    # 20 + 4 * 5 tokens a group in place of 4 * 25: two groups fit, of three sequences apart.
+    assert max(len(share) for share in shared) < max(len(share) for share in apart)
+
+
+def test_a_group_over_the_budget_is_cut() -> None:
+    sequences = build_groups(1, 4, prompt=20, completion=5)
+    [share] = WorkerGroup(NOBODY, [Actor("policy-0", NOBODY)], 30, 1.0, "policy", share_prompts=True).spread(sequences)
+    assert [len(batch) for batch in share] == [2, 2]
