@@ -1,17 +1,26 @@
-"""`report`: write summary.json and report.html of a run again, and print the table."""
+"""`report`: write summary.json and report.html of a run again, and print the table; of a sweep, its leaderboard."""
 
 from __future__ import annotations
 
-from slurm_rl.cli.find import find_run
+from slurm_rl.cli.find import find_run, find_sweep
+from slurm_rl.cli.results import read_standings
 from slurm_rl.cli.words import read_words
-from slurm_rl.report.html import write_report
+from slurm_rl.report.html import write_report, write_sweep_report
+from slurm_rl.report.leaderboard import rank
 from slurm_rl.report.summary import render_summary, write_summary
+from slurm_rl.slurm.ledger import load_ledger
 
 
 def run(words: list[str]) -> int:
     from rich.console import Console
 
-    directory = find_run(read_words("report", words).rest)
+    rest = read_words("report", words).rest
+    if sweep := find_sweep(rest):
+        ledger = load_ledger(sweep)
+        standings = rank(read_standings(sweep, ledger, ledger.metric), smallest_first=ledger.smallest_first)
+        print(write_sweep_report(sweep.path, standings, ledger.metric))
+        return 0
+    directory = find_run(rest)
     summary = write_summary(directory)
     write_report(directory)
     Console().print(render_summary(summary))

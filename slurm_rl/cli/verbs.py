@@ -289,8 +289,8 @@ VERBS = {
         details=_OVERRIDES,
     ),
     "report": Verb(
-        "write summary.json and report.html of a run again",
-        "[run]",
+        "write summary.json and report.html of a run again; of a sweep, report.html with its leaderboard and curves",
+        "[run | sweep]",
         "report runs/addition-20261121-101500",
         details=_RUN,
     ),

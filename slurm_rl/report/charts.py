@@ -1,17 +1,31 @@
-"""Which charts a report shows, and how rows of metrics become their curves."""
+"""Which charts a report shows, and how rows of metrics become them; pygal draws them as inline SVG.
+
+pygal is plain Python without numpy, so it is there on a login node, and what it draws needs no script: values are
+told by the browser's own tips. Colours, fonts and the dark theme are those of the page (page.py).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
+from typing import TYPE_CHECKING, Any
+from xml.etree.ElementTree import Element
 
 from slurm_rl.jsonl import Row
 from slurm_rl.report.summary import MAIN_STAGES, PHASES, split_step
-from slurm_rl.report.svg import Bar, Line, Point, line_chart, stacked_chart
 
-MAX_POINTS = 240
-"""More than this is binned: a report of a long run stays small, and each tip wide enough to hit."""
+if TYPE_CHECKING:
+    import pygal
+
+Point = tuple[float, float]
+MAX_POINTS = 120
+"""More than this is binned: a report of a long run stays small, and each point wide enough to hit."""
+FEW_POINTS = 24
+"""Up to this each one is marked."""
+FONT_SIZE = 14
+_NOT_SHOWN = {"defs", "desc", "script", "style"}
+"""What pygal adds for its own style sheet and script, which the page has no use for."""
 
 
 @dataclass(frozen=True)
@@ -25,64 +39,57 @@ class Curve:
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawn chart: its title, its legend as (colour, label), and the SVG."""
-
-    title: str
-    legend: list[tuple[int, str]]
-    svg: str
-
-
-@dataclass(frozen=True)
-class LineSpec:
     """A line chart to draw when any of its curves has values."""
 
     title: str
     curves: tuple[Curve, ...]
-    smooth: bool = True
-    """Show the moving mean, with the raw values pale behind it."""
 
 
-_SUPERVISED = ("sft", "rm", "dpo")
 LINE_CHARTS = (
-    LineSpec("Reward", (Curve("mean", "reward/mean"),)),
-    LineSpec(
-        "Accuracy",
-        (Curve("greedy", "accuracy/greedy", "eval"), Curve("sampled", "accuracy/sampled", "eval")),
-        smooth=False,
-    ),
-    LineSpec("KL to the reference", (Curve("KL", "kl/reference"),)),
-    LineSpec("Entropy", (Curve("mean", "entropy/mean"),)),
-    LineSpec("Completion length, tokens", (Curve("mean", "completion/length_mean"),)),
-    LineSpec("Truncated completions, share", (Curve("truncated", "completion/truncated"),)),
-    LineSpec("Gradient norm", (Curve("norm", "policy/grad_norm"),)),
-    LineSpec("Clipped tokens, share", (Curve("clipped", "policy/clip_fraction"),)),
-    LineSpec("Sampler against policy, largest logprob gap", (Curve("largest", "mismatch/max"),)),
-    LineSpec("Sampler against policy, KL", (Curve("KL", "mismatch/kl"),)),
-    LineSpec("Warm-up loss", (Curve("loss", "policy/loss", "warmup"),)),
-    LineSpec("GRPO loss", (Curve("loss", "policy/loss"),)),
-    LineSpec("Critic: explained variance", (Curve("explained", "critic/explained_variance"),)),
-    LineSpec("Critic loss", (Curve("loss", "critic/loss"),)),
-    LineSpec("KL coefficient", (Curve("coefficient", "kl/coefficient"),)),
-    LineSpec("Loss", tuple(Curve(MAIN_STAGES[task], "policy/loss", task) for task in _SUPERVISED)),
-    LineSpec("Held-out loss", (Curve("loss", "eval/loss", "eval"),), smooth=False),
-    LineSpec(
+    Chart("Reward", (Curve("mean", "reward/mean"),)),
+    Chart("Accuracy", (Curve("greedy", "accuracy/greedy", "eval"), Curve("sampled", "accuracy/sampled", "eval"))),
+    Chart("KL to the reference", (Curve("KL", "kl/reference"),)),
+    Chart("Entropy", (Curve("mean", "entropy/mean"),)),
+    Chart("Completion length, tokens", (Curve("mean", "completion/length_mean"),)),
+    Chart("Truncated completions, share", (Curve("truncated", "completion/truncated"),)),
+    Chart("Gradient norm", (Curve("norm", "policy/grad_norm"),)),
+    Chart("Clipped tokens, share", (Curve("clipped", "policy/clip_fraction"),)),
+    Chart("Sampler against policy, largest logprob gap", (Curve("largest", "mismatch/max"),)),
+    Chart("Sampler against policy, KL", (Curve("KL", "mismatch/kl"),)),
+    Chart("Warm-up loss", (Curve("loss", "policy/loss", "warmup"),)),
+    Chart("GRPO loss", (Curve("loss", "policy/loss"),)),
+    Chart("Critic: explained variance", (Curve("explained", "critic/explained_variance"),)),
+    Chart("Critic loss", (Curve("loss", "critic/loss"),)),
+    Chart("KL coefficient", (Curve("coefficient", "kl/coefficient"),)),
+    Chart("Loss", tuple(Curve(MAIN_STAGES[task], "policy/loss", task) for task in ("sft", "rm", "dpo"))),
+    Chart("Held-out loss", (Curve("loss", "eval/loss", "eval"),)),
+    Chart(
         "Held-out accuracy",
         (Curve("exact match", "eval/exact_match", "eval"), Curve("pairs right", "eval/accuracy", "eval")),
-        smooth=False,
     ),
-    LineSpec("Tokens a second", tuple(Curve("tokens/s", "time/tokens_per_s", stage) for stage in MAIN_STAGES)),
+    Chart("Tokens a second", tuple(Curve(name, "time/tokens_per_s", task) for task, name in MAIN_STAGES.items())),
 )
 
 
-def build_charts(rows: list[Row]) -> Iterator[Chart]:
-    """The charts for which there are values."""
-    for spec in LINE_CHARTS:
-        curves = [(curve.label, select_points(rows, curve)) for curve in spec.curves]
-        if any(points for _, points in curves):
-            yield _draw_lines(spec, curves)
+def build_charts(rows: list[Row]) -> Iterator[tuple[str, str]]:
+    """(title, SVG) of the charts for which there are values."""
+    for chart in LINE_CHARTS:
+        curves = {curve.label: points for curve in chart.curves if (points := select_points(rows, curve))}
+        if curves:
+            yield chart.title, draw_lines(curves)
     timed = [row for row in rows if row["stage"] == "grpo" and "time/step_s" in row]
     if timed:
-        yield _draw_phases(timed)
+        yield "Time of a step, seconds", _draw_phases(timed)
+
+
+def compare_runs(runs: Mapping[str, list[Row]]) -> Iterator[tuple[str, str]]:
+    """(title, SVG) of each curve that a run has, all runs in one chart."""
+    for chart in LINE_CHARTS:
+        for curve in chart.curves:
+            # A run without it stays, so that every run has one colour.
+            curves = {name: select_points(rows, curve) for name, rows in runs.items()}
+            if any(curves.values()):
+                yield chart.title if len(chart.curves) == 1 else f"{chart.title}, {curve.label}", draw_lines(curves)
 
 
 def select_points(rows: list[Row], curve: Curve) -> list[Point]:
@@ -106,26 +113,90 @@ def moving_mean(points: list[Point], half_width: int) -> list[Point]:
     return smoothed
 
 
-def _draw_lines(spec: LineSpec, curves: list[tuple[str, list[Point]]]) -> Chart:
-    lines: list[Line] = []
-    for color, (label, points) in enumerate(curves):
-        lines += _lines(label, bin_points(points), color, spec.smooth) if points else []
-    legend = [(color, label) for color, (label, points) in enumerate(curves) if points]
-    return Chart(spec.title, legend if len(legend) > 1 else [], line_chart(lines))
+def format_number(value: float) -> str:
+    """A number as short as it can be read.
+
+    >>> [format_number(v) for v in (0, 1200, 0.25, 0.1 + 0.2, 0.000012)]
+    ['0', '1,200', '0.25', '0.3', '1.2e-05']
+    """
+    return f"{value:,.6g}"
 
 
-def _lines(label: str, points: list[Point], color: int, smooth: bool) -> list[Line]:
-    half_width = len(points) // 25
-    if not smooth or half_width == 0:
-        return [Line(label, points, color, dots=not smooth)]
-    return [Line(label, points, color, faint=True), Line("smoothed", moving_mean(points, half_width), color)]
+def draw_lines(curves: Mapping[str, list[Point]]) -> str:
+    """Curves by label over the step. A long one is smoothed, and when it is alone, its values are pale behind it."""
+    import pygal
+
+    binned = {label: bin_points(points) for label, points in curves.items()}
+    is_long, is_alone = max(map(len, binned.values())) > FEW_POINTS, len(curves) == 1
+    if is_long and not is_alone:
+        binned = {label: _smooth(points) for label, points in binned.items()}
+    values = [value for points in binned.values() for _, value in points]
+    starts_at_zero = 0 < min(values) < max(values) / 2
+    kind = "marked" if not is_long else "raw" if is_alone else "smooth"
+    chart = pygal.XY(**_look(kind), show_legend=not is_alone, dots_size=4, include_x_axis=starts_at_zero)
+    for label, points in binned.items():
+        chart.add(label, [{"value": (x, y), "tooltip": _tip(x, label, y)} for x, y in points])
+        if is_long and is_alone:
+            chart.add("smoothed", _smooth(points), show_dots=False)
+    return _render(chart)
 
 
-def _draw_phases(rows: list[Row]) -> Chart:
-    phases = [*PHASES, "other"]
+def _smooth(points: list[Point]) -> list[Point]:
+    return moving_mean(points, len(points) // 25)
+
+
+def _draw_phases(rows: list[Row]) -> str:
+    import pygal
+
+    chart = pygal.StackedBar(**_look("stacked"), x_labels_major_count=6, show_minor_x_labels=False)
     steps = [split_step(row) for row in rows]
-    curves = [
-        bin_points([(row["step"], step[phase]) for row, step in zip(rows, steps, strict=True)]) for phase in phases
-    ]
-    bars = [Bar(column[0][0], [seconds for _, seconds in column]) for column in zip(*curves, strict=True)]
-    return Chart("Time of a step, seconds", list(enumerate(phases)), stacked_chart(phases, bars))
+    for phase in [*PHASES, "other"]:
+        points = bin_points([(row["step"], step[phase]) for row, step in zip(rows, steps, strict=True)])
+        chart.x_labels = [format_number(x) for x, _ in points]
+        chart.add(phase, [{"value": y, "tooltip": f"{_tip(x, phase, y)} s"} for x, y in points])
+    return _render(chart)
+
+
+def _tip(step: float, label: str, value: float) -> str:
+    return f"step {format_number(step)}: {label} {format_number(value)}"
+
+
+def _look(kind: str) -> dict[str, Any]:
+    from pygal.style import Style
+
+    return {
+        # The page says the fonts; pygal must know their size to leave room for them.
+        "style": Style(label_font_size=FONT_SIZE, major_label_font_size=FONT_SIZE, legend_font_size=FONT_SIZE),
+        "classes": ["chart", kind],
+        "width": 560,
+        "height": 260,
+        "margin": 6,
+        "css": [],
+        "js": [],
+        "legend_at_bottom": True,
+        "legend_at_bottom_columns": 3,
+        "min_scale": 3,
+        "max_scale": 6,
+        "truncate_label": -1,
+        "disable_xml_declaration": True,
+        "value_formatter": format_number,
+        "x_value_formatter": format_number,
+    }
+
+
+def _render(chart: pygal.Graph) -> str:
+    chart.add_xml_filter(_strip)
+    svg: str = chart.render(is_unicode=True)
+    return svg
+
+
+def _strip(root: Element) -> Element:
+    """Leave what is drawn, and the tips of the points."""
+    del root.attrib["id"]
+    root.attrib.pop("xmlns", None)
+    for parent in list(root.iter()):
+        for child in list(parent):
+            is_head = parent is root and child.tag == "title"
+            if not isinstance(child.tag, str) or child.tag in _NOT_SHOWN or is_head:
+                parent.remove(child)
+    return root

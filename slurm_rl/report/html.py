@@ -1,23 +1,26 @@
-"""report.html: one file that shows a run, while it goes and after it ended, well or badly."""
+"""report.html: one file that shows a run or a sweep, while it goes and after it ended, well or badly."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from slurm_rl.jsonl import Row, read_rows
-from slurm_rl.report.charts import Chart, build_charts
+from slurm_rl.report.charts import build_charts, compare_runs, format_number
 from slurm_rl.report.events import describe_event, read_events
+from slurm_rl.report.leaderboard import Standing, build_table
 from slurm_rl.report.meta import RunMeta, collect_meta, read_config_text
 from slurm_rl.report.page import render_page, render_section, render_table
 from slurm_rl.report.summary import build_summary, describe_rows, format_seconds
-from slurm_rl.report.svg import format_number
 from slurm_rl.run_dir import RunDir, write_text
 
 SAMPLES_A_SIDE = 6
 EVENTS_A_SIDE = 150
 LONGEST_TEXT = 4000
+BEST_RUNS = 6
+"""As many as the page has colours."""
 
 
 def write_report(run: RunDir) -> Path:
@@ -25,13 +28,27 @@ def write_report(run: RunDir) -> Path:
     rows, meta = read_rows(run.metrics), collect_meta(run)
     sections = [
         render_header(build_summary(rows, meta), meta),
-        render_section("Curves", render_charts(list(build_charts(rows)))),
+        render_section("Curves", render_charts(build_charts(rows))),
         render_section("Completions, first and last", render_samples(read_rows(run.samples))),
         render_section("Events", render_events(read_events(run))),
         render_section("Config", render_config(read_config_text(run))),
     ]
     write_text(run.report, render_page(meta.name, [section for section in sections if section]))
     return run.report
+
+
+def write_sweep_report(path: Path, standings: Sequence[Standing], metric: str) -> Path:
+    """Write report.html into the directory of a sweep: its leaderboard, and the curves of the best runs."""
+    headings, *table = build_table(standings, metric)
+    best = {f"run {standing.run}": read_rows(RunDir(path / standing.run).metrics) for standing in standings[:BEST_RUNS]}
+    sections = [
+        f"<header><h1>{escape(path.name)}</h1></header>",
+        render_section("Runs, best first", render_table(headings, table, number_columns={0, 1})),
+        render_section(f"Curves of the best {len(best)}", render_charts(compare_runs(best))),
+    ]
+    report = RunDir(path).report
+    write_text(report, render_page(path.name, sections))
+    return report
 
 
 def render_header(summary: dict[str, Any], meta: RunMeta) -> str:
@@ -63,17 +80,13 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [*tiles, ("time on the nodes", format_seconds(summary["wall_s"]))]
 
 
-def render_charts(charts: list[Chart]) -> str:
-    """The cards of the charts."""
-    cards = "".join(
-        f'<div class="card"><h3>{escape(chart.title)}</h3>{_legend(chart)}{chart.svg}</div>' for chart in charts
-    )
+def render_charts(charts: Iterable[tuple[str, str]]) -> str:
+    """The cards of the charts, by title and SVG."""
+    try:
+        cards = "".join(f'<div class="card"><h3>{escape(title)}</h3>{svg}</div>' for title, svg in charts)
+    except ModuleNotFoundError as missing:
+        return f'<p class="sub">No curves: {escape(str(missing.name))} is missing. Next: pip install pygal</p>'
     return f'<div class="charts">{cards}</div>' if cards else ""
-
-
-def _legend(chart: Chart) -> str:
-    entries = "".join(f'<span><i class="c{color}"></i>{escape(label)}</span>' for color, label in chart.legend)
-    return f'<div class="legend">{entries}</div>' if entries else ""
 
 
 def render_samples(samples: list[Row]) -> str:

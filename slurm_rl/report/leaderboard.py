@@ -96,14 +96,20 @@ def _paths_of(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
-def render_standings(standings: Sequence[Standing], metric: str) -> str:
-    """The table as text, a line a run."""
+def build_table(standings: Sequence[Standing], metric: str) -> list[list[str]]:
+    """Rows of cells, the headings first."""
     keys = list(dict.fromkeys(key for standing in standings for key in standing.overrides))
     rows = [["#", metric, "RUN", *keys, "STATE"]]
     for place, standing in enumerate(standings, start=1):
         value = "-" if standing.value is None else f"{standing.value:.6g}"
         place_text = str(place) if standing.value is not None else "-"
         rows.append([place_text, value, standing.run, *(standing.overrides.get(k, "") for k in keys), standing.state])
+    return rows
+
+
+def render_standings(standings: Sequence[Standing], metric: str) -> str:
+    """The table as text, a line a run."""
+    rows = build_table(standings, metric)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

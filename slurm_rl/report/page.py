@@ -33,19 +33,17 @@ h3 { margin: 0 0 6px; font-size: 14px; font-weight: 600; }
 .tiles .name { color: var(--muted); font-size: 13px; }
 .tiles .value { font-size: 19px; font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .charts { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 380px), 1fr)); }
-.legend { display: flex; flex-wrap: wrap; gap: 2px 14px; color: var(--muted); font-size: 12px; }
-.legend i { display: inline-block; width: 10px; height: 10px; margin-right: 5px; border-radius: 2px; }
 svg { display: block; width: 100%; height: auto; }
-svg .grid { stroke: var(--rule); }
-svg .tick { fill: var(--muted); font-size: 14px; font-variant-numeric: tabular-nums; }
-svg .end { text-anchor: end; } svg .mid { text-anchor: middle; }
-svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; } svg .faint { opacity: 0.3; stroke-width: 1.2; }
-svg .tip { fill: transparent; } svg .tip:hover { fill: var(--hover); }
-.line.c0 { stroke: var(--c0); } .line.c1 { stroke: var(--c1); }
-.dot.c0, .bar.c0 { fill: var(--c0); } .dot.c1, .bar.c1 { fill: var(--c1); } .bar.c2 { fill: var(--c2); }
-.bar.c3 { fill: var(--c3); } .bar.c4 { fill: var(--c4); } .bar.c5 { fill: var(--c5); }
-i.c0 { background: var(--c0); } i.c1 { background: var(--c1); } i.c2 { background: var(--c2); }
-i.c3 { background: var(--c3); } i.c4 { background: var(--c4); } i.c5 { background: var(--c5); }
+.chart text { fill: var(--muted); font: 14px system-ui, sans-serif; font-variant-numeric: tabular-nums; }
+.chart .background, .chart .line { fill: none; }
+.chart .axis .line { stroke: var(--rule); } .chart .axis.x .line { stroke: none; }
+.chart .axis.y text { text-anchor: end; } .chart .axis.x text { text-anchor: middle; }
+.chart .series .line { stroke-width: 2; stroke-linejoin: round; }
+.chart .dot { opacity: 0; } .chart .dot:hover, .chart.marked .dot { opacity: 1; }
+.chart.raw .color-0 .line { opacity: 0.3; stroke-width: 1.2; } .chart.raw .color-1 { stroke: var(--c0); }
+.color-0 { fill: var(--c0); stroke: var(--c0); } .color-1 { fill: var(--c1); stroke: var(--c1); }
+.color-2 { fill: var(--c2); stroke: var(--c2); } .color-3 { fill: var(--c3); stroke: var(--c3); }
+.color-4 { fill: var(--c4); stroke: var(--c4); } .color-5 { fill: var(--c5); stroke: var(--c5); }
 .scroll { overflow-x: auto; padding: 0; }
 table { width: 100%; border-collapse: collapse; font-size: 13px; }
 th, td { padding: 7px 14px; text-align: left; vertical-align: top; border-bottom: 1px solid var(--rule); }

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
-from slurm_rl.report.html import write_report
+import pytest
+
+from slurm_rl.report.html import write_report, write_sweep_report
+from slurm_rl.report.leaderboard import Standing
 from slurm_rl.run_dir import RunDir
 
-from .sample_run import START, fill
+from .sample_run import START, fill, make_rows
 
 EVIL = "</code></td><script>alert(1)</script><img src=x onerror=alert(2)>&amp;"
 
@@ -44,6 +49,11 @@ def read_page(run: RunDir) -> _Page:
     return _Page(write_report(run).read_text(encoding="utf-8"))
 
 
+def assert_harmless(page: _Page) -> None:
+    assert not {"script", "img"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+
+
 def test_a_finished_run_shows_header_charts_events_and_config(finished_run: RunDir) -> None:
     page = read_page(finished_run)
     for expected in ("addition-1", "finished", "25.0% → 75.0%", "12.5% → 50.0%", "Reward", "Time of a step, seconds"):
@@ -61,8 +71,7 @@ def test_everything_from_the_run_is_escaped(finished_run: RunDir) -> None:
     fill(finished_run.events, [{"time": later, "kind": "attempt/ended", "outcome": f'x" onclick="alert(3)" {EVIL}'}])
     finished_run.config.write_text(f"model: {{path: '{EVIL}'}}\n", encoding="utf-8")
     page = read_page(finished_run)
-    assert not {"script", "img"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert_harmless(page)
     # The three cells of the sample hold the text as it was.
     assert page.text.count(EVIL) >= 3
 
@@ -77,6 +86,26 @@ def test_a_run_that_has_nothing_yet_still_has_a_page(run: RunDir) -> None:
     page = read_page(run)
     assert "addition-1" in page.text
     assert not {"svg", "table", "pre"} & set(page.tags)
+
+
+def test_a_sweep_shows_its_leaderboard_and_the_curves_of_its_best_runs(tmp_path: Path) -> None:
+    # Run 1 has not begun.
+    for index in (0, 2, 3, 4, 5, 6, 7):
+        fill(RunDir(tmp_path / str(index)).metrics, make_rows())
+    standings = [Standing(str(index), {"optim.lr": EVIL}, 0.5 - index / 10, "finished") for index in range(8)]
+    page = _Page(write_sweep_report(tmp_path, standings, "reward/mean").read_text(encoding="utf-8"))
+    assert_harmless(page)
+    assert page.text.count(EVIL) == 8 and "0.4" in page.text
+    # Accuracy is two charts, greedy and sampled; the time of a step is of one run alone.
+    assert page.tags.count("svg") == 6 and "Accuracy, greedy" in page.text
+    assert {"run 0", "run 5"} <= set(page.text) and "run 6" not in page.text
+
+
+def test_without_pygal_the_page_says_what_to_install(finished_run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pygal", None)
+    page = read_page(finished_run)
+    assert "svg" not in page.tags and "+21.5 s" in page.text
+    assert any("pip install pygal" in text for text in page.text)
 
 
 def test_first_and_last_samples_are_shown(finished_run: RunDir) -> None:
