@@ -10,6 +10,9 @@ CONSTRAINTS := constraints.txt
 unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --no-compile
 CLUSTERS := tests/slurm tests/machines
+# Debian's stable, whose Slurm sites of today have; the machine's own may be years older.
+CURRENT_SLURM := trixie
+ON_CURRENT_SLURM = $(BIN)/python -m tests.slurm.cluster on $(CURRENT_SLURM) $(BIN)/python -m pytest
 # What brings up a Ray of its own comes last, beside no more than the later Slurm tests: a raylet gives its agent 15 s
 # and no more. Of that the longest file first, so that at the end no core is idle.
 REST := $(filter-out $(CLUSTERS) tests/train %.py %__pycache__,$(wildcard tests/*)) tests/train/test_run.py tests/train
@@ -25,13 +28,17 @@ test: $(VENV)/.dev
 	$(MAKE) --no-print-directory --keep-going --jobs=3 check test-clusters test-rest
 
 test-clusters: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow" --durations=15 $(CLUSTERS) | sed -u ''
+	$(BIN)/python -m tests.slurm.cluster install
+	$(BIN)/python -m pytest -m "not slow" --durations=15 $(CLUSTERS) | sed -u ''; first=$$?; \
+	$(ON_CURRENT_SLURM) -m "versions and not slow" --durations=5 tests/slurm | sed -u '' && exit $$first
 
 test-rest: $(VENV)/.dev
 	nice -n 10 $(BIN)/python -m pytest -m "not slow" --durations=15 --numprocesses 2 --dist loadfile --no-loadscope-reorder $(REST) | sed -u ''
 
 test-all: $(VENV)/.dev check
+	$(BIN)/python -m tests.slurm.cluster install
 	$(BIN)/python -m pytest tests
+	$(ON_CURRENT_SLURM) tests/slurm
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/unit

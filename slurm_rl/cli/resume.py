@@ -26,7 +26,7 @@ def run(words: list[str]) -> int:
         return run_node(["--run", str(directory.path)])
     check_is_over(directory)
     check_image_is_there(plan)
-    ask_cluster(plan)
+    plan = ask_cluster(plan)
     print(f"resuming with the same plan and code: {directory.plan}", file=sys.stderr)
     return announce_and_follow(directory, plan, submit_run(directory, plan))
 

@@ -40,7 +40,7 @@ def _submit(told: Words) -> int:
     config, plan, directory = compose_run(told.rest, told.flags.config_dir)
     check_launcher(plan)
     check_submission(config, plan, directory)
-    ask_cluster(plan)
+    plan = ask_cluster(plan)
     create_run(directory, config, plan)
     try:
         submitted = submit_run(directory, plan)
@@ -60,8 +60,11 @@ def check_launcher(plan: JobPlan) -> None:
         )
 
 
-def ask_cluster(plan: JobPlan) -> None:
+def ask_cluster(plan: JobPlan) -> JobPlan:
     """Ask the cluster, when there is one, whether it takes this job.
+
+    Returns:
+        The plan in the cluster's own words.
 
     Raises:
         ConfigError, SubmitError: it does not, in its own words.
@@ -74,9 +77,12 @@ def ask_cluster(plan: JobPlan) -> None:
         from slurm_rl.slurm.admission import check_admission
         from slurm_rl.slurm.shared_paths import warn_of_local_paths
 
-        check_admission(plan)
+        asked, plan = plan, check_admission(plan)
+        if plan != asked:
+            print(f"gpus    {plan.sbatch['gres']}, as this cluster spells {asked.sbatch['gres']}", file=sys.stderr)
         for line in warn_of_local_paths(plan):
             print(line, file=sys.stderr, flush=True)
+    return plan
 
 
 def announce_and_follow(directory: RunDir, plan: JobPlan, submitted: Submitted) -> int:

@@ -56,8 +56,7 @@ def sweep(config: DictConfig, runs: SweepRuns, composer: Composer) -> int:
 
     def run_batch(batch: list[list[str]], wait: bool) -> Sequence[Outcome]:
         planned = plan_runs(composer, batch, runs.directory, first_index=runs.num_runs)
-        check_clusters(planned)
-        return runs.start(planned, wait=wait)
+        return runs.start(check_clusters(planned), wait=wait)
 
     try:
         run_sweeper(config, run_batch)

@@ -132,18 +132,30 @@ def _check_one_launcher(planned: Sequence[PlannedRun]) -> None:
         )
 
 
-def check_clusters(planned: Sequence[PlannedRun]) -> None:
+def check_clusters(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     """Ask the cluster whether it takes these jobs, once for runs that ask for the same.
+
+    Returns:
+        The runs in the cluster's own words.
 
     Raises:
         ConfigError: it refuses some; all refusals at once.
     """
     problems = Problems([SweepRun(run.index, run.overrides) for run in planned])
+    taken = list(planned)
     for group in group_members([run.member for run in planned]):
         try:
             check_image_is_there(planned[group[0]].plan)
-            ask_cluster(planned[group[0]].plan)
+            plan = ask_cluster(planned[group[0]].plan)
+            for position in group:
+                taken[position] = _with_gres_of(planned[position], plan)
         except SlurmRLError as error:
             for position in group:
                 problems.add(position, error)
     problems.raise_if_any()
+    return taken
+
+
+def _with_gres_of(run: PlannedRun, plan: JobPlan) -> PlannedRun:
+    options = run.plan.sbatch | {name: value for name, value in plan.sbatch.items() if name == "gres"}
+    return replace(run, plan=replace(run.plan, sbatch=options))

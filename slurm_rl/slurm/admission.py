@@ -12,19 +12,27 @@ from slurm_rl.errors import SubmitError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import sbatch_argv
 from slurm_rl.slurm import commands
+from slurm_rl.slurm.gpu_types import spell_gpus
 from slurm_rl.slurm.partitions import NodeGroup, PartitionInfo, nodes_out_of_service, parse_gpus
+from slurm_rl.slurm.versions import check_version
 
 # What --test-only says of a job that sbatch would take and let wait, because of nodes that are down or reserved now.
 _MAY_ONLY_WAIT = ("node configuration is not available", "nodes are busy", "node not available")
 
 
-def check_admission(plan: JobPlan) -> None:
+def check_admission(plan: JobPlan) -> JobPlan:
     """Ask the cluster whether it takes the job of this plan.
+
+    Returns:
+        The plan with the GPU type as the cluster spells it.
 
     Raises:
         SubmitError: it does not; the message has the number that is too large, or Slurm's own words.
     """
+    if version := commands.slurm_version():
+        check_version(plan.sbatch, version)
     chosen = _choose_partitions(plan)
+    plan = spell_gpus(plan, chosen)
     if chosen:
         check_fits(plan, chosen)
     try:
@@ -32,6 +40,7 @@ def check_admission(plan: JobPlan) -> None:
     except SubmitError as error:
         if not (any(words in str(error).lower() for words in _MAY_ONLY_WAIT) and nodes_out_of_service()):
             raise
+    return plan
 
 
 def _test(plan: JobPlan) -> None:

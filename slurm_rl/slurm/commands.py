@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ from slurm_rl.slurm.command_line import (
 )
 from slurm_rl.slurm.partitions import NodeGroup, PartitionInfo, partitions
 from slurm_rl.slurm.states import JobState, parse_state
+from slurm_rl.slurm.versions import Version, parse_version
 
 __all__ = [
     "JobInfo",
@@ -35,7 +37,6 @@ __all__ = [
     "clean_env",
     "element_id",
     "fold_elements",
-    "has_accounting",
     "hostnames",
     "job_end_time",
     "kill_wait_s",
@@ -43,13 +44,17 @@ __all__ = [
     "partitions",
     "query_jobs",
     "requeue",
+    "slurm_version",
     "submit",
     "test_only",
 ]
 
 DEFAULT_KILL_WAIT_S = 30.0
 """Slurm's own."""
+DEFAULT_MAX_ARRAY_SIZE = 1001
+"""Slurm's own, where a login node has no scontrol to ask."""
 _NO_SUCH_JOB = "invalid job id specified"
+_NO_ACCOUNTING = "accounting storage is disabled"
 _ENDED_ALREADY = "already completing or completed"
 
 
@@ -58,7 +63,7 @@ class JobInfo:
     """One job, or one element of an array."""
 
     job_id: str
-    """`12`, or `12_3` for an element of an array."""
+    """`12`, or `12_3` for an element of an array; a heterogeneous job has the id of its first component."""
     state: JobState
     slurm_state: str
     """Slurm's own word."""
@@ -107,7 +112,7 @@ def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
         return {}
     found = _query_squeue(ids)
     try:
-        recorded = _query_sacct(ids) if has_accounting() else {}
+        recorded = _query_sacct(ids)
     except SlurmUnavailableError:
         if not all(_has(job_id, found) for job_id in ids):
             raise
@@ -160,11 +165,6 @@ def element_id(job_id: str, environ: Mapping[str, str]) -> str:
     return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
 
 
-def has_accounting() -> bool:
-    """Whether sacct can answer: without slurmdbd the type is `accounting_storage/none`, since Slurm 23.11 `(null)`."""
-    return not _config()["AccountingStorageType"].endswith(("none", "(null)"))
-
-
 def kill_wait_s() -> float:
     """Seconds between Slurm's SIGTERM and its SIGKILL."""
     found = re.match(r"\d+", _config().get("KillWait", ""))
@@ -173,9 +173,16 @@ def kill_wait_s() -> float:
 
 def max_array_size() -> int:
     """How many elements an array may have, with indices from 0: MaxArraySize, and what the scheduler allows."""
+    if shutil.which("scontrol") is None:
+        return DEFAULT_MAX_ARRAY_SIZE
     config = _config()
     tasks = re.search(r"\bmax_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
     return min(int(config["MaxArraySize"]), int(tasks[1]) if tasks else sys.maxsize)
+
+
+def slurm_version() -> Version | None:
+    """Of the Slurm commands here; None where they do not say. No controller is asked."""
+    return parse_version(run_slurm(["sinfo", "--version"]))
 
 
 def hostnames(nodelist: str) -> list[str]:
@@ -196,9 +203,14 @@ def _query_squeue(ids: Sequence[str]) -> dict[str, JobInfo]:
 
 
 def _query_sacct(ids: Sequence[str]) -> dict[str, JobInfo]:
+    """What the accounting has; nothing on a cluster without one, or on a login node without sacct."""
+    if shutil.which("sacct") is None:
+        return {}
     fields = "JobID,State,Reason,NodeList,Start,End,ExitCode"
     argv = ["sacct", "-n", "-P", "-X", "-o", fields, "-j", ",".join(ids)]
     done = execute_slurm(argv, SLURM_TIME_FORMAT="%s")
+    if _NO_ACCOUNTING in done.stderr.lower():
+        return {}
     if done.returncode:
         raise slurm_error(done)
     # The waiting elements of an array share one row, `12_[3-5]`; squeue has each of them.
@@ -209,7 +221,7 @@ def _read_rows(output: str, last: str) -> dict[str, JobInfo]:
     """Rows of seven fields, of which `last` names the seventh; the rest of a comment of several lines is no row."""
     rows = (line.split("|", 6) for line in output.splitlines())
     jobs = [_read_job(*fields[:6], **{last: fields[6]}) for fields in rows if len(fields) == 7]
-    return {job.job_id: job for job in jobs}
+    return {job.job_id: job for job in jobs if "+" not in job.job_id}
 
 
 def _read_job(
@@ -224,7 +236,8 @@ def _read_job(
     comment: str = "",
 ) -> JobInfo:
     return JobInfo(
-        job_id=job_id,
+        # `9+0` is the first component of a heterogeneous job, which runs the batch script; the others go with it.
+        job_id=job_id.removesuffix("+0"),
         state=parse_state(word),
         slurm_state=word,
         reason="" if reason == "None" else reason,

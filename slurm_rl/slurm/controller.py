@@ -7,6 +7,7 @@ replays the old pickle loses nothing: all state is in the run directory.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import socket
 import time
@@ -254,7 +255,10 @@ class Controller:
         # From here on a SIGTERM is Slurm's, which ends this start of the job.
         self.stopped_by = ""
         refusal = requeue_job(self.run_dir, self.job_id, lambda: self.stopped_by != "")
-        return EXIT_FINISHED if refusal is None else self._end("interrupt", ends, f"Slurm did not requeue: {refusal}")
+        if refusal is None:
+            return EXIT_FINISHED
+        command = f"python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
+        return self._end("interrupt", ends, f"Slurm did not requeue the job: {refusal}. Next: {command}")
 
     # ---- signals -------------------------------------------------------------------------------
 

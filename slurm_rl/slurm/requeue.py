@@ -14,6 +14,8 @@ POLL_S = 0.2
 _UNAVAILABLE_S = 900.0
 # Slurm ends this process once it has put the job back.
 _END_S = 90.0
+# Of a job that was submitted with --no-requeue, or made so by its site: there is nothing to wait for.
+_FORBIDDEN = "operation is presently disabled"
 
 
 def requeue_job(run: RunDir, job_id: str, is_ended: Callable[[], bool]) -> str | None:
@@ -33,12 +35,14 @@ def requeue_job(run: RunDir, job_id: str, is_ended: Callable[[], bool]) -> str |
             break
         except SlurmUnavailableError as error:
             if time.monotonic() > deadline:
-                return str(error)
+                return error.seen or str(error)
             time.sleep(2.0)
         except SubmitError as error:
             # Slurm requeues a preempted job by itself and refuses a second time; then the end comes all the same.
-            refusal = str(error)
+            refusal = error.seen or str(error)
             append_event(run, "job/requeue_refused", cause=refusal)
+            if _FORBIDDEN in refusal.lower():
+                return refusal
             break
     deadline = time.monotonic() + _END_S
     while not is_ended() and time.monotonic() < deadline:

@@ -24,6 +24,11 @@ class PlanExecutor(SlurmExecutor):
         self.plan = plan
         self.parameters = {"time": plan.limits.time_limit_min or 60 * 24, "nodes": 1, "ntasks_per_node": 1}
 
+    @classmethod
+    def affinity(cls) -> int:
+        # submitit's own looks for srun, which login nodes may lack; whether there is an sbatch, sbatch shows.
+        return 1
+
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return render_batch_script(self.plan, controller_command(self.plan, self.plan.host_python))
 

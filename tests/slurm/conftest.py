@@ -6,7 +6,6 @@ instead, so that a machine that should run them cannot pass by skipping.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -15,18 +14,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster, ClusterError, ensure_packages, is_possible, reset
+from tests.slurm.cluster import Cluster, ClusterError, ensure_packages, is_possible, is_required, reset, slurm_version
 
 NO_SLURM = "no test Slurm here: "
+# In the name of every test; of none yet, where the tests install it first.
+VERSION = f"slurm-{slurm_version() or 'new'}"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", params=[VERSION])
 def session_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """4 nodes without accounting, for fixtures of a wide scope; a test asks for `cluster`."""
     yield from _clusters(request, num_nodes=4, accounting=False)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", params=[VERSION])
 def session_accounting_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """2 nodes with slurmdbd, beside the other one."""
     yield from _clusters(request, num_nodes=2, accounting=True)
@@ -80,7 +81,7 @@ def _clusters(request: pytest.FixtureRequest, *, num_nodes: int, accounting: boo
 
 
 def _give_up(reason: str) -> None:
-    if os.environ.get("SLURM_RL_REQUIRE_SLURM") == "1":
+    if is_required():
         pytest.fail(reason)
     pytest.skip(f"{NO_SLURM}{reason}")
 

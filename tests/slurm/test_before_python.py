@@ -81,6 +81,7 @@ def test_an_environment_that_lacks_what_the_controller_needs(
     assert "missing: " in cli(cluster, run.parent, "logs", "--who", "job", str(run)).stdout
 
 
+@pytest.mark.versions
 def test_a_run_directory_that_the_nodes_do_not_see(cluster: Cluster, tmp_path: Path) -> None:
     """Until Slurm 22.05 nothing runs there, later the script does without a log: only Slurm knows, and forgets."""
     run = tmp_path / "run"

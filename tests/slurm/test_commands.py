@@ -75,6 +75,7 @@ def test_test_only_queues_nothing(on_cluster: Cluster) -> None:
     assert on_cluster.run(["squeue", "-h"]).stdout == ""
 
 
+@pytest.mark.versions
 def test_a_job_from_waiting_to_its_end(on_cluster: Cluster, shared_dir: Path) -> None:
     go = shared_dir / "go"
     wait = f"until [ -e {go} ]; do sleep 0.1; done; exit 3"
@@ -122,6 +123,19 @@ def test_accounting_does_not_mind_a_waiting_array(with_accounting: Cluster) -> N
     wait_until(lambda: all(info.state.is_ended for info in commands.query_jobs([job]).values()), "the array to end")
 
 
+def test_a_heterogeneous_job_is_one_job(with_accounting: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slurm calls its components 9+0 and 9+1; it is job 9 that was submitted, and that runs the script."""
+    job = commands.submit([QUIET, "-N1", "--wrap", "sleep 60", ":", "-N1"])
+    wait_for(job, JobState.RUNNING)
+    assert list(commands.query_jobs([job])) == [job]
+    commands.cancel([job])
+    wait_for(job, JobState.CANCELLED)
+    wait_until(lambda: "CANCELLED" in with_accounting.run(["sacct", "-n", "-j", job]).stdout, "sacct to know the end")
+    monkeypatch.setattr(commands, "_query_squeue", lambda _: {})
+    assert list(commands.query_jobs([job])) == [job]
+
+
+@pytest.mark.versions
 def test_what_the_cluster_offers(on_cluster: Cluster) -> None:
     found = commands.partitions()
     assert [(partition.name, partition.is_default, partition.is_up) for partition in found] == [
@@ -130,14 +144,9 @@ def test_what_the_cluster_offers(on_cluster: Cluster) -> None:
     ]
     assert found[0].groups == (commands.NodeGroup(4, 4, 12_000, {"fake": 2}),)
     assert found[0].max_time_min is None
-    assert not commands.has_accounting()
     assert commands.max_array_size() == 1001
     assert commands.kill_wait_s() == 15
     assert commands.hostnames("a[01-03,7],b") == ["a01", "a02", "a03", "a7", "b"]
-
-
-def test_has_accounting(with_accounting: Cluster) -> None:
-    assert commands.has_accounting()
 
 
 def test_a_signal_reaches_the_batch_script_only(on_cluster: Cluster, shared_dir: Path) -> None:
@@ -152,6 +161,7 @@ def test_a_signal_reaches_the_batch_script_only(on_cluster: Cluster, shared_dir:
         commands.cancel([job], signal="BOGUS")
 
 
+@pytest.mark.versions
 def test_requeue_and_its_refusal(on_cluster: Cluster) -> None:
     job = commands.submit([QUIET, "--wrap", "sleep 60"])
     wait_for(job, JobState.RUNNING)

@@ -30,6 +30,7 @@ SOON_S = 30
 Scenario = Callable[[Cluster, Path], None]
 SCENARIOS: list[Scenario] = []
 SLOW: set[str] = set()
+VERSIONS: set[str] = set()
 
 
 def scenario(function: Scenario) -> Scenario:
@@ -43,9 +44,15 @@ def slow_scenario(function: Scenario) -> Scenario:
     return scenario(function)
 
 
+def versions_scenario(function: Scenario) -> Scenario:
+    """One that `make test` runs on a current Slurm too."""
+    VERSIONS.add(function.__name__)
+    return scenario(function)
+
+
 def names() -> list[Any]:
-    slow = pytest.mark.slow
-    return [pytest.param(one.__name__, marks=[slow] if one.__name__ in SLOW else []) for one in SCENARIOS]
+    marks = ((SLOW, pytest.mark.slow), (VERSIONS, pytest.mark.versions))
+    return [pytest.param(one.__name__, marks=[m for those, m in marks if one.__name__ in those]) for one in SCENARIOS]
 
 
 def check_end(run: LightRun, outcomes: list[str], num_steps: int = 60) -> None:
@@ -117,7 +124,7 @@ def a_raylet_is_killed(cluster: Cluster, folder: Path) -> None:
     assert seconds_from(run, moment) < SOON_S
 
 
-@scenario
+@versions_scenario
 def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     run = LightRun(cluster, folder)
     run.wait_for_training(1)
@@ -191,8 +198,8 @@ def no_progress_ends_the_run_and_says_why(cluster: Cluster, folder: Path) -> Non
 def results(session_cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[dict[str, Future[None]]]:
     """The scenarios whose tests were asked for, started together."""
     shared = make_shared_dir(session_cluster)
-    asked = " ".join(item.name for item in request.session.items)
-    chosen = [one for one in SCENARIOS if f"[{one.__name__}]" in asked]
+    asked = [item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")]
+    chosen = [one for one in SCENARIOS if one.__name__ in asked]
     with ThreadPoolExecutor(AT_ONCE) as pool:
         yield {one.__name__: pool.submit(one, session_cluster, shared / one.__name__) for one in chosen}
 
@@ -202,6 +209,7 @@ def test_fault(name: str, results: dict[str, Future[None]]) -> None:
     results[name].result()
 
 
+@pytest.mark.versions
 def test_nothing_is_left_anywhere(results: dict[str, Future[None]], cluster: Cluster) -> None:
     for future in results.values():
         future.exception()

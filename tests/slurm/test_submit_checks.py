@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.submitting import cli, make_folder, queue
+from tests.slurm.submitting import cli, job_id, make_folder, queue
 
 pytestmark = pytest.mark.slurm
 
@@ -44,6 +45,19 @@ def test_slurm_would_refuse(cluster: Cluster, words: list[str], said: list[str])
     error = refuse(cluster, *words)
     for text in said:
         assert text in error
+
+
+@pytest.mark.versions
+def test_a_gpu_type_is_submitted_as_the_site_spells_it(cluster: Cluster) -> None:
+    words = [H100, "cluster.gpu_type=FAKE", "cluster.gpus_per_node=2", "cluster.cpus_per_node=4"]
+    words += ["cluster.mem_gb_per_node=1", "+cluster.slurm.extra.hold=true", "run_dir=waits"]
+    folder = make_folder(cluster)
+    done = cli(cluster, folder, "+exp=demo", *words)
+    assert done.returncode == 0, done.stderr
+    assert "gpu:fake:2, as this cluster spells gpu:FAKE:2" in done.stderr
+    shown = cluster.run(["scontrol", "show", "job", job_id(folder / "waits")]).stdout
+    assert "gres:gpu:fake:2" in shown or "gres/gpu:fake:2" in shown, shown
+    assert json.loads((folder / "waits" / "plan.json").read_text())["sbatch"]["gres"] == "gpu:fake:2"
 
 
 def test_longer_than_the_partition_allows(cluster: Cluster) -> None:

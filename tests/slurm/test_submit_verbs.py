@@ -21,6 +21,7 @@ def state_of(cluster: Cluster, run: Path) -> str:
     return next(line.split(maxsplit=1)[1] for line in lines if line.startswith("state"))
 
 
+@pytest.mark.versions
 def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
     """Running, followed, cancelled, resumed, finished: every verb tells the same story."""
     run, python = shared_dir / "run", make_light_python(shared_dir)
@@ -49,6 +50,18 @@ def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
     assert "not running" in cli(cluster, shared_dir, "cancel", str(run)).stderr
 
 
+@pytest.mark.versions
+def test_a_rank_stands_on_a_node_with_its_feature(cluster: Cluster, shared_dir: Path) -> None:
+    """Slurm numbers its tasks in the order of the nodes, and of those with the feature `new` we want the first."""
+    run = shared_dir / "run"
+    submit(cluster, run, make_light_python(shared_dir), "+cluster.node_features={new: 1, old: 1}")
+    wait_for_step(run)
+    hosts = [json.loads((run / "attempts" / "1" / f"node-{rank}.json").read_text())["host"] for rank in (0, 1)]
+    assert (hosts[0] in cluster.nodes[2:], hosts[1] in cluster.nodes[:2]) == (True, True)
+    assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
+    assert wait_for_end(run)["state"] == "interrupted"
+
+
 @pytest.mark.slow
 def test_a_running_job_can_be_reached(cluster: Cluster, shared_dir: Path) -> None:
     """A shell on the second node, with the run's environment; the tunnel to the first."""
@@ -63,6 +76,7 @@ def test_a_running_job_can_be_reached(cluster: Cluster, shared_dir: Path) -> Non
     assert f" {cluster.nodes[0]}\n" in tunnel
 
 
+@pytest.mark.versions
 def test_a_waiting_run_says_why_and_can_be_cancelled(cluster: Cluster, shared_dir: Path) -> None:
     run = shared_dir / "run"
     # Only Slurm's own words reach status, so any reason will do.

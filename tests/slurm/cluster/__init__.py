@@ -14,8 +14,18 @@ from __future__ import annotations
 
 from tests.slurm.cluster.cluster import Cluster
 from tests.slurm.cluster.leftovers import Leftovers
-from tests.slurm.cluster.packages import ClusterError, ensure_packages, is_possible
+from tests.slurm.cluster.packages import ClusterError, ensure_packages, is_possible, is_required, slurm_version
 from tests.slurm.cluster.reset import reset
 from tests.slurm.cluster.waiting import wait_until
 
-__all__ = ["Cluster", "ClusterError", "Leftovers", "ensure_packages", "is_possible", "reset", "wait_until"]
+__all__ = [
+    "Cluster",
+    "ClusterError",
+    "Leftovers",
+    "ensure_packages",
+    "is_possible",
+    "is_required",
+    "reset",
+    "slurm_version",
+    "wait_until",
+]

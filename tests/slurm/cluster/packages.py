@@ -44,6 +44,19 @@ def is_possible() -> str | None:
     return None
 
 
+def is_required() -> bool:
+    """Whether this machine must have a test Slurm, so that tests which need it may not be skipped."""
+    return os.environ.get("SLURM_RL_REQUIRE_SLURM") == "1"
+
+
+def slurm_version() -> str | None:
+    """Of the Slurm on PATH, `22.05.8`; None without one."""
+    if shutil.which("slurmd") is None:
+        return None
+    # "slurm-wlm 22.05.8" as Debian builds it, "slurm 25.11.7" as SchedMD does.
+    return subprocess.run(["slurmd", "-V"], capture_output=True, text=True).stdout.strip().rpartition(" ")[2] or None
+
+
 def missing(*, accounting: bool) -> list[str]:
     """Packages whose programs are not on PATH."""
     wanted = PROGRAMS | (ACCOUNTING_PROGRAMS if accounting else {})
