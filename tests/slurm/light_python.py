@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 
 
-def make_light_python(folder: Path, *, real_ray: bool = False) -> Path:
+def make_light_python(folder: Path, *, real_ray: bool = False, python: str = sys.executable) -> Path:
     """An executable in `folder`, which every node must see."""
     path = folder / "python"
-    words = [sys.executable, str(Path(__file__).absolute()), "--real-ray" if real_ray else "--fake-ray"]
+    words = [python, str(Path(__file__).absolute()), "--real-ray" if real_ray else "--fake-ray"]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
     path.chmod(0o755)
     return path
@@ -41,12 +41,27 @@ def pretend_ray(words: list[str]) -> None:
     del listening
 
 
+def find_open(folder: str) -> list[str]:
+    """The GPUs of the test cluster that this process may open; there is no driver behind them."""
+    found = []
+    for path in sorted(Path(folder).glob("gpu*")):
+        try:
+            path.open("rb").close()
+        except PermissionError:
+            continue
+        except OSError:
+            found.append(path.name)
+    return found
+
+
 def train(run: Path, attempt: int) -> int:
     """A step each 0.1 s, until `<run>/finish` is there or a signal asks to save."""
     stopped: list[int] = []
     signal.signal(signal.SIGUSR2, lambda number, frame: stopped.append(number))
     steps = [int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*")]
     step = max(steps, default=0)
+    if "DEVICES" in os.environ:
+        print(f"sees {os.environ.get('CUDA_VISIBLE_DEVICES')} opens {','.join(find_open(os.environ['DEVICES']))}")
     print(f"trainer of attempt {attempt} goes on after step {step}", flush=True)
     while not stopped and not (run / "finish").exists():
         step += 1

@@ -1,0 +1,76 @@
+"""A node that is shared: by runs of one user, by runs of two; each with its ports, its folder and its GPUs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.cluster.cgroups import has_cgroup_v1
+from tests.slurm.light.runs import wait_until_clean
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import job_id, quote, submit, wait_for_end, wait_for_step
+from tests.slurm.users import NOBODY, OtherUser, find_other_user
+
+pytestmark = pytest.mark.slurm
+
+
+def words(cluster: Cluster, *, num_gpus: int) -> list[str]:
+    """A run on the first node, which has two GPUs: others get the rest of it."""
+    small = [f"cluster.slurm.nodelist={cluster.nodes[0]}", "cluster.num_nodes=1", "cluster.cpus_per_node=1"]
+    small += ["cluster.mem_gb_per_node=2", f"+cluster.env.DEVICES={cluster.root}/dev"]
+    if num_gpus:
+        small += ["cluster.accelerator=nvidia", f"cluster.gpus_per_node={num_gpus}", "rollout.colocate=true"]
+    return small
+
+
+def submit_as(other: OtherUser, cluster: Cluster, folder: Path, *more: str) -> Path:
+    """A run that the other user submits, with a Python of his own."""
+    run, python = folder / "run", make_light_python(folder, python=other.python)
+    argv = [*other.prefix, other.python, "-m", "slurm_rl", "+exp=demo", "+cluster=slurm_cpu", f"run_dir={quote(run)}"]
+    env = {**cluster.env, **other.env, "HOME": str(folder)}
+    done = subprocess.run([*argv, f"cluster.python={python}", *more], env=env, cwd=folder, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
+    return run
+
+
+def test_runs_of_two_users_share_a_node(cluster: Cluster, shared_dir: Path) -> None:
+    other, node = find_other_user(), cluster.nodes[0]
+    python = make_light_python(shared_dir)
+    first, without = shared_dir / "first", shared_dir / "without"
+    submit(cluster, first, python, *words(cluster, num_gpus=1))
+    submit(cluster, without, python, *words(cluster, num_gpus=0))
+    theirs = submit_as(other, cluster, other.own(shared_dir / "theirs"), *words(cluster, num_gpus=1))
+    runs = [first, without, theirs]
+    for run in runs:
+        wait_for_step(run)
+    assert len({json.loads((run / "attempts" / "1" / "head.json").read_text())["port"] for run in runs}) == 3
+    folders = [cluster.root / "nodes" / node / path.lstrip("/") for path in cluster.leftovers(node).tmp]
+    assert sorted(path.stat().st_uid for path in folders) == [0, 0, NOBODY]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+    check_gpus(*[seen_gpus(run) for run in runs])
+    for run in runs:
+        assert job_id(run) in cluster.run(["squeue", "-h", "-w", node, "-t", "RUNNING", "-o", "%i"]).stdout.split()
+        (run / "finish").touch()
+    for run in runs:
+        assert wait_for_end(run)["state"] == "finished"
+    wait_until_clean(cluster)
+
+
+def seen_gpus(run: Path) -> tuple[str, str]:
+    """The mask of a run's trainer, and the devices that it can open."""
+    lines = (run / "attempts" / "1" / "logs" / "driver.log").read_text().splitlines()
+    _, mask, _, *devices = next(line for line in lines if line.startswith("sees ")).split()
+    return mask, " ".join(devices)
+
+
+def check_gpus(first: tuple[str, str], without: tuple[str, str], theirs: tuple[str, str]) -> None:
+    if has_cgroup_v1():
+        # Slurm counts within what it lets the job open, which is one GPU.
+        assert {first[1], theirs[1]} == {"gpu0", "gpu1"}
+        assert (first[0], theirs[0], without[1]) == ("0", "0", "")
+    else:
+        assert {first[0], theirs[0]} == {"0", "1"}

@@ -1,0 +1,130 @@
+"""What a site allows: QOS and accounts, requeues, the commands of its login nodes, the file systems of its jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster.accounting import ACCOUNT
+from tests.slurm.cluster.reset import is_idle
+from tests.slurm.conftest import make_shared_dir
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import cli, job_id, queue, submit, wait_for_end, wait_for_step
+
+pytestmark = pytest.mark.slurm
+
+GPUS = ["cluster.accelerator=nvidia", "cluster.gpus_per_node=2", "cluster.num_nodes=1", "rollout.colocate=true"]
+
+
+@pytest.fixture
+def strict_cluster(accounting_cluster: Cluster) -> Iterator[Cluster]:
+    """Limits are enforced; of GPUs, `tight` lets a user have one at a time, and `deny` says so at once."""
+    for name, *flags in (("tight",), ("deny", "Flags=DenyOnLimit")):
+        change(accounting_cluster, "add", "qos", name, "set", "MaxTRESPerUser=gres/gpu=1", *flags)
+    change(accounting_cluster, "modify", "user", "root", "set", "qos+=tight,deny")
+    with accounting_cluster.changed({"AccountingStorageEnforce": "associations,limits,qos"}):
+        # Until the nodes have reported to the new controller, it knows none that fits.
+        wait_until(lambda: is_idle(accounting_cluster), "the nodes to report")
+        yield accounting_cluster
+
+
+def change(cluster: Cluster, *words: str) -> None:
+    done = cluster.run(["sacctmgr", "-i", *words])
+    assert done.returncode == 0 or "Nothing new added" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
+def test_a_qos_that_refuses_is_heard_at_once(strict_cluster: Cluster) -> None:
+    folder = make_shared_dir(strict_cluster)
+    for qos, said in (("nope", "Invalid qos specification"), ("deny", "QOSMaxGRESPerUser")):
+        words = ["+exp=demo", "+cluster=slurm_cpu", "run_dir=run", f"cluster.slurm.account={ACCOUNT}", *GPUS]
+        done = cli(strict_cluster, folder, *words, f"cluster.slurm.qos={qos}")
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+        assert said in done.stderr
+        assert list(folder.iterdir()) == []
+    assert queue(strict_cluster) == ""
+
+
+def test_a_qos_that_lets_wait_is_what_status_shows(strict_cluster: Cluster) -> None:
+    folder = make_shared_dir(strict_cluster)
+    words = [f"cluster.slurm.account={ACCOUNT}", "cluster.slurm.qos=tight", *GPUS]
+    submit(strict_cluster, folder / "run", make_light_python(folder), *words)
+
+    def is_told() -> bool:
+        return "pending: QOSMaxGRESPerUser" in cli(strict_cluster, folder, "status", "run").stdout
+
+    wait_until(is_told, "the reason")
+    assert cli(strict_cluster, folder, "cancel", "run").returncode == 0
+
+
+def test_a_requeue_that_is_forbidden_ends_with_what_to_type(cluster: Cluster, shared_dir: Path) -> None:
+    run = shared_dir / "run"
+    job = submit(cluster, run, make_light_python(shared_dir))
+    wait_for_step(run)
+    # As sites do whose jobs never come back: by --no-requeue in a plugin of theirs.
+    cluster.run(["scontrol", "update", f"job={job}", "Requeue=0"])
+    cluster.run(["scancel", "--batch", "--signal=USR2", job])
+    end = wait_for_end(run)
+    assert end["state"] == "interrupted"
+    assert "presently disabled" in end["cause"]
+    assert end["cause"].endswith(f"Next: python -m slurm_rl resume {run}")
+    assert end["cause"] in cli(cluster, shared_dir, "status", str(run)).stdout
+    assert cli(cluster, shared_dir, "resume", str(run)).returncode == 0
+    wait_for_step(run, attempt=2)
+    (run / "finish").touch()
+    assert wait_for_end(run)["state"] == "finished"
+
+
+def test_a_login_node_without_scontrol_and_sacct(accounting_cluster: Cluster) -> None:
+    """Some sites give their users no more than sbatch, squeue, scancel and sinfo."""
+    folder = make_shared_dir(accounting_cluster)
+    env = {"PATH": str(make_bin(folder, "sbatch", "squeue", "scancel", "sinfo"))}
+    run, python = folder / "run", make_light_python(folder)
+    # The nodes have them all.
+    words = [f"cluster.slurm.account={ACCOUNT}", 'cluster.setup=["export PATH=/usr/bin:/bin"]']
+    first = submit(accounting_cluster, run, python, *words, env=env)
+    wait_for_step(run)
+    assert "state   running: on " in cli(accounting_cluster, folder, "status", "run", env=env).stdout
+    assert cli(accounting_cluster, folder, "cancel", "run", env=env).returncode == 0
+    assert wait_for_end(run)["state"] == "interrupted"
+    assert "state   interrupted" in cli(accounting_cluster, folder, "status", "run", env=env).stdout
+    resumed = cli(accounting_cluster, folder, "resume", "run", env=env)
+    assert resumed.returncode == 0, resumed.stderr
+    assert job_id(run) != first
+    wait_for_step(run, attempt=2)
+    assert cli(accounting_cluster, folder, "cancel", "run", env=env).returncode == 0
+    assert wait_for_end(run)["state"] == "interrupted"
+
+
+def test_a_login_node_without_squeue_says_so(cluster: Cluster, shared_dir: Path) -> None:
+    run = shared_dir / "run"
+    submit(cluster, run, make_light_python(shared_dir), "+cluster.slurm.extra.hold=true")
+    env = {"PATH": str(make_bin(shared_dir, "sbatch", "scancel", "sinfo"))}
+    assert "unknown: squeue must be on PATH" in cli(cluster, shared_dir, "status", "run", env=env).stdout
+    for verb in ("cancel", "resume"):
+        done = cli(cluster, shared_dir, verb, "run", env=env)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+        assert "squeue must be on PATH" in done.stderr
+
+
+def make_bin(folder: Path, *programs: str) -> Path:
+    """A folder for PATH with these programs of Slurm's, and what every login node has."""
+    path = folder / "bin"
+    path.mkdir()
+    for program in (*programs, "sh", "env"):
+        (path / program).symlink_to(f"/usr/bin/{program}")
+    return path
+
+
+def test_a_run_root_that_is_not_where_one_submits(cluster: Cluster, shared_dir: Path, tmp_path: Path) -> None:
+    """Home is not mounted on the nodes: nothing of the folder that one submits from may be needed there."""
+    words = ["+exp=demo", "+cluster=slurm_cpu", f"cluster.run_root={shared_dir}/runs", "name=far"]
+    done = cli(cluster, tmp_path, *words, f"cluster.python={make_light_python(shared_dir)}")
+    assert done.returncode == 0, done.stderr
+    [run] = (shared_dir / "runs").iterdir()
+    wait_for_step(run)
+    assert list(tmp_path.iterdir()) == []
+    (run / "finish").touch()
+    assert wait_for_end(run)["state"] == "finished"
