@@ -17,8 +17,8 @@ from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError, SlurmRLError
 from slurm_rl.machines.link import Link, LinkClosed, WrongSecret
 from slurm_rl.machines.same import find_difference
-from slurm_rl.machines.strangers import SeldomEvents, choose_to_drop, most_strangers
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json
+from slurm_rl.strangers import Crowd, SeldomEvents, at_most
 
 _POLL_S = 0.05
 BEAT_S = 5.0
@@ -28,13 +28,16 @@ _PROOF_S = 20.0
 # What waits in the kernel's queue is taken the next time; nobody keeps the head from everything else.
 _ACCEPTED_AT_ONCE = 64
 _GOODBYE_S = 5.0
+_LEAST_STRANGERS = 64
+# Of the descriptors that this process may have: it starts agents and writes files beside.
+_SHARE_OF_DESCRIPTORS = 4
 
 
 class _StillHere(ConfigError):
     """Its former connection has not been given up yet; or somebody started it twice."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Member:
     """Another machine, as the head knows it."""
 
@@ -47,10 +50,6 @@ class Member:
     shares_run_dir: bool = False
     inbox: list[dict[str, Any]] = field(default_factory=list)
     """What it said that is for the attempt."""
-
-    @property
-    def peer(self) -> str:
-        return self.link.peer
 
     @property
     def host(self) -> str:
@@ -93,6 +92,11 @@ def check_port(port: int) -> None:
         raise port_is_taken(port, error) from None
 
 
+def most_strangers(num_nodes: int) -> int:
+    """How many connections may wait: twice those of a run that comes all at once, as far as descriptors go."""
+    return at_most(max(_LEAST_STRANGERS, 2 * num_nodes), share=_SHARE_OF_DESCRIPTORS)
+
+
 def port_is_taken(port: int, error: OSError) -> ConfigError:
     return ConfigError(
         f"cluster.head_port must be free on the head ({error.strerror})",
@@ -115,7 +119,7 @@ class Hub:
         self.run_dir, self.num_nodes, self.job_key, self.config = run, num_nodes, job_key, config
         self._place, self._secret = place, secret
         self._listener: socket.socket | None = None
-        self._strangers: list[Member] = []
+        self._strangers: Crowd[Member] = Crowd()
         self.members: dict[int, Member] = {}
         self.lost: dict[int, str] = {}
         """Ranks whose machine went away, until another takes the place; how it is called."""
@@ -182,7 +186,7 @@ class Hub:
         if now > self._beat_at + BEAT_S:
             self._beat_at = now
             self.broadcast("beat")
-        for stranger in list(self._strangers):
+        for stranger in self._strangers:
             self._hear(stranger)
         for member in list(self.members.values()):
             self._hear(member)
@@ -217,9 +221,9 @@ class Hub:
                 sock.close()
                 continue
             now = time.monotonic()
-            self._strangers.append(Member(link, now, now))
-        for stranger in choose_to_drop(self._strangers, self._most_strangers):
-            self._drop(stranger, f"more than {self._most_strangers} at once had not said who they are")
+            self._strangers.add(Member(link, now, now), link.peer)
+        for stranger in self._strangers.choose(self._most_strangers):
+            self._turn_away(stranger, f"more than {self._most_strangers} at once had not said who they are")
 
     def _hear(self, member: Member) -> None:
         now = time.monotonic()
@@ -238,6 +242,9 @@ class Hub:
 
     def _handle(self, member: Member, message: dict[str, Any]) -> None:
         kind = message["kind"]
+        # Once, and before all else.
+        if (kind == "hello") != (member in self._strangers):
+            return
         if kind == "hello":
             self._greet(member, message)
         elif kind == "ready":
@@ -256,14 +263,19 @@ class Hub:
         return f"node {member.rank} ({member.host})"
 
     def _drop(self, member: Member, how: str) -> None:
-        member.link.close()
         if member in self._strangers:
             self._strangers.remove(member)
-            self._seldom.add("node/turned_away", address=member.peer, cause=how)
-        elif self.members.get(member.rank) is member:
+            return self._turn_away(member, how)
+        member.link.close()
+        if self.members.get(member.rank) is member:
             del self.members[member.rank]
             self.lost[member.rank] = member.host
             append_event(self.run_dir, "node/left", rank=member.rank, host=member.host, cause=how)
+        return None
+
+    def _turn_away(self, stranger: Member, how: str) -> None:
+        stranger.link.close()
+        self._seldom.add("node/turned_away", address=stranger.link.peer, cause=how)
 
     # ---- letting in ------------------------------------------------------------------------------
 

@@ -17,9 +17,10 @@ import json
 import secrets
 import socket
 import struct
-from typing import Any
+from typing import Any, cast
 
 from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.machines.messages import find_fault
 
 _NONCE_BYTES = 32
 _MAC_BYTES = 32
@@ -143,6 +144,20 @@ class Link:
         place = struct.pack("!?Q", from_head, number)
         return hmac.new(self._key, place + body, hashlib.sha256).digest()
 
+    def _parse(self, body: bytes) -> dict[str, Any]:
+        try:
+            message = json.loads(body)
+            fault = find_fault(message)
+        except (ValueError, RecursionError) as error:
+            fault = f"no JSON ({type(error).__name__})"
+        if fault is not None:
+            raise LinkClosed(
+                "a machine of the run must say what this version of slurm_rl knows",
+                seen=f"{fault}, from {self.peer}",
+                action="install one version on all machines",
+            )
+        return cast(dict[str, Any], message)
+
     def _frames(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
         while len(self._incoming) >= 4:
@@ -165,7 +180,7 @@ class Link:
                     action="set the same secret on all of them",
                 )
             self._num_received += 1
-            message = json.loads(body)
+            message = self._parse(body)
             if message["kind"] != "proof":
                 found.append(message)
         return found

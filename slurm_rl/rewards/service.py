@@ -19,11 +19,11 @@ from pathlib import Path
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, DataError, SlurmRLError
 from slurm_rl.node.processes import die_with_parent
+from slurm_rl.rewards.connections import longest_backlog
 from slurm_rl.rewards.stream import RewardStream
 from slurm_rl.rewards.verifiers import choose_verifiers
 
 TOKEN_VARIABLE = "SLURM_RL_REWARD_TOKEN"
-_BACKLOG = 2048
 _GRACE_S = 5
 
 
@@ -57,7 +57,7 @@ def serve(
     import uvicorn
 
     from slurm_rl.rewards.app import ServiceState, build_app
-    from slurm_rl.rewards.connections import bounded_protocol
+    from slurm_rl.rewards.connections import bounded_protocol, limit_log_lines
 
     table, weights = choose_verifiers(config)
     max_body_bytes = int(config.service.max_body_mb * 1e6)
@@ -75,9 +75,12 @@ def serve(
             access_log=False,
             lifespan="off",
             http=bounded_protocol(),
+            ws="none",
+            backlog=longest_backlog(),
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_GRACE_S,
         )
+        limit_log_lines()
         server = uvicorn.Server(settings)
         stream.ended.add_done_callback(lambda _: setattr(server, "should_exit", True))
         host, port = listener.getsockname()[:2]
@@ -100,7 +103,7 @@ def listen(host: str, port: int) -> socket.socket:
         # A service that was just ended leaves connections in TIME_WAIT, which are in nobody's way.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(_BACKLOG)
+        listener.listen(longest_backlog())
     except (OSError, OverflowError) as error:
         listener.close()
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.jsonl import read_rows
-from slurm_rl.machines.hub import HeadPlace, Hub, check_port
+from slurm_rl.machines.hub import HeadPlace, Hub, check_port, most_strangers
 from slurm_rl.machines.link import Link, LinkClosed
-from slurm_rl.machines.strangers import SeldomEvents, most_strangers
 from slurm_rl.run_dir import RunDir
+from slurm_rl.strangers import SeldomEvents
+from tests.flood import flood, have_all_come, memory_mb
 from tests.slurm.cluster.waiting import wait_until
 
 SECRET = "s" * 16
@@ -179,7 +181,7 @@ def test_a_thousand_idle_connections_keep_no_machine_out_and_cost_few_descriptor
         assert Client(hub, "b").join() == 2
         assert descriptors() - before - len(idle) <= most_strangers(3) + 10
         # Who holds most is who loses.
-        assert len({stranger.peer for stranger in hub._strangers}) == 1 + 1000 // 60 + 1
+        assert len({stranger.link.peer for stranger in hub._strangers}) == 1 + 1000 // 60 + 1
     finally:
         for sock in idle:
             sock.close()
@@ -201,6 +203,20 @@ def test_a_flood_writes_few_lines_that_count_them_all(hub: Hub) -> None:
     rows = read_rows(hub.run_dir.events)
     assert len(rows) <= 12
     assert sum(("address" in row) + row.get("others_left_out", 0) for row in rows) == 600
+
+
+def test_a_flood_costs_the_head_neither_its_machines_nor_memory_nor_disk(hub: Hub) -> None:
+    first, before = Client(hub, "a"), memory_mb(os.getpid())
+    assert first.join() == 1
+    with flood(hub._place.port) as flooder:
+        wait_until(lambda: hub.poll() or have_all_come(flooder), "the flood", every_s=0.001)
+        assert Client(hub, "b").join() == 2
+        first.link.send("notice", signal="SIGTERM")
+        wait_until(lambda: first.link.poll() or hub.poll() or hub.notice, "a word of the first", every_s=0.001)
+        assert len(hub._strangers) <= most_strangers(3)
+        assert memory_mb(os.getpid()) - before < 50
+    assert set(hub.members) == {1, 2}
+    assert len(read_rows(hub.run_dir.events)) < 30
 
 
 def test_lines_about_strangers_come_again_when_time_has_passed() -> None:

@@ -96,9 +96,9 @@ def test_an_end_is_noticed_after_what_came_before_it() -> None:
     head, other = pair()
     other.send("beat")
     exchange(head, other)
-    other.send("exited", status=0)
+    other.send("exited", attempt=1, status=0)
     other.poll()
     other.close()
-    assert exchange(head) == [[{"kind": "exited", "status": 0}]]
+    assert exchange(head) == [[{"kind": "exited", "attempt": 1, "status": 0}]]
     with pytest.raises(LinkClosed):
         exchange(head)

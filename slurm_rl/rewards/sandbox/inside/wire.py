@@ -29,11 +29,14 @@ def send(fd: int, message: Any) -> None:
 
 
 def receive(fd: int) -> Any:
-    """Read one frame. Raises EOFError at the end, ValueError for one too long or not JSON."""
+    """Read one frame. Raises EOFError at the end, ValueError for one too long, too deep or not JSON."""
     length = int.from_bytes(_read(fd, 4), "big")
     if length > MAX_FRAME:
         raise ValueError("a value of the code is too large")
-    return json.loads(_read(fd, length))
+    try:
+        return json.loads(_read(fd, length))
+    except RecursionError:
+        raise ValueError("a value of the code is too deep") from None
 
 
 def _read(fd: int, length: int) -> bytes:
@@ -72,6 +75,13 @@ def encode(value: Any, refer: Callable[[Any], int]) -> list[Any]:
 
 def decode(data: Any, resolve: Callable[[int], Any]) -> Any:
     """The inverse of `encode`; `resolve` finds the object of a number. Raises ValueError for anything else."""
+    try:
+        return _decode(data, resolve)
+    except (TypeError, RecursionError):  # a list as a key, or lists in lists without end
+        raise ValueError("a value of the code could not be read") from None
+
+
+def _decode(data: Any, resolve: Callable[[int], Any]) -> Any:
     match data:
         case ["n"]:
             return None
@@ -86,9 +96,9 @@ def decode(data: Any, resolve: Callable[[int], Any]) -> Any:
         case ["b" | "a" as kind, str(digits)]:
             return bytes.fromhex(digits) if kind == "b" else bytearray.fromhex(digits)
         case ["l" | "u" | "e" | "z" as kind, list(items)]:
-            return _BUILDERS[kind](decode(item, resolve) for item in items)
+            return _BUILDERS[kind](_decode(item, resolve) for item in items)
         case ["d", list(pairs)]:
-            return {decode(key, resolve): decode(item, resolve) for key, item in pairs}
+            return {_decode(key, resolve): _decode(item, resolve) for key, item in pairs}
         case ["o", int(number)]:
             return resolve(number)
     raise ValueError("a value of the code could not be read")
