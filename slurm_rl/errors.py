@@ -79,6 +79,10 @@ class RunDirError(ConfigError):
     """The named run directory is missing, incomplete, or belongs to another run."""
 
 
+class LeaseError(RunDirError):
+    """Another controller has the run; whoever meets this ends what it started and writes nothing more."""
+
+
 class PrepareError(SlurmRLError):
     """A download or an extraction did not get to its end; running `prepare` again goes on with it."""
 

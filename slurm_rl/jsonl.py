@@ -10,6 +10,7 @@ readers, keeps its bytes, and is told by its number.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -17,9 +18,13 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.disk import say
+
 Row = dict[str, Any]
 
 _CHUNK_BYTES = 65536
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP}
+_is_told = False
 # A POSIX lock holds off other processes, not other threads of this one.
 _threads = threading.Lock()
 
@@ -36,7 +41,7 @@ def append_row(path: Path, row: Row) -> int:
     line = json.dumps(row, allow_nan=False).encode() + b"\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with _threads, path.open("ab+", buffering=0) as file:
-        fcntl.lockf(file, fcntl.LOCK_EX)
+        _lock(file.fileno(), path)
         size = os.fstat(file.fileno()).st_size
         end = _end_of_whole_lines(file.fileno(), size)
         if end < size:
@@ -49,6 +54,19 @@ def append_row(path: Path, row: Row) -> int:
             file.truncate(end)
             raise
     return size - end
+
+
+def _lock(fd: int, path: Path) -> None:
+    """Hold off other processes; a file system without locks (Lustre mounted noflock) costs a note and no run."""
+    global _is_told
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+        if not _is_told:
+            _is_told = True
+            say(f"{path} cannot be locked ({error.strerror}): of lines added by two nodes at once one may be lost")
 
 
 def _end_of_whole_lines(fd: int, size: int) -> int:

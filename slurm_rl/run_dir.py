@@ -1,8 +1,7 @@
 """The run directory: the only place where the stages of a run meet.
 
 This file alone knows the file names. JSON is written beside and renamed, so a reader sees the old
-file or the new one, never half of either. It needs the standard library alone, because the node
-agent imports it inside any image.
+file or the new one, never half of either. Standard library alone: the node agent imports it.
 
     runs/addition-20261121-101500/
       config.yaml plan.json         what the user said, what was derived from it
@@ -10,6 +9,7 @@ agent imports it inside any image.
       secrets/                      0700; the Ray token of each attempt, 0600
       model/ reference/             built for this run: the tiny model; the policy after the warm-up
       job.json end.json             the launcher's job; how it ended
+      lease/                        which controller has the run: see lease.py
       machines.json                 where the head listens, on machines without Slurm
       prompts.json                  number and checksum of the prompts
       attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder an attempt
@@ -34,7 +34,8 @@ from typing import Any
 
 from slurm_rl import jsonl
 from slurm_rl.disk import describe_disk, say
-from slurm_rl.errors import RunDirError
+from slurm_rl.errors import LeaseError, RunDirError
+from slurm_rl.lease import require_epoch
 
 # Numbers of damaged lines that one event names.
 _MOST_TOLD = 20
@@ -45,6 +46,12 @@ class RunDir:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
+        self.epoch: int | None = None  # of the controller that this process is or belongs to
+
+    def require_ours(self) -> None:
+        """Raise LeaseError when another controller has the run now; to be asked before what counts is written."""
+        if self.epoch is not None:
+            require_epoch(self.lease, self.epoch)
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
@@ -83,6 +90,10 @@ class RunDir:
     def end(self) -> Path:
         """How the job ended, written by the controller as its last act."""
         return self.path / "end.json"
+
+    @property
+    def lease(self) -> Path:
+        return self.path / "lease"
 
     @property
     def submitit(self) -> Path:
@@ -252,8 +263,12 @@ def write_last(run: RunDir, path: Path, value: Any) -> bool:
     """
     for is_last in (False, True):
         try:
+            run.require_ours()
             write_json(path, value)
             return True
+        except LeaseError as error:
+            say(f"{path} is not written: {error}")
+            return False
         except OSError as error:
             if is_last:
                 say(f"{path} could not be written ({error}; {describe_disk(path.parent)}): {json.dumps(value)}")
@@ -275,6 +290,7 @@ def read_json(path: Path) -> Any:
 
 def append_row(run: RunDir, path: Path, row: dict[str, Any]) -> None:
     """Append a line to one of the run's line files; what a crash left of the last line goes, which is an event."""
+    run.require_ours()
     if num_bytes := jsonl.append_row(path, row):
         append_event(run, "file/mended", file=path.name, cut_off_bytes=num_bytes)
 
@@ -284,7 +300,7 @@ def append_event(run: RunDir, kind: str, **fields: Any) -> None:
     row = {"time": round(time.time(), 3), "kind": kind, **fields}
     try:
         append_row(run, run.events, row)
-    except OSError as error:
+    except (LeaseError, OSError) as error:
         say(f"an event could not be written ({error}; {describe_disk(run.path)}): {json.dumps(row)}")
 
 

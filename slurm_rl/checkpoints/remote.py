@@ -42,10 +42,13 @@ class RemoteFolder:
 
     Args:
         retry_s: waits before an operation that failed is tried again.
+        require_ours: raises when another process writes now; asked before a copy begins, counts or goes.
     """
 
-    def __init__(self, url: str, *, retry_s: Sequence[float] = _RETRY_S) -> None:
-        self.url, self.retry_s = url.rstrip("/"), retry_s
+    def __init__(
+        self, url: str, *, retry_s: Sequence[float] = _RETRY_S, require_ours: Callable[[], None] = lambda: None
+    ) -> None:
+        self.url, self.retry_s, self.require_ours = url.rstrip("/"), retry_s, require_ours
         self.fs, self.root = open_filesystem(self.url)
 
     # ---- writing ---------------------------------------------------------------------------------
@@ -73,10 +76,12 @@ class RemoteFolder:
         target = f"{self.root}/{name}"
         if self._read(f"{target}/{MARKER}") == marker and self._read(f"{target}/{MANIFEST}") == manifest:
             return 0
+        self.require_ours()
         self._remove_if_there(f"{target}/{MARKER}")
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(lambda item: self._put(item[1], f"{target}/{item[0]}"), files.items()))
         self._pipe(f"{target}/{MANIFEST}", manifest)
+        self.require_ours()
         self._pipe(f"{target}/{MARKER}", marker)
         return sum(int(found["size"]) for found in described.values())
 
@@ -92,6 +97,7 @@ class RemoteFolder:
         # A half that is newer than all is another's upload, or the next try's.
         doomed = [step for step in steps if step not in kept and whole and step < whole[0]]
         for step in doomed:
+            self.require_ours()
             self._remove_if_there(f"{self.root}/step-{step}/{MARKER}")
             self._try("removed", f"step-{step}", functools.partial(self.fs.rm, f"{self.root}/step-{step}", True))
         return doomed

@@ -47,8 +47,11 @@ class StepSaver:
     ) -> None:
         self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
         self.is_stopped, self.stop_s = is_stopped, stop_s
-        self.store = CheckpointStore(run.checkpoints)
-        self.remote = None if url is None else RemoteSaver(run, self.store, RemoteFolder(f"{url}/{run.path.name}"))
+        self.store = CheckpointStore(run.checkpoints, run.require_ours)
+        self.remote = None
+        if url is not None:
+            folder = RemoteFolder(f"{url}/{run.path.name}", require_ours=run.require_ours)
+            self.remote = RemoteSaver(run, self.store, folder)
         self.saved_step = -1
         self.started = 0.0
         self._given_up = threading.Event()

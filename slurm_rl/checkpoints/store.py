@@ -17,7 +17,7 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +45,15 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints of one run; one process at a time writes."""
+    """The checkpoints of one run; one process at a time writes.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    Args:
+        require_ours: raises when another process writes now; asked right before a checkpoint gets or loses its name.
+    """
+
+    def __init__(self, root: Path, require_ours: Callable[[], None] = lambda: None) -> None:
+        self.root, self.require_ours = root, require_ours
+        self._begun: dict[int, Path] = {}
         self.skipped: list[str] = []
         """Why the last `latest` or `prune` passed over folders newer than the one it found."""
 
@@ -59,10 +64,12 @@ class CheckpointStore:
             CheckpointError: the file system refuses.
         """
         try:
+            self.require_ours()
             self.root.mkdir(parents=True, exist_ok=True)
             for stale in self.root.glob(".step-*.tmp-*"):
-                shutil.rmtree(stale)
-            folder = self._beside(step)
+                # Who lost the run may still write there; its rename then finds nothing.
+                shutil.rmtree(stale, ignore_errors=True)
+            folder = self._begun[step] = self._beside(step)
             folder.mkdir()
         except OSError as error:
             raise cannot_write(self.root, error) from error
@@ -70,7 +77,7 @@ class CheckpointStore:
 
     def discard(self, step: int) -> None:
         """Remove what was begun, which holds room."""
-        for folder in self.root.glob(f".step-{step}.tmp-*"):
+        if folder := self._begun.pop(step, None):
             shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, step: int, meta: dict[str, Any]) -> Checkpoint:
@@ -85,12 +92,19 @@ class CheckpointStore:
         Raises:
             CheckpointError: nothing was begun, or the file system refuses; older checkpoints are untouched.
         """
-        folder = self._begun(step)
+        folder = self._begun.pop(step, None)
+        if folder is None or not folder.is_dir():
+            raise CheckpointError(
+                "begin(step) must come before commit(step), by one process at a time",
+                seen=f"no begun folder of step {step} in {self.root}",
+                action="look for a second trainer that writes to this run",
+            )
         final = self.root / f"step-{step}"
         try:
             body = {"format": 1, "step": step, "meta": meta, "files": _describe_files(folder, sync=True)}
             write_json(folder / MANIFEST, {"sha256": _hash_json(body), "body": body})
             _sync_folders(folder)
+            self.require_ours()
             if final.exists():
                 existing, _ = _verify(final)
                 if existing:
@@ -135,6 +149,7 @@ class CheckpointStore:
             return []
         removed = []
         for path in (path for path in paths[max(keep, 1) :] if _step_of(path) not in spare):
+            self.require_ours()
             # Renamed first: a kill halfway leaves no half checkpoint under a checkpoint's name.
             doomed = self._beside(_step_of(path))
             path.rename(doomed)
@@ -149,16 +164,6 @@ class CheckpointStore:
 
     def _beside(self, step: int) -> Path:
         return self.root / f".step-{step}.tmp-{secrets.token_hex(4)}"
-
-    def _begun(self, step: int) -> Path:
-        folders = list(self.root.glob(f".step-{step}.tmp-*"))
-        if len(folders) != 1:
-            raise CheckpointError(
-                "begin(step) must come before commit(step), by one process at a time",
-                seen=f"{len(folders)} begun folders of step {step} in {self.root}",
-                action="look for a second trainer that writes to this run",
-            )
-        return folders[0]
 
 
 def _verify(folder: Path) -> tuple[Checkpoint, None] | tuple[None, str]:

@@ -10,7 +10,8 @@ from slurm_rl.report.html import write_report
 from slurm_rl.report.progress import follow
 from slurm_rl.report.summary import render_summary, write_summary
 from slurm_rl.run_dir import RunDir, read_json
-from slurm_rl.slurm.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED
+from slurm_rl.slurm.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
+from slurm_rl.slurm.silent import OURS
 from slurm_rl.slurm.submit import Submitted
 
 _STOP_TEXT = "\nStopping: the run saves and leaves (Ctrl-C again to leave it to itself)."
@@ -25,6 +26,11 @@ def follow_to_the_end(run: RunDir, submitted: Submitted) -> int:
         print(_STOP_TEXT, file=sys.stderr, flush=True)
         stop(job)
         _wait(job)
+    if _result(job) == EXIT_NOT_OURS:
+        # Nothing of the run is ours to sum up; its controller has said whose it is.
+        said = job.paths.stdout.read_text(encoding="utf-8", errors="replace").splitlines()
+        print(*[line for line in said if line.startswith(OURS)], sep="\n", file=sys.stderr)
+        return EXIT_NOT_OURS
     return _finish(run)
 
 
@@ -39,6 +45,16 @@ def stop(job: Any) -> None:
 def _wait(job: Any) -> None:
     while not job.done():
         time.sleep(0.2)
+
+
+def _result(job: Any) -> int | None:
+    """The controller's exit code; None of one that was killed."""
+    from submitit.core.utils import UncompletedJobError
+
+    try:
+        return int(job.result())
+    except UncompletedJobError:
+        return None
 
 
 def _finish(run: RunDir) -> int:

@@ -9,6 +9,7 @@ directory, plays the controller and an agent; the others come to it over the net
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import signal
@@ -25,7 +26,6 @@ from slurm_rl.cli.checks import check_inputs
 from slurm_rl.cli.common import check_overrides, default_run_dir, plan_run
 from slurm_rl.cli.find import find_run, load_plan
 from slurm_rl.cli.image_line import check_image_is_there
-from slurm_rl.cli.resume import check_is_over
 from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.load import compose, parse_config
@@ -37,8 +37,9 @@ from slurm_rl.machines.worker import Invitation, Place, Worker
 from slurm_rl.node.discovery import Flags, NodeIdentity, discover
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.slurm.holding import held_to_resume
 from slurm_rl.slurm.own_folder import check_is_free
-from slurm_rl.slurm.submit import create_run, snapshot_code, submit_run, write_run
+from slurm_rl.slurm.submit import Submitted, create_run, snapshot_code, submit_run, write_run
 
 # A file that the head wrote a moment ago may be hidden from us for so long by a network file system.
 _SEE_S = 3.0
@@ -91,15 +92,24 @@ def _load(told: Words, identity: NodeIdentity) -> RunConfig:
 
 def _run_head(config: RunConfig, identity: NodeIdentity, *, resumed: str | None) -> int:
     directory = RunDir(resumed or config.run_dir or default_run_dir(config))
-    if resumed is not None:
-        check_is_over(directory)
-    else:
+    if resumed is None:
         check_is_free(directory)
+    with held_to_resume(directory) if resumed is not None else contextlib.nullcontext():
+        plan, submitted = _submit(config, identity, directory, is_resumed=resumed is not None)
+    # After the run has begun: before, a stop has nothing to save.
+    signal.signal(signal.SIGTERM, _stop_like_ctrl_c)
+    signal.signal(signal.SIGHUP, _stop_like_ctrl_c)
+    return announce_and_follow(directory, plan, submitted)
+
+
+def _submit(
+    config: RunConfig, identity: NodeIdentity, directory: RunDir, *, is_resumed: bool
+) -> tuple[JobPlan, Submitted]:
     plan = plan_run(config, directory)
     check_inputs(config)
     check_image_is_there(plan)
     check_port(config.cluster.head_port)
-    if resumed is not None:
+    if is_resumed:
         _check_goes_on(directory, plan)
         write_run(directory, config, plan)
     else:
@@ -111,11 +121,7 @@ def _run_head(config: RunConfig, identity: NodeIdentity, *, resumed: str | None)
         f"{plan.limits.start_timeout_s:g} s",
         file=sys.stderr,
     )
-    submitted = submit_run(directory, plan)
-    # After the run has begun: before, a stop has nothing to save.
-    signal.signal(signal.SIGTERM, _stop_like_ctrl_c)
-    signal.signal(signal.SIGHUP, _stop_like_ctrl_c)
-    return announce_and_follow(directory, plan, submitted)
+    return plan, submit_run(directory, plan)
 
 
 def _check_goes_on(directory: RunDir, plan: JobPlan) -> None:

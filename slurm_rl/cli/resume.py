@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 
 from slurm_rl.cli.find import find_run, load_plan
 from slurm_rl.cli.image_line import check_image_is_there
 from slurm_rl.cli.submit import announce_and_follow, ask_cluster
 from slurm_rl.cli.words import read_words
-from slurm_rl.errors import RunDirError
-from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.jobs import is_job_alive
+from slurm_rl.slurm.holding import held_to_resume
 from slurm_rl.slurm.own_folder import require_own_run
 from slurm_rl.slurm.submit import submit_run
 
@@ -24,18 +21,9 @@ def run(words: list[str]) -> int:
 
         # The head looks whether the run is over; the other machines may come when it goes on already.
         return run_node(["--run", str(directory.path)])
-    check_is_over(directory)
-    check_image_is_there(plan)
-    plan = ask_cluster(plan)
-    print(f"resuming with the same plan and code: {directory.plan}", file=sys.stderr)
-    return announce_and_follow(directory, plan, submit_run(directory, plan))
-
-
-def check_is_over(directory: RunDir) -> None:
-    """Raise RunDirError when the run's job has not ended."""
-    if is_job_alive(directory):
-        raise RunDirError(
-            "a run that is going cannot be resumed",
-            seen=str(directory.path),
-            action=f"wait, or end it first: python -m slurm_rl cancel {shlex.quote(str(directory.path))}",
-        )
+    with held_to_resume(directory):
+        check_image_is_there(plan)
+        plan = ask_cluster(plan)
+        print(f"resuming with the same plan and code: {directory.plan}", file=sys.stderr)
+        submitted = submit_run(directory, plan)
+    return announce_and_follow(directory, plan, submitted)

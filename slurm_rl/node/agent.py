@@ -14,7 +14,6 @@ follows; who has nobody to wait for leaves at once, and everyone in time to clea
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import signal
 import socket
@@ -27,6 +26,7 @@ from typing import Any
 
 from slurm_rl.disk import say
 from slurm_rl.errors import BringUpError, SlurmRLError
+from slurm_rl.node.attempt import open_attempt, time_to_leave
 from slurm_rl.node.discovery import Flags, NodeRole, discover_role
 from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
@@ -60,8 +60,8 @@ POLL_S = 0.2
 _GRACE_S = 2.0
 # After SIGTERM Slurm's SIGKILL is on its way, and a temp dir that is not removed by then stays.
 _SHORT_GRACE_S = 1.0
-# What is left of KillWait when the trainer is given up: for ending processes and removing files.
-_CLEANING_S = 5.0
+# Between two looks whether the run is still this attempt's; the others follow the head.
+_LEASE_S = 5.0
 # Between two processes that end for the same reason.
 _SAME_CAUSE_S = 1.5
 
@@ -80,6 +80,7 @@ class NodeAgent:
         self.stopped_at = 0.0
         self.is_forwarded = False
         self.must_leave_at: float | None = None
+        self.look_at = 0.0
         self.driver: subprocess.Popen[bytes] | None = None
         self.ray: subprocess.Popen[bytes] | None = None
         self.time_to_leave_s = time_to_leave(attempt)
@@ -217,7 +218,13 @@ class NodeAgent:
             )
 
     def _check_terminated(self) -> None:
-        """After SIGTERM: leave before SIGKILL, and when the controller says that a node died: then nobody saves."""
+        """After SIGTERM: leave before SIGKILL, and when the controller says that a node died: then nobody saves.
+
+        At any time when another controller has the run: the own one may be cut off.
+        """
+        if self.role.is_head and time.monotonic() > self.look_at:
+            self.look_at = time.monotonic() + _LEASE_S
+            self.run_dir.require_ours()
         if self.must_leave_at is None:
             return
         if time.monotonic() > self.must_leave_at:
@@ -291,13 +298,6 @@ class NodeAgent:
         write_last(self.run_dir, self.attempt.node(self.role.rank), self.record)
 
 
-def time_to_leave(attempt: AttemptDir) -> float:
-    """Seconds after SIGTERM in which the trainer may save; without Slurm, as many as it likes."""
-    start = read_json(attempt.start) if attempt.start.is_file() else {}
-    kill_wait_s = start.get("kill_wait_s") or math.inf
-    return float(kill_wait_s - min(_CLEANING_S, kill_wait_s / 2))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description="One node of one attempt of a run.")
     parser.add_argument("--run-dir", required=True)
@@ -307,10 +307,9 @@ def main() -> int:
     parser.add_argument("--num-nodes", type=int)
     parser.add_argument("--job-key")
     args = parser.parse_args()
-    run = RunDir(args.run_dir)
+    run, attempt = open_attempt(args.run_dir, args.attempt)
     plan = JobPlan.from_json(read_json(run.plan))
     role = discover_role(os.environ, Flags(args.rank, args.num_nodes, job_key=args.job_key))
-    attempt = run.attempt(args.attempt)
     attempt.logs.mkdir(parents=True, exist_ok=True)
     if args.rank is None:
         write_into(attempt.log(f"node-{role.rank}"))

@@ -23,10 +23,11 @@ import time
 from types import FrameType
 from typing import Any
 
+from slurm_rl.node.attempt import open_attempt
 from slurm_rl.node.driver import EXIT_CHECKPOINTED
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
 
 _POLL_S = 0.2
 _GRACE_SHARE = 0.5
@@ -85,7 +86,7 @@ class ExternalTrainer:
         self._stopped_at = self._stopped_at or time.monotonic()
 
     def _end(self, outcome: str, status: int, **fields: Any) -> int:
-        write_json(self._attempt.outcome, {"outcome": outcome, "exit_code": status, **fields})
+        write_last(self._run, self._attempt.outcome, {"outcome": outcome, "exit_code": status, **fields})
         return status
 
 
@@ -94,9 +95,9 @@ def main() -> int:
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--attempt", required=True, type=int)
     args = parser.parse_args()
-    run = RunDir(args.run_dir)
+    run, attempt = open_attempt(args.run_dir, args.attempt)
     run.checkpoints.mkdir(exist_ok=True)
-    return ExternalTrainer(run, JobPlan.from_json(read_json(run.plan)), run.attempt(args.attempt)).main()
+    return ExternalTrainer(run, JobPlan.from_json(read_json(run.plan)), attempt).main()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_rl import disk
 from slurm_rl.errors import ConfigError
 from slurm_rl.prepare.checksum import sha256_of
 from slurm_rl.prepare.download import fetch
@@ -75,10 +76,13 @@ def open_folder(folder: Path) -> Iterator[None]:
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ConfigError(
                 "one prepare at a time may work in a folder", seen=f"{lock} is held", action="wait for the other"
             ) from None
+        except OSError as error:
+            # Lustre mounted noflock has none.
+            disk.say(f"{lock} cannot be locked ({error.strerror}): see that no other prepare works there")
         yield
 
 

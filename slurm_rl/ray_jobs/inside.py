@@ -24,9 +24,11 @@ from types import FrameType
 from typing import IO
 
 from slurm_rl import __version__
-from slurm_rl.errors import BringUpError, ConfigError, RunDirError, SlurmRLError
+from slurm_rl.errors import BringUpError, ConfigError, LeaseError, RunDirError, SlurmRLError
+from slurm_rl.holder import Holder
 from slurm_rl.image.judge import find_mismatches
 from slurm_rl.jsonl import RowTail
+from slurm_rl.lease import Lease, take
 from slurm_rl.node.driver import may_signal
 from slurm_rl.node.image_report import PACKAGES, collect_report
 from slurm_rl.plan.job import JobPlan
@@ -36,6 +38,7 @@ from slurm_rl.slurm.attempts import (
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
+    EXIT_NOT_OURS,
     AttemptEnd,
     Decision,
     decide,
@@ -111,6 +114,7 @@ class RayJobController:
     def __init__(self, run: RunDir, plan: JobPlan, job_id: str) -> None:
         self.run_dir, self.plan, self.job_id = run, plan, job_id
         self.is_stopped = False
+        self.lease: Lease | None = None
         limit, lead_s = plan.limits.time_limit_min, plan.limits.signal_lead_s
         # Ray knows no time limit of a job.
         self.leave_at = float("inf") if limit is None else time.monotonic() + max(0.0, limit * 60.0 - lead_s)
@@ -118,6 +122,16 @@ class RayJobController:
     def main(self) -> int:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):
             signal.signal(signum, self._on_stop)
+        own = Holder.of_this_process(self.plan.launcher, self.job_id)
+        try:
+            with take(self.run_dir.lease, own, is_stopped=lambda: self.is_stopped, on_wait=_say) as self.lease:
+                self.run_dir.epoch = self.lease.epoch
+                return self._lead()
+        except LeaseError as error:
+            _say(str(error))
+            return EXIT_NOT_OURS
+
+    def _lead(self) -> int:
         self.run_dir.end.unlink(missing_ok=True)
         settle_killed_attempts(self.run_dir, self.job_id)
         ends = load_ends(self.run_dir, self.job_id)
@@ -130,15 +144,17 @@ class RayJobController:
         return self._end(decision, ends)
 
     def _run_attempt(self) -> None:
+        self.run_dir.require_ours()
         attempt = self.run_dir.attempt(max(self.run_dir.attempt_numbers(), default=0) + 1)
         attempt.logs.mkdir(parents=True)
-        write_json(attempt.start, {"job": self.job_id})
+        write_json(attempt.start, {"job": self.job_id, "epoch": self.run_dir.epoch})
         self.run_dir.point_latest_at(attempt.number)
         append_event(self.run_dir, "attempt/started", attempt=attempt.number, job=self.job_id)
         start = time.monotonic()
         status = self._run_trainer(attempt)
         end = read_end(attempt, status, asked=self.is_stopped)
         end = replace(end, saved_step=newest_step(self.run_dir), job_key=self.job_id)
+        self.run_dir.require_ours()
         write_json(attempt.end, asdict(end))
         fields = {"outcome": end.outcome, "cause": end.cause, "seconds": round(time.monotonic() - start, 1)}
         append_event(self.run_dir, "attempt/ended", attempt=attempt.number, **fields)
@@ -160,6 +176,9 @@ class RayJobController:
             copier = threading.Thread(target=_copy, args=(child.stdout, log), daemon=True)
             copier.start()
             while child.poll() is None:
+                if self.lease is not None and self.lease.lost is not None:
+                    child.kill()  # what it would save is another's now
+                    raise self.lease.lost
                 rows.print_new()
                 self._leave_in_time(child.pid)
                 time.sleep(_POLL_S)
@@ -176,6 +195,7 @@ class RayJobController:
             os.kill(pid, signal.SIGUSR2)
 
     def _end(self, decision: Decision, ends: list[AttemptEnd]) -> int:
+        self.run_dir.require_ours()
         last = ends[-1]
         state, code = _STATES.get(decision, "failed"), _EXIT_CODES.get(decision, last.exit_code or EXIT_FAILED)
         cause = explain_failure(ends) if decision == "fail" else last.cause
@@ -197,6 +217,10 @@ class RowPrinter:
     def print_new(self) -> None:
         for row in self.tail.read_new():
             print(f"{ROW_MARK}{json.dumps(row)}", flush=True)
+
+
+def _say(text: str) -> None:
+    print(f"slurm_rl: {text}", flush=True)
 
 
 def _copy(source: IO[bytes], log: IO[bytes]) -> None:

@@ -68,6 +68,7 @@ class MetricsLogger:
             num_rows: length of metrics.jsonl when that checkpoint was made; an evaluation after it may
                 bear the same step.
         """
+        self._run.require_ours()
         keep_rows_up_to(self._run.samples, step)
         keep_rows_up_to(self._run.metrics, step, num_rows)
         self._last_step = _last_step(self._run.metrics)

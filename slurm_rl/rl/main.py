@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from slurm_rl.node.attempt import open_attempt
 from slurm_rl.run_dir import AttemptDir, RunDir
 from slurm_rl.train.ending import run_to_outcome
 
@@ -17,8 +18,8 @@ def main() -> int:
     parser.add_argument("--run-dir", required=True)
     parser.add_argument("--attempt", required=True, type=int)
     args = parser.parse_args()
-    run = RunDir(args.run_dir)
-    return run_to_outcome(run, run.attempt(args.attempt), _train)
+    run, attempt = open_attempt(args.run_dir, args.attempt)
+    return run_to_outcome(run, attempt, _train)
 
 
 def _train(run: RunDir, attempt: AttemptDir) -> None:

@@ -149,6 +149,7 @@ def _train(
 
     state = trainer.run(wait_for_engines)
     adapted = config.model.lora
+    run.require_ours()
     (policy.export_adapter if adapted and adapted.export == "adapter" else policy.export)(run.export)
     return state
 

@@ -25,6 +25,8 @@ Decision = Literal["finish", "interrupt", "requeue", "retry", "fail"]
 StoppedBy = Literal["", "user", "scheduler"]
 
 EXIT_FINISHED, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_NOT_OURS = 76
+"""Of a controller whose run another one has: it has written nothing since."""
 
 
 @dataclass(frozen=True)

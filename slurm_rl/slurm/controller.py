@@ -14,8 +14,9 @@ import time
 from dataclasses import asdict, replace
 from types import FrameType
 
-from slurm_rl.disk import describe_disk, is_full, keep_room
-from slurm_rl.errors import SlurmRLError
+from slurm_rl.disk import describe_disk, is_full, keep_room, say
+from slurm_rl.errors import LeaseError, SlurmRLError
+from slurm_rl.lease import Lease
 from slurm_rl.machines.head import Machines
 from slurm_rl.machines.nodes import Nodes
 from slurm_rl.node.ray_cluster import create_token, token_file
@@ -25,6 +26,7 @@ from slurm_rl.slurm.attempts import (
     EXIT_FAILED,
     EXIT_FINISHED,
     EXIT_INTERRUPTED,
+    EXIT_NOT_OURS,
     AttemptEnd,
     Decision,
     StoppedBy,
@@ -43,13 +45,14 @@ from slurm_rl.slurm.ends import (
     read_end,
     settle_killed_attempts,
 )
+from slurm_rl.slurm.holding import own_epoch, take_run
 from slurm_rl.slurm.hosts import Hosts
 from slurm_rl.slurm.image_check import check_attempt_image
 from slurm_rl.slurm.launch import start_local_agent, start_slurm_agents
 from slurm_rl.slurm.requeue import requeue_job
 from slurm_rl.slurm.silent import settle_silent_agent, settle_silent_tasks
 from slurm_rl.slurm.supervisor import EXIT_KILLED, STOP_SIGNALS, Supervisor
-from slurm_rl.slurm.watch import AttemptWatch
+from slurm_rl.slurm.watch import AttemptWatch, end_nodes
 
 POLL_S = 0.1
 _CLEANING_S = 20.0
@@ -65,6 +68,7 @@ def run_controller(run_dir: str) -> int:
         return Controller(run).main()
 
     def note(how: str) -> None:
+        run.epoch = own_epoch(run, plan)
         append_event(run, "controller/killed", by=how)
 
     # Told to leave, the trainer may take as long as before a time limit.
@@ -73,7 +77,8 @@ def run_controller(run_dir: str) -> int:
     status = supervisor.main()
     if status == EXIT_KILLED:
         cause = "its controller was killed again and again; see dmesg for the kernel's reason"
-        write_json(run.end, {"state": "failed", "exit_code": EXIT_FAILED, "cause": cause, "step": newest_step(run)})
+        end = {"state": "failed", "exit_code": EXIT_FAILED, "cause": cause, "step": newest_step(run)}
+        write_last(run, run.end, end)
         return EXIT_FAILED
     return status
 
@@ -91,12 +96,24 @@ class Controller:
         self.kill_wait_s = _kill_wait_s() if self.job_id else None
         self.chosen: list[str] = []
         self.stopped_by: StoppedBy = ""
+        self.lease: Lease | None = None
 
     def main(self) -> int:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_user_stop)
         signal.signal(signal.SIGUSR2, self._on_scheduler_stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        try:
+            with take_run(self.run_dir, self.plan, lambda: self.stopped_by != "") as self.lease:
+                return self._lead()
+        except LeaseError as error:
+            say(str(error))
+            if self.machines is not None:
+                self.machines.say_goodbye(state="failed", exit_code=EXIT_NOT_OURS, cause=str(error))
+            return EXIT_NOT_OURS
+
+    def _lead(self) -> int:
+        """Attempts until one settles the run, which is this controller's."""
         self.run_dir.end.unlink(missing_ok=True)
         report_damage(self.run_dir)
         for number in settle_killed_attempts(self.run_dir, self.job_key):
@@ -128,10 +145,11 @@ class Controller:
     # ---- one attempt ---------------------------------------------------------------------------
 
     def _begin_attempt(self) -> AttemptDir:
+        self.run_dir.require_ours()
         keep_room(self.run_dir.reserve)
         attempt = self.run_dir.attempt(max(self.run_dir.attempt_numbers(), default=0) + 1)
         attempt.logs.mkdir(parents=True)
-        write_json(attempt.start, {"job": self.job_key, "kill_wait_s": self.kill_wait_s})
+        write_json(attempt.start, {"job": self.job_key, "epoch": self.run_dir.epoch, "kill_wait_s": self.kill_wait_s})
         self.run_dir.point_latest_at(attempt.number)
         if self.plan.torchrun is None:
             token = self.machines.ray_token(attempt.number) if self.machines else None
@@ -145,6 +163,8 @@ class Controller:
         self.chosen = []
         try:
             end = self._run_nodes(attempt)
+        except LeaseError:
+            raise
         except SlurmRLError as error:
             end = AttemptEnd("failed", str(error), error.exit_code)
         except OSError as error:
@@ -171,6 +191,9 @@ class Controller:
             return AttemptEnd("lost", "asked to stop before the nodes were started")
         watch = AttemptWatch(self.run_dir, self.plan, attempt, nodes, self.job_id)
         while nodes.poll() is None:
+            if self.lease is not None and self.lease.lost is not None:
+                end_nodes(nodes)
+                raise self.lease.lost
             self._heed_notice()
             watch.look(is_stopped=bool(self.stopped_by))
             time.sleep(POLL_S)
@@ -235,6 +258,7 @@ class Controller:
     # ---- the end of the job --------------------------------------------------------------------
 
     def _end(self, decision: Decision, ends: list[AttemptEnd], cause: str | None = None) -> int:
+        self.run_dir.require_ours()
         last = ends[-1]
         state = _STATES.get(decision, "failed")
         code = _EXIT_CODES.get(decision, last.exit_code or EXIT_FAILED)
@@ -251,6 +275,7 @@ class Controller:
     def _requeue(self, ends: list[AttemptEnd]) -> int:
         if self.job_id is None:
             return self._end("interrupt", ends)
+        self.run_dir.require_ours()
         append_event(self.run_dir, "job/requeued", cause=ends[-1].cause, step=ends[-1].saved_step)
         # From here on a SIGTERM is Slurm's, which ends this start of the job.
         self.stopped_by = ""

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_rl.errors import RunDirError
-from slurm_rl.run_dir import RunDir, write_json
-from slurm_rl.slurm.commands import element_id
+from slurm_rl.run_dir import RunDir
 from slurm_rl.slurm.controller import run_controller
 
 
@@ -26,11 +25,7 @@ def find_run(folder: str, env: Mapping[str, str]) -> RunDir:
 
 
 def main(folder: str) -> int:
-    run = find_run(folder, os.environ)
-    if not run.job.is_file():
-        # The submitting command writes this after sbatch has answered, which may be later, or never if it died.
-        write_json(run.job, {"launcher": "slurm", "job_id": element_id(os.environ["SLURM_JOB_ID"], os.environ)})
-    return run_controller(str(run.path))
+    return run_controller(str(find_run(folder, os.environ).path))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from slurm_rl.slurm.phases import PhaseWatch
 
 # Agents that have not started by then (an image on its way) have no trainer that could save.
 _LISTEN_S = 15.0
+_END_S = 30.0
+_POLL_S = 0.1
 
 
 class AttemptWatch:
@@ -59,3 +61,14 @@ class AttemptWatch:
         if dead and read_record(self.attempt, 0).get("state") not in ("ending", "ended"):
             write_json(self.attempt.abort, {"cause": dead[0]})
             append_event(self.run_dir, "node/died", attempt=self.attempt.number, cause=dead[0])
+
+
+def end_nodes(nodes: Nodes) -> None:
+    """End agents that nobody asks to save; whoever has not left in time is killed."""
+    nodes.terminate()
+    deadline = time.monotonic() + _END_S
+    while nodes.poll() is None:
+        if time.monotonic() > deadline:
+            nodes.send_signal(signal.SIGKILL)
+            return
+        time.sleep(_POLL_S)

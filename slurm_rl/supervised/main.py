@@ -12,6 +12,7 @@ import argparse
 import sys
 
 from slurm_rl.errors import ConfigError
+from slurm_rl.node.attempt import open_attempt
 from slurm_rl.run_dir import AttemptDir, RunDir
 from slurm_rl.supervised.place import find_place
 from slurm_rl.train.ending import run_to_outcome
@@ -22,7 +23,6 @@ def main() -> int:
     parser.add_argument("run_dir")
     parser.add_argument("--attempt", type=int, help="the newest by default")
     args = parser.parse_args()
-    run = RunDir(args.run_dir)
     try:
         place = find_place()
     except ConfigError as error:
@@ -34,8 +34,9 @@ def main() -> int:
 
         run_training(run, attempt, place)
 
-    number = args.attempt if args.attempt is not None else max(run.attempt_numbers(), default=1)
-    return run_to_outcome(run, run.attempt(number), train, writes=place.rank == 0)
+    number = args.attempt if args.attempt is not None else max(RunDir(args.run_dir).attempt_numbers(), default=1)
+    run, attempt = open_attempt(args.run_dir, number)
+    return run_to_outcome(run, attempt, train, writes=place.rank == 0)
 
 
 if __name__ == "__main__":

@@ -89,6 +89,7 @@ def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
         chats, variables = config.data.chat_template, config.data.chat_template_kwargs
         describe_scores(engine.module.config, measured, chats=chats, variables=variables)
     adapted = config.model.lora
+    run.require_ours()
     (engine.export_adapter if adapted and adapted.export == "adapter" else engine.export)(run.export)
     if is_first:
         exported = state.step if state.best_step == -1 else state.best_step

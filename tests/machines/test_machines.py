@@ -66,6 +66,10 @@ def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machin
     run.wait_for_training(head, worker)
     # Seen from here, which is none of the machines.
     assert str(read_states([run.run_dir])[0]) == "unknown: its controller is a process of m1; ask there"
+    resume = ["resume", str(run.run_dir.path)]
+    second = machines.start(3, {"EXPECTED_WORKERS": "0"}, *resume)
+    assert second.wait() == 2
+    assert f"on m1) has {run.run_dir.path}. Next: wait for its end, or end it first, on m1: " in second.output
     stop(worker)
     assert (worker.wait(), head.wait()) == (130, 130), head.output
     assert run.end["state"] == "interrupted"
@@ -73,7 +77,6 @@ def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machin
     saved = run.end["step"]
     assert saved > 0
 
-    resume = ["resume", str(run.run_dir.path)]
     head = machines.start(1, {"EXPECTED_WORKERS": "2"}, *resume)
     # The others come late: the run is going by then.
     run.wait_for_attempt(2)

@@ -73,6 +73,7 @@ def stop_signals_twice_at_once(cluster: Cluster, folder: Path) -> None:
     run.wait_for_training(1)
     run.send_stop(times=2)
     check_end(run, ["checkpointed", "finished"])
+    assert run.starts == [(run.job, 0), (run.job, 1)]
 
 
 @slow_scenario
@@ -166,6 +167,7 @@ def the_controller_is_killed(cluster: Cluster, folder: Path) -> None:
     run.kill(run.hosts(1)[0], CONTROLLER, newest_alone=True)
     check_end(run, ["lost", "finished"])
     assert [event["by"] for event in run.events("controller/killed")] == ["SIGKILL"]
+    assert run.starts == [(run.job, 0), (run.job, 0)]
 
 
 @slow_scenario

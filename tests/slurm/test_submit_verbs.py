@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.other_host import start_on_other_host
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
 from tests.slurm.submitting import ROOT, cli, job_id, submit, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
+RESUME = "import sys; from slurm_rl.__main__ import main; sys.exit(main(['resume', sys.argv[1]]))"
 
 
 def state_of(cluster: Cluster, run: Path) -> str:
@@ -31,6 +33,9 @@ def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
     assert state_of(cluster, run).startswith(f"running: on {nodes}, attempt 1")
     refused = cli(cluster, shared_dir, "resume", str(run))
     assert (refused.returncode, "cancel" in refused.stderr) == (2, True)
+    there = start_on_other_host("elsewhere", RESUME, str(run), env=cluster.env)
+    said, _ = there.communicate(timeout=120)
+    assert there.returncode == 2 and f"got slurm job {first} (process" in said and f"cancel {run}" in said, said
     follow = [sys.executable, "-m", "slurm_rl", "logs", "-f", str(run)]
     env = {**cluster.env, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(follow, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:

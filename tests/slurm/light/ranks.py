@@ -23,6 +23,7 @@ from trainer import Counter
 from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.logging import WandbConfig
 from slurm_rl.errors import StopRequested
+from slurm_rl.node.attempt import open_attempt
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.train.ending import run_to_outcome
@@ -89,15 +90,13 @@ def main() -> int:
     parser.add_argument("--save-every", type=int, required=True)
     parser.add_argument("--import-s", type=float, default=0.0)
     args = parser.parse_args()
-    run = RunDir(args.run_dir)
+    run, attempt = open_attempt(args.run_dir, args.attempt)
     time.sleep(args.import_s)
     stop = StopFlag()
     stop.install()
     dist.init_process_group("gloo")
     print(f"rank {os.environ['RANK']} of {dist.get_world_size()}, {torch.get_num_threads()} threads", flush=True)
-    return run_to_outcome(
-        run, run.attempt(args.attempt), lambda _, __: Ranks(run, args).run(stop), writes=dist.get_rank() == 0
-    )
+    return run_to_outcome(run, attempt, lambda _, __: Ranks(run, args).run(stop), writes=dist.get_rank() == 0)
 
 
 if __name__ == "__main__":

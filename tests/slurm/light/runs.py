@@ -103,6 +103,12 @@ class LightRun:
         wait_until(is_there, f"job {self.job} to be {state}", timeout_s=120)
 
     @property
+    def starts(self) -> list[tuple[str, int]]:
+        """Job and restart of each controller that had the run, by epoch."""
+        found = sorted(self.run_dir.lease.glob("*.json"), key=lambda path: int(path.stem))
+        return [(holder["job"], holder["restart"]) for holder in map(read_json, found)]
+
+    @property
     def outcomes(self) -> list[str]:
         return [row["outcome"] for row in self.events("attempt/ended")]
 

@@ -18,6 +18,7 @@ import time
 from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.logging import WandbConfig
 from slurm_rl.errors import StopRequested
+from slurm_rl.node.attempt import open_attempt
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
@@ -114,8 +115,7 @@ def main() -> int:
     # Stands for the seconds that torch takes to import, in which a trainer has no handlers yet.
     parser.add_argument("--import-s", type=float, default=0.0)
     args = parser.parse_args()
-    run = RunDir(args.run_dir)
-    attempt = run.attempt(args.attempt)
+    run, attempt = open_attempt(args.run_dir, args.attempt)
     time.sleep(args.import_s)
     return run_to_outcome(run, attempt, lambda run, _: train(run, args))
 

@@ -1,0 +1,27 @@
+"""The run and the attempt that a process belongs to. Standard library alone."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from slurm_rl.run_dir import AttemptDir, RunDir, read_json
+
+# What is left of KillWait when the trainer is given up: for ending processes and removing files.
+_CLEANING_S = 5.0
+
+
+def open_attempt(path: str | os.PathLike[str], number: int) -> tuple[RunDir, AttemptDir]:
+    """For a process of an attempt: the run holds the epoch of the controller that began it."""
+    run = RunDir(path)
+    attempt = run.attempt(number)
+    # A machine with a run directory of its own has no such file, and nothing that another controller could want.
+    run.epoch = read_json(attempt.start).get("epoch") if attempt.start.is_file() else None
+    return run, attempt
+
+
+def time_to_leave(attempt: AttemptDir) -> float:
+    """Seconds after SIGTERM in which the trainer may save; without Slurm, as many as it likes."""
+    start = read_json(attempt.start) if attempt.start.is_file() else {}
+    kill_wait_s = start.get("kill_wait_s") or math.inf
+    return float(kill_wait_s - min(_CLEANING_S, kill_wait_s / 2))

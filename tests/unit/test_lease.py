@@ -1,0 +1,338 @@
+"""One controller a run: who may take it, who must wait, and that whoever lost it writes nothing more."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl import jsonl
+from slurm_rl.checkpoints.store import CheckpointStore
+from slurm_rl.config.logging import WandbConfig
+from slurm_rl.errors import CheckpointError, LeaseError
+from slurm_rl.holder import RESUME, Holder, Standing, Verdict, judge
+from slurm_rl.jsonl import read_rows
+from slurm_rl.lease import Lease, read_standing, take
+from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.run_dir import RunDir, append_event, append_row, write_json, write_last
+from tests.other_host import start_on_other_host
+
+QUICK: dict[str, Any] = {"beat_s": 0.05, "silence_s": 0.6, "look_s": 0.05}
+ME = Holder.of_this_process("slurm", "7")
+GONE = replace(ME, job="6", started=ME.started + 1)
+"""A process of this machine whose number another has now."""
+FAR = replace(ME, job="6", machine="another", host="n2")
+
+
+def put(folder: Path, holder: Holder, epoch: int = 1) -> Path:
+    """A holder that gives no sign of life."""
+    path = folder / f"{epoch}.json"
+    write_json(path, vars(holder))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("holder", "own", "is_known_alive", "verdict"),
+    [
+        (replace(FAR, job="7"), replace(ME, restart=1), True, "take"),
+        (replace(FAR, job="7", restart=2), replace(ME, restart=1), False, "refuse"),
+        (replace(FAR, job="7"), ME, True, "watch"),
+        (FAR, ME, True, "refuse"),
+        (FAR, ME, False, "watch"),
+        (replace(ME, job="6"), ME, False, "refuse"),
+        (GONE, ME, True, "take"),
+        (replace(GONE, job="7"), ME, True, "take"),
+        (replace(FAR, machine=""), replace(ME, machine=""), False, "watch"),
+        (replace(ME, launcher=RESUME), ME, False, "wait"),
+        (replace(ME, launcher=RESUME), replace(ME, launcher=RESUME, job="8"), False, "refuse"),
+    ],
+)
+def test_what_is_done_about_a_holder(holder: Holder, own: Holder, is_known_alive: bool, verdict: Verdict) -> None:
+    assert judge(Standing(1, holder, False, 0), own, lambda _: is_known_alive) == verdict
+    assert judge(Standing(1, holder, True, 0), own, lambda _: is_known_alive) == "take"
+
+
+def test_a_run_is_given_on_and_each_holder_has_a_higher_number(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for epoch in (1, 2, 3):
+        with take(run.lease, ME) as lease:
+            assert lease.epoch == epoch
+            standing = read_standing(run.lease)
+            assert standing is not None and standing[:3] == (epoch, ME, False)
+    assert not list(run.lease.glob(".*"))
+
+
+def test_who_is_alive_is_named_with_what_to_type(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "a run")
+    put(run.lease, replace(ME, launcher="local", job="77"))
+    with pytest.raises(LeaseError) as refused:
+        take(run.lease, ME)
+    assert f"local job 77 (process {os.getpid()} on {ME.host}) has {run.path}" in str(refused.value)
+    assert f"end it first, on {ME.host}: python -m slurm_rl cancel '{run.path}'" in str(refused.value)
+
+
+@pytest.mark.parametrize("ahead_s", [-86400, 0, 86400])
+def test_a_holder_elsewhere_that_is_silent_is_dead_whatever_its_clock_says(tmp_path: Path, ahead_s: float) -> None:
+    path = put(tmp_path / "lease", FAR)
+    os.utime(path, (time.time() + ahead_s, time.time() + ahead_s))
+    said: list[str] = []
+    with take(tmp_path / "lease", ME, on_wait=said.append, **QUICK) as lease:
+        assert lease.epoch == 2
+    assert said == [f"slurm job 6 (process {ME.pid} on n2) did not give the run up; looking for 0.6 s whether it lives"]
+
+
+@pytest.mark.parametrize("per_beat_s", [-3600, 3600])
+def test_a_holder_elsewhere_that_moves_is_alive_whatever_its_clock_does(tmp_path: Path, per_beat_s: float) -> None:
+    path = put(tmp_path / "lease", FAR)
+    is_over = threading.Event()
+
+    def beat() -> None:
+        at = time.time()
+        while not is_over.wait(0.1):
+            at += per_beat_s
+            os.utime(path, (at, at))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(LeaseError, match="on n2"):
+            take(tmp_path / "lease", ME, beat_s=1.0, silence_s=60.0, look_s=0.05)
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_a_reader_that_was_stopped_does_not_take_its_own_sleep_for_silence(tmp_path: Path) -> None:
+    path = put(tmp_path / "lease", FAR)
+    looks = 0
+
+    def asked(_: Holder) -> bool:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            time.sleep(QUICK["silence_s"])
+        if looks == 5:
+            os.utime(path, (1, 1))
+        return False
+
+    with pytest.raises(LeaseError):
+        take(tmp_path / "lease", ME, asked, **QUICK)
+
+
+HOLD = """
+import sys, time
+from slurm_rl.holder import Holder
+from slurm_rl.lease import take
+from slurm_rl.run_dir import RunDir, append_row
+run = RunDir(sys.argv[1])
+with take(run.lease, Holder.of_this_process("local", "1"), beat_s=0.05) as lease:
+    run.epoch = lease.epoch
+    print("holds", lease.epoch, flush=True)
+    number = 0
+    while True:
+        number += 1
+        append_row(run, run.metrics, {"step": number, "by": lease.epoch})
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def other_host(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Holds the run in tmp_path and writes rows."""
+    process = start_on_other_host("elsewhere", HOLD, str(tmp_path))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "holds 1\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def child_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+def test_a_controller_of_another_host_is_not_joined_and_is_followed_when_killed(
+    tmp_path: Path, other_host: subprocess.Popen[str]
+) -> None:
+    run = RunDir(tmp_path)
+    with pytest.raises(LeaseError, match=r"on elsewhere\) has .*Next: .*on elsewhere: python -m slurm_rl cancel"):
+        take(run.lease, ME, **QUICK)
+    os.kill(child_of(other_host.pid), signal.SIGKILL)
+    with take(run.lease, ME, **QUICK) as lease:
+        assert lease.epoch == 2
+
+
+def test_a_controller_that_was_stopped_and_wakes_up_after_the_takeover_writes_nothing(
+    tmp_path: Path, other_host: subprocess.Popen[str]
+) -> None:
+    run = RunDir(tmp_path)
+    stopped = child_of(other_host.pid)
+    os.kill(stopped, signal.SIGSTOP)
+    with take(run.lease, ME, **QUICK) as lease:
+        assert lease.epoch == 2
+        rows = read_rows(run.metrics)
+        os.kill(stopped, signal.SIGCONT)
+        said, _ = other_host.communicate(timeout=60)
+    # The row that it was about to write when it was stopped is the one that nobody can hold back.
+    assert len(read_rows(run.metrics)) <= len(rows) + 1
+    assert "another controller has the run now, so nothing more is written; got slurm job 7" in said
+    assert other_host.returncode
+
+
+def test_who_lost_the_run_writes_nothing_that_counts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = RunDir(tmp_path)
+    with take(run.lease, ME) as lease:
+        run.epoch = lease.epoch
+        store = CheckpointStore(run.checkpoints, run.require_ours)
+        for step in (1, 2):
+            store.begin(step)
+            store.commit(step, {})
+        (store.begin(3) / "x").write_text("x")
+        metrics = MetricsLogger(run, WandbConfig(), "light", {})
+        metrics.log(1, "grpo", {})
+        append_event(run, "a/b")
+        before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+        put(run.lease, FAR, 2)
+        acts: list[Callable[[], object]] = [
+            lambda: store.commit(3, {}),
+            lambda: store.prune(1),
+            lambda: store.begin(4),
+            lambda: metrics.log(2, "grpo", {}),
+            lambda: metrics.rewind(0),
+            lambda: append_row(run, run.samples, {"step": 2}),
+        ]
+        for act in acts:
+            with pytest.raises(LeaseError, match="slurm job 6"):
+                act()
+        append_event(run, "a/b")
+        assert not write_last(run, run.end, {"state": "failed"})
+        metrics.close()
+    after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    grown = {path for path in after if before.get(path) != after[path]}
+    counting = {path for path in grown if not any(part.startswith(".step-3") for part in path.parts)}
+    assert {path.relative_to(tmp_path).parts[0] for path in counting} <= {"lease", "tensorboard"}
+    assert sorted(path.name for path in run.checkpoints.glob("step-*")) == ["step-1", "step-2"]
+    assert capfd.readouterr().err.count("another controller has the run now") == 2
+
+
+def test_a_checkpoint_that_the_next_trainer_cleared_away_does_not_come_back(tmp_path: Path) -> None:
+    """It had passed the question whose the run is, and was stopped right before the rename."""
+    late, next_one = CheckpointStore(tmp_path), CheckpointStore(tmp_path)
+    (late.begin(5) / "x").write_text("late")
+    (next_one.begin(5) / "x").write_text("next")
+    with pytest.raises(CheckpointError, match="no begun folder of step 5"):
+        late.commit(5, {})
+    assert (next_one.commit(5, {}).path / "x").read_text() == "next"
+
+
+def test_of_two_that_take_a_run_at_once_each_gets_a_number_of_its_own_or_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every place between two operations on files of the one, with all of the other in it."""
+    calls, at, folder, won = 0, 0, tmp_path, list[tuple[str, Lease]]()
+
+    def try_it(job: str) -> None:
+        own = replace(FAR, job=job, machine=job)
+        won.append((job, take(folder, own, beat_s=1e6, silence_s=0.0)))
+
+    def counted(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                try_it("second")
+            return operation(*args, **kwargs)
+
+        return call
+
+    operations = ((os, "link"), (os, "utime"), (os, "fsync"), (Path, "iterdir"), (Path, "unlink"), (Path, "stat"))
+    for owner, name in operations:
+        monkeypatch.setattr(owner, name, counted(getattr(owner, name)))
+    for number in range(1, 50):
+        at, folder = 0, tmp_path / str(number)
+        put(folder, replace(FAR, machine="dead"))
+        calls, at = 0, number
+        won.clear()
+        try_it("first")
+        at = 0
+        for _, lease in won:
+            lease.__exit__(None, None, None)
+        standing = read_standing(folder)
+        assert standing is not None and standing.holder is not None
+        assert sorted(lease.epoch for _, lease in won) == list(range(2, standing.epoch + 1))
+        # All but the newest have lost the run, and would find it out.
+        assert {lease.epoch: job for job, lease in won}[standing.epoch] == standing.holder.job
+        if len(won) == 1:
+            break
+    assert 5 < number < 49
+
+
+def test_of_many_that_take_a_run_at_once_one_gets_it(tmp_path: Path) -> None:
+    for number in range(10):
+        folder = tmp_path / str(number)
+        start, got, refused = threading.Barrier(4), list[Lease](), list[str]()
+
+        def try_it(who: int) -> None:
+            start.wait()  # noqa: B023
+            try:
+                got.append(take(folder, replace(FAR, job=str(who), machine=str(who)), **{**QUICK, "silence_s": 60.0}))  # noqa: B023
+            except LeaseError as error:
+                refused.append(str(error))  # noqa: B023
+
+        threads = [threading.Thread(target=try_it, args=(who,)) for who in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(got) == 1 and len(refused) == 3
+        with got[0]:
+            pass
+
+
+def test_a_file_system_without_locks_or_links_costs_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(jsonl.fcntl, "lockf", refuse)
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(jsonl, "_is_told", False)
+    run = RunDir(tmp_path)
+    with take(run.lease, ME) as lease:
+        run.epoch = lease.epoch
+        for step in (1, 2):
+            append_row(run, run.metrics, {"step": step})
+        with pytest.raises(LeaseError):
+            take(run.lease, replace(ME, job="8"))
+    assert read_rows(run.metrics) == [{"step": 1}, {"step": 2}]
+    assert capfd.readouterr().err.count("cannot be locked") == 1
+    with take(run.lease, replace(ME, job="8")) as lease:
+        assert lease.epoch == 2
+
+
+def test_an_answer_that_nfs_lost_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def lose(source: Path, target: Path) -> None:
+        link(source, target)
+        raise FileExistsError
+
+    monkeypatch.setattr(os, "link", lose)
+    with take(tmp_path, ME) as lease:
+        assert lease.epoch == 1
+
+
+def test_a_stop_ends_the_waiting(tmp_path: Path) -> None:
+    put(tmp_path / "lease", FAR)
+    with pytest.raises(LeaseError, match="has"):
+        take(tmp_path / "lease", ME, is_stopped=lambda: True)
