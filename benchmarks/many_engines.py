@@ -35,15 +35,17 @@ from slurm_rl.jsonl import read_rows
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rewards.pool import RewardPool
+from slurm_rl.rl.build import build_sampler
 from slurm_rl.rl.groups import Completion, Prompts, SamplingSpec
+from slurm_rl.rl.loop.learner import Learner
 from slurm_rl.rl.loop.run_state import RunSaver
 from slurm_rl.rl.loop.trainer import GRPOTrainer
 from slurm_rl.rl.rollout.dispatch import max_calls
-from slurm_rl.rl.session import build_sampler
 from slurm_rl.rl.weights.records import HeldWeights, SentWeights
 from slurm_rl.rl.weights.sync import WeightSync
+from slurm_rl.rl.weights.transports import ObjectStore
 from slurm_rl.rl.workers.cluster import Actor, Cluster
-from slurm_rl.rl.workers.policy_group import PolicyGroup
+from slurm_rl.rl.workers.worker_group import WorkerGroup
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.stop import StopFlag
 
@@ -115,11 +117,11 @@ class SleepingPolicy:
     def __init__(self, train_s: float) -> None:
         self.train_s = train_s
 
-    def train_policy(self, *_: Any) -> dict[str, float]:
+    def train(self, *_: Any) -> dict[str, float]:
         time.sleep(self.train_s)
         return {"loss": 0.0, "grad_norm": 0.0}
 
-    def pack_state(self, probe: TokenPrompt) -> tuple[list[Any], SentWeights]:
+    def pack_weights(self, probe: TokenPrompt) -> tuple[list[Any], SentWeights]:
         return [], SentWeights("sum", [0.0])
 
     def save(self, folder: Path, background: bool) -> list[Path]:
@@ -174,15 +176,22 @@ def measure(folder: Path, staleness: int, continuous: bool, args: argparse.Names
         for i in range(args.engines)
     ]
     worker = Actor("policy-0", ray.remote(SleepingPolicy).options(num_cpus=0).remote(args.train_s))
-    policy = PolicyGroup(cluster, [worker], "none", 8192, 600)
+    policy = WorkerGroup(cluster, [worker], 8192, 600, "policy")
     probe = TokenPrompt(token_ids=[1, 2])
-    sync = WeightSync(cluster, [worker], engines, probe=probe, tolerance=1.0, timeout_s=600)
+    sync = WeightSync(cluster, ObjectStore([worker], engines), engines, probe=probe, tolerance=1.0, timeout_s=600)
     rows = [EncodedPrompt(index=i, token_ids=[1, 2], text="0+1=", answer="1") for i in range(100_000)]
     run = RunDir(folder)
     metrics = MetricsLogger(run, config.logging.wandb, "many_engines", {})
     with RewardPool(config.reward) as rewards:
         trainer = GRPOTrainer(
-            *(config, run, Prompts(rows, rows[:1], []), policy, build_sampler(cluster, engines, config), sync),
+            *(
+                config,
+                run,
+                Prompts(rows, rows[:1], []),
+                Learner(config, policy, policy),
+                build_sampler(cluster, engines, config),
+                sync,
+            ),
             *(rewards, RunSaver(run, config, policy), metrics),
         )
         trainer.run(lambda: wait_until_ready(cluster, engines))

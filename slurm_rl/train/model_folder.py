@@ -8,8 +8,13 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.run_dir import RunDir
 
 
+def model_folder(run: RunDir, config: RunConfig) -> str:
+    """The folder that every part of the run loads."""
+    return config.model.path or str(run.model)
+
+
 def prepare_model(run: RunDir, config: RunConfig) -> str:
-    """The folder that every part of the run loads; builds the tiny model when the config asks for one."""
+    """That folder; builds the tiny model when the config asks for one."""
     if config.model.path is not None:
         return config.model.path
     from slurm_rl.engine.tiny import build_tiny_model

@@ -19,7 +19,7 @@ from slurm_rl.engine.model import load_model
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.math.sequences import TokenPrompt, TrainSequence
 from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.rollout.vllm.engine import RolloutEngine
+from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rl.weights.records import checksum, pack_weights
 
 CONTEXT = 512
@@ -34,7 +34,7 @@ def main(folder: Path) -> None:
         models.append(load_model(str(folder / str(seed)), ModelConfig(path=str(folder / str(seed)))).eval())
     states = [pack_weights(model.state_dict().items()) for model in models]
     rollout = RolloutConfig(continuous=True, max_staleness=1, max_num_seqs=16)
-    engine = RolloutEngine(str(folder / "0"), ModelConfig(path=str(folder / "0")), rollout, CONTEXT, 0)
+    engine = VLLMEngine(str(folder / "0"), ModelConfig(path=str(folder / "0")), rollout, CONTEXT, 0)
     spec = SamplingSpec(2, 400, 1.0, 1.0, 0)
     probe = TokenPrompt(token_ids=list(range(20, 40)))
     assert engine.load_weights(0, states[0], probe).checksums == [checksum(states[0])]
@@ -60,7 +60,7 @@ def main(folder: Path) -> None:
     print(json.dumps(found))
 
 
-def wait_for_tokens(engine: RolloutEngine, count: int) -> None:
+def wait_for_tokens(engine: VLLMEngine, count: int) -> None:
     """Until some completion under way has so many tokens."""
     assert engine.continuous is not None
     give_up = time.monotonic() + 240

@@ -15,7 +15,7 @@ from slurm_rl.engine.model import load_model
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.rollout.vllm.engine import RolloutEngine
+from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
 
 CONTEXT, TEMPERATURE = 64, 0.8
 PROMPTS = [TokenPrompt(token_ids=ids) for ids in ([5, 6, 7], [8, 9])]
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     config = ModelConfig(path=str(folder / "m"))
     model = load_model(folder / "m", config).eval()
     rollout = RolloutConfig(max_num_seqs=16, engine_args={"max_num_batched_tokens": 96})
-    engine = RolloutEngine(str(folder / "m"), config, rollout, CONTEXT, 0)
+    engine = VLLMEngine(str(folder / "m"), config, rollout, CONTEXT, 0)
     found: dict[str, object] = {
         "engine_args": engine.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
     }

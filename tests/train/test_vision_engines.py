@@ -25,7 +25,7 @@ from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
 from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
 from slurm_rl.rl.groups import Group, SamplingSpec
-from slurm_rl.rl.rollout.vllm.engine import RolloutEngine
+from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rl.weights.records import HeldWeights, checksum, pack_weights
 from tests.image_kit import write_image
 
@@ -44,7 +44,7 @@ class Pair:
     """A policy and a rollout engine of the same tiny model."""
 
     policy: PolicyEngine
-    engine: RolloutEngine
+    engine: VLLMEngine
     prompts: list[EncodedPrompt]
 
     def sync(self, version: int) -> tuple[HeldWeights, list[float]]:
@@ -91,7 +91,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
         rollout = RolloutConfig(max_num_seqs=8)
-        engine = RolloutEngine(str(folder / "model"), config, rollout, max_model_len=512, num_gpus=0, max_images=2)
+        engine = VLLMEngine(str(folder / "model"), config, rollout, max_model_len=512, num_gpus=0, max_images=2)
         policy = PolicyEngine(folder / "model", config, PolicyConfig(), OptimConfig(lr=0.01), temperature=1.0)
         yield Pair(policy, engine, prompts)
 

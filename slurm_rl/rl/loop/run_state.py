@@ -10,8 +10,8 @@ from slurm_rl.checkpoints.step_saver import StepSaver, parse_state
 from slurm_rl.config.run import RunConfig
 from slurm_rl.rl.groups import Group
 from slurm_rl.rl.loop.pipeline import load_rollouts, save_rollouts
-from slurm_rl.rl.workers.critic import CriticGroup
-from slurm_rl.rl.workers.policy_group import PolicyGroup
+from slurm_rl.rl.workers.critic import Critic
+from slurm_rl.rl.workers.worker_group import WorkerGroup
 from slurm_rl.run_dir import RunDir, append_event
 
 
@@ -47,8 +47,8 @@ class RunSaver:
         self,
         run: RunDir,
         config: RunConfig,
-        policy: PolicyGroup,
-        critic: CriticGroup | None = None,
+        policy: WorkerGroup,
+        critic: Critic | None = None,
         *,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -73,8 +73,8 @@ class RunSaver:
             return None
         state = parse_state(RunState, newest.meta)
         if state.stage == "grpo" and self.config.warmup.num_steps:
-            self.policy.use_optimizer(self.config.optim)
-        self.policy.load(newest.path / "policy")
+            self.policy.call("use_optimizer", self.config.optim)
+        self.policy.call("load", newest.path / "policy")
         self.restored = newest.path
         append_event(self.run_dir, "trainer/resumed", step=state.step)
         return state, load_rollouts(newest.path)
@@ -83,20 +83,22 @@ class RunSaver:
         """Load the critic of that checkpoint, once there is a critic; one of the warm-up has none."""
         folder = None if self.restored is None else self.restored / "critic"
         if self.critic is not None and folder is not None and folder.is_dir():
-            self.critic.load(folder)
+            self.critic.workers.call("load", folder)
 
     def save(self, state: RunState, rollouts: dict[int, list[Group]]) -> None:
         """Write a checkpoint of this step unless there is one; see `StepSaver.save`."""
 
+        models = {"policy": self.policy}
+        if self.critic is not None and self.critic.is_built:
+            models["critic"] = self.critic.workers
+
         def write(folder: Path) -> list[Path]:
-            (folder / "policy").mkdir()
-            background = self.config.checkpoint.background
-            files = self.policy.save(folder / "policy", background=background)
-            if self.critic is not None and self.critic.is_built:
-                (folder / "critic").mkdir()
-                files += self.critic.save(folder / "critic", background=background)
+            pending: list[list[Path]] = []
+            for name, workers in models.items():
+                (folder / name).mkdir()
+                pending += workers.call("save", folder / name, self.config.checkpoint.background)
             save_rollouts(folder, rollouts)
-            return files
+            return [path for paths in pending for path in paths]
 
         self.saver.save(state.step, asdict(state), write, spare={state.best_step})
 

@@ -10,11 +10,12 @@ from slurm_rl.math.schedule import schedule_lr
 from slurm_rl.math.seeds import derive_seed
 from slurm_rl.rl.algorithm.train_sequences import build_answer_sequences
 from slurm_rl.rl.groups import Prompts
+from slurm_rl.rl.loop.learner import Learner
 from slurm_rl.rl.loop.run_state import RunSaver, RunState
 from slurm_rl.rl.loop.step_metrics import training_metrics
-from slurm_rl.rl.workers.critic import CriticGroup
-from slurm_rl.rl.workers.policy_group import PolicyGroup
+from slurm_rl.rl.workers.worker_group import WorkerGroup
 from slurm_rl.run_dir import RunDir
+from slurm_rl.train.model_folder import model_folder
 from slurm_rl.train.row_events import tell_rows
 from slurm_rl.train.timer import Timer
 
@@ -22,7 +23,7 @@ from slurm_rl.train.timer import Timer
 def warm_up(
     config: RunConfig,
     prompts: Prompts,
-    policy: PolicyGroup,
+    policy: WorkerGroup,
     state: RunState,
     write_row: Callable[[str, dict[str, float]], None],
 ) -> None:
@@ -39,37 +40,36 @@ def warm_up(
                 [prompts.train[row] for row in rows], [prompts.answers[row] for row in rows]
             )
             lr = schedule_lr(warmup.optim, state.step, warmup.num_steps)
-            totals = policy.train_answers(sequences, lr)
+            totals = policy.train("train_answers", sequences, lr)
         state.step += 1
         num_tokens = sum(sequence.num_trained for sequence in sequences)
         write_row("warmup", {**training_metrics([totals], num_tokens, num_tokens), "policy/lr": lr, **timer.seconds})
     if warmup.num_steps and state.stage == "warmup":
-        policy.use_optimizer(config.optim)
+        policy.call("use_optimizer", config.optim)
         state.stage = "grpo"
 
 
-def prepare_models(
-    config: RunConfig, run: RunDir, policy: PolicyGroup, critic: CriticGroup | None, saver: RunSaver
-) -> None:
+def prepare_models(config: RunConfig, run: RunDir, learner: Learner, saver: RunSaver) -> None:
     """Load the reference and build the critic, where there are any.
 
     Both begin as the policy as GRPO found it: the model given, or the one the warm-up made. Under adapters the
     model given needs no copy as a reference: it is the policy without them.
     """
+    policy, reference, critic = learner.policy, learner.reference, learner.critic
     warmed_up = config.warmup.num_steps > 0
-    is_base = config.model.lora is not None and not warmed_up and policy.holds_reference
+    is_base = config.model.lora is not None and not warmed_up and reference.workers is policy.workers
     has_reference = config.algorithm.kl.coefficient > 0 and not is_base
     if not has_reference and critic is None:
         return
-    reference = policy.model_path
+    begun_as = model_folder(run, config)
     if warmed_up:
-        reference = str(run.reference)
+        begun_as = str(run.reference)
         if not run.reference.is_dir():
-            policy.export(run.reference)
+            policy.call("export_model", run.reference)
     if has_reference:
-        tell_rows(run, "reference", policy.load_reference(reference))
+        tell_rows(run, "reference", reference.note_rows(reference.call("load_reference", begun_as)))
     if critic is not None:
         # What the warm-up made stands beside its config.
         weights = None if warmed_up else config.model.init_from
-        tell_rows(run, "critic", critic.build(reference, config.critic.init_from or weights))
+        tell_rows(run, "critic", critic.build(begun_as, config.critic.init_from or weights))
         saver.restore_critic()

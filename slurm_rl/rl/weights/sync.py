@@ -25,12 +25,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.weights.records import HeldWeights, SentWeights
+from slurm_rl.rl.weights.transports import Push, WeightTransport
 from slurm_rl.rl.workers.cluster import Actor, Cluster
 
 _FLOAT32_MEAN = 2e-4
@@ -46,70 +45,30 @@ def choose_tolerance(configured: float | None, dtype: str, num_layers: int) -> f
     return _FLOAT32_MEAN if dtype == "float32" else 2**-8 * _BFLOAT16_DEVIATION * math.sqrt(num_layers)
 
 
-@dataclass(frozen=True)
-class _Push:
-    version: int
-    said: list[tuple[Actor, Any]]
-    """What each policy worker sent; rank 0 alone has it."""
-    loads: list[tuple[Actor, Any]]
-    """What each engine holds now."""
-
-
 class WeightSync:
-    """Sends the policy's weights through Ray's object store, once for all engines of a node; once `open`, directly."""
+    """Sends the policy's weights by a transport, and waits until every engine has proven that it holds them.
+
+    Args:
+        tolerance: largest mean difference of the probe's logprobs.
+    """
 
     def __init__(
         self,
         cluster: Cluster,
-        policy: Sequence[Actor],
+        transport: WeightTransport,
         engines: Sequence[Actor],
         *,
         probe: TokenPrompt,
         tolerance: float,
         timeout_s: float,
     ) -> None:
-        """Args:
-        tolerance: largest mean difference of the probe's logprobs.
-        """
-        self.cluster, self.policy, self.engines = cluster, policy, engines
-        self.sizes: list[int] | None = None
+        self.cluster, self.transport, self.engines = cluster, transport, engines
         self.probe, self.tolerance, self.timeout_s = probe, tolerance, timeout_s
-        self._under_way: deque[_Push] = deque()
-
-    def open(self, sizes: Sequence[int]) -> None:
-        """From now on send from the policy's memory into the engines'; see transfer.py.
-
-        Args:
-            sizes: tensor-parallel ranks of each engine.
-        """
-        [address] = self.cluster.gather(
-            [(self.policy[0], self.policy[0].handle.find_address.remote())],
-            timeout_s=self.timeout_s,
-            what="finding a port",
-        )
-        handles = [engine.handle for engine in self.engines]
-        opened = [(worker, worker.handle.open_sender.remote(handles, list(sizes), address)) for worker in self.policy]
-        self.cluster.gather(opened, timeout_s=self.timeout_s, what="opening the weight transfer")
-        self.sizes = list(sizes)
+        self._under_way: deque[Push] = deque()
 
     def push(self, version: int) -> None:
-        """Send the weights as `version`; returns at once, and an engine takes them after what it was asked before."""
-        if self.sizes is not None:
-            sent = [(worker, worker.handle.send_state.remote(self.probe)) for worker in self.policy]
-            # An argument that is a result makes the engine confirm after the policy has sent.
-            confirmed = [
-                (engine, engine.handle.confirm_weights.remote(version, sent[0][1], self.probe))
-                for engine in self.engines
-            ]
-            self._under_way.append(_Push(version, sent, confirmed))
-            return
-        # Gathering sharded weights is collective: every rank must take part, rank 0 alone has them.
-        packed = [
-            (worker, worker.handle.pack_state.options(num_returns=2).remote(self.probe)) for worker in self.policy
-        ]
-        records = packed[0][1][0]
-        loads = [(engine, engine.handle.load_weights.remote(version, records, self.probe)) for engine in self.engines]
-        self._under_way.append(_Push(version, [(worker, references[1]) for worker, references in packed], loads))
+        """Send the weights as `version`; returns at once."""
+        self._under_way.append(self.transport.push(version, self.probe))
 
     def verify(self, *, leave: int = 0) -> float:
         """Wait until all but the newest `leave` pushes have arrived; the largest difference of their probes.
@@ -121,10 +80,10 @@ class WeightSync:
         while len(self._under_way) > leave:
             push = self._under_way.popleft()
             results = self.cluster.gather(
-                [*push.said, *push.loads], timeout_s=self.timeout_s, what="sending the weights", stoppable=False
+                [*push.sent, *push.held], timeout_s=self.timeout_s, what="sending the weights", stoppable=False
             )
             sent: SentWeights = results[0]
-            held: list[HeldWeights] = results[len(push.said) :]
+            held: list[HeldWeights] = results[len(push.sent) :]
             pairs = zip(self.engines, held, strict=True)
             difference = max(difference, *(self._compare(one.name, push.version, sent, has) for one, has in pairs))
         return difference

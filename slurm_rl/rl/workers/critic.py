@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -20,8 +19,9 @@ from slurm_rl.rewards.model import require_loadable, score_all, specify_model
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.rewards.scoring import build_result
 from slurm_rl.rl.algorithm.policy_loss import BatchLoss
-from slurm_rl.rl.workers.cluster import Actor, Cluster
-from slurm_rl.rl.workers.policy_worker import MicroBatches, WorkerPlace
+from slurm_rl.rl.workers.base import MicroBatches, WorkerPlace
+from slurm_rl.rl.workers.engine_worker import EngineWorker
+from slurm_rl.rl.workers.nodes import find_address
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -29,19 +29,14 @@ if TYPE_CHECKING:
     from slurm_rl.engine.row_check import RowCheck
 
 
-class CriticWorker:
+class CriticWorker(EngineWorker):
     """Holds one rank of the critic, and a reward model where one stands beside it. Runs as a Ray actor."""
 
     def __init__(self, config: RunConfig, place: WorkerPlace) -> None:
         self.config, self.place = config, place
 
-    def ready(self) -> bool:
-        return True
-
     def find_meeting_place(self) -> tuple[str, int]:
         """Where rank 0 can be met: as planned on the head node, whose ports were proven free; else what is free."""
-        from slurm_rl.rl.rollout.vllm.transfer import find_address
-
         place = self.place
         return (place.master_address, place.master_port) if place.master_port else find_address()
 
@@ -88,49 +83,35 @@ class CriticWorker:
         num_sharing = max(1, num_cores // (self.place.num_threads or num_cores))
         return specify_model(model, num_sharing)
 
-    def save(self, folder: Path, background: bool) -> list[Path]:
-        """Files of this rank that are still being written."""
-        return self.engine.save(folder, background=background)
 
-    def load(self, folder: Path) -> None:
-        self.engine.load(folder)
+class Critic:
+    """The critic's ranks as the loop uses them: what they are asked is always read one token earlier."""
 
-
-class CriticGroup(WorkerGroup):
-    """The data-parallel ranks of the critic."""
-
-    def __init__(self, cluster: Cluster, workers: Sequence[Actor], micro_batch_tokens: int, timeout_s: float) -> None:
-        super().__init__(cluster, workers, micro_batch_tokens, timeout_s, "critic")
+    def __init__(self, workers: WorkerGroup) -> None:
+        self.workers = workers
         self.is_built = False
         """Not before the warm-up is over: the critic begins as what that made."""
 
     def build(self, model_path: str, init_from: str | None) -> RowCheck:
-        first = self.workers[:1]
-        [place] = self.call("finding the critic's first rank", lambda _, it: it.find_meeting_place.remote(), first)
-        found = self.call("loading the critic", lambda _, it: it.build.remote(place, model_path, init_from))
+        place = self.workers.call("find_meeting_place")[0]
+        found = self.workers.call("build", place, model_path, init_from)
         self.is_built = True
-        return self.note_rows(found)
+        return self.workers.note_rows(found)
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
         """Rewards by the reward models that stand beside the critic; see `Scorer`."""
-        num_workers = len(self.workers)
-        # Dealt out in turn: the completions of one prompt, which are alike in length, to different workers.
-        shares = self.call("scoring", lambda rank, it: it.rewards.remote(items[rank::num_workers]))
-        found: list[Any] = [None] * len(items)
-        for rank, outcomes in enumerate(shares):
-            found[rank::num_workers] = outcomes
-        return [build_result(item, outcome, {"model": 1.0}) for item, outcome in zip(items, found, strict=True)]
+        outcomes = self.workers.deal("rewards", items)
+        return [build_result(item, outcome, {"model": 1.0}) for item, outcome in zip(items, outcomes, strict=True)]
 
     def values(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         """What is expected before each token of each completion, [num_trained] each."""
-        read = [read_before(sequence) for sequence in sequences]
-        return self.compute(read, "values", lambda it, share: it.values.remote(share))
+        return self.workers.compute("values", [read_before(sequence) for sequence in sequences])
 
     def train(self, batches: Sequence[Sequence[TrainSequence]], clip: float | None, lr: float) -> dict[str, float]:
         """One optimizer step a batch; the numbers of them together."""
         totals: dict[str, float] = {}
         for batch in batches:
-            add_totals(totals, self._step([read_before(sequence) for sequence in batch], clip, lr))
+            add_totals(totals, self.workers.train("train", [read_before(sequence) for sequence in batch], clip, lr))
         num_tokens = max(sum(sequence.num_trained for batch in batches for sequence in batch), 1)
         return {
             "critic/loss": totals["loss"] / len(batches),
@@ -138,10 +119,6 @@ class CriticGroup(WorkerGroup):
             "critic/clip_fraction": totals.get("clipped", 0.0) / num_tokens,
             "critic/lr": lr,
         }
-
-    def _step(self, batch: Sequence[TrainSequence], clip: float | None, lr: float) -> dict[str, float]:
-        shares = self.spread(batch)
-        return self.call("training the critic", lambda rank, it: it.train.remote(shares[rank], clip, lr))[0]
 
 
 def read_before(sequence: TrainSequence) -> TrainSequence:

@@ -213,3 +213,10 @@ def _free_ports(roles: dict[str, str]) -> dict[str, int]:
         for probe in sockets.values():
             probe.bind(("", 0))
         return {role: int(probe.getsockname()[1]) for role, probe in sockets.items()}
+
+
+def find_address() -> tuple[str, int]:
+    """The address in the Ray cluster of the node of this process, and a port that is free there now."""
+    import ray
+
+    return ray.util.get_node_ip_address(), _free_ports({"here": ""})["here"]

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.train import OptimConfig
-from slurm_rl.math.sequences import FloatArray, TokenPrompt, TrainSequence
+from slurm_rl.math.sequences import FloatArray
 from slurm_rl.rl.algorithm.policy_loss import build_policy_loss, build_warmup_loss
-from slurm_rl.rl.weights.records import SentWeights, WeightRecord, checksum, pack_weights
+from slurm_rl.rl.weights.source import WeightSource
+from slurm_rl.rl.workers.base import MicroBatches, WorkerPlace
+from slurm_rl.rl.workers.engine_worker import EngineWorker
 from slurm_rl.rl.workers.reference_worker import ReferenceModel
 
 if TYPE_CHECKING:
     from slurm_rl.engine.row_check import RowCheck
 
-MicroBatches = Sequence[Sequence[TrainSequence]]
 
-
-@dataclass(frozen=True)
-class WorkerPlace:
-    """Where a worker stands among its peers."""
-
-    rank: int
-    world_size: int
-    master_address: str
-    master_port: int
-    num_threads: int | None
-
-
-class PolicyWorker:
+class PolicyWorker(EngineWorker, WeightSource):
     """Holds one rank of the policy, and of the reference when there is a KL term. Runs as a Ray actor."""
 
     def __init__(self, config: RunConfig, model_path: str, place: WorkerPlace) -> None:
@@ -58,16 +43,12 @@ class PolicyWorker:
             seed=config.seed,
         )
         self.reference: ReferenceModel | None = None
-        self.sender: Any = None
-
-    def ready(self) -> bool:
-        return True
 
     def use_optimizer(self, optim: OptimConfig) -> None:
         """Start a new stage: a fresh optimizer over the same weights."""
         self.engine.reset_optimizer(optim)
 
-    def train_policy(self, micro_batches: MicroBatches, algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
+    def train(self, micro_batches: MicroBatches, algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
         """One optimizer step of the policy loss."""
         loss = build_policy_loss(algorithm, self.config.correction_kind)
         return self.engine.train(micro_batches, loss, lr, entropy_gradient=algorithm.entropy_bonus > 0)
@@ -76,9 +57,9 @@ class PolicyWorker:
         """One supervised optimizer step, of the model as it is: no temperature of any sampling has a part in it."""
         return self.engine.train(micro_batches, build_warmup_loss(), lr, temperature=1.0)
 
-    def check_rows(self) -> RowCheck:
-        """How the policy's sequences stand in rows."""
-        return self.engine.rows
+    def logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """Logprobs of the trained tokens under the policy as it is."""
+        return self.engine.compute_logprobs(micro_batches)
 
     def load_reference(self, model_path: str) -> RowCheck:
         """Load the frozen model that the KL term is measured against."""
@@ -92,75 +73,14 @@ class PolicyWorker:
             return self.engine.compute_logprobs(micro_batches, adapters=False)
         return self.reference.compute_logprobs(micro_batches)
 
-    def policy_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
-        """Logprobs of the trained tokens under the policy as it is."""
-        return self.engine.compute_logprobs(micro_batches)
-
-    def pack_state(self, probe: TokenPrompt) -> tuple[list[WeightRecord], SentWeights]:
-        """What changes of the weights, and what an engine that holds it must say.
-
-        That is all of them, or the adapters alone. Every rank calls it; rank 0 alone has records.
-        """
-        from slurm_rl.engine.distributed import free_cached_memory
-
-        adapted = self.config.model.lora is not None
-        records = pack_weights(self.engine.adapter_state() if adapted else self.engine.full_state())
-        sent = SentWeights(checksum(records), self._probe(probe))
-        if self.config.rollout.colocate:
-            free_cached_memory()  # an engine wakes up beside us
-        return records, sent
-
-    def find_address(self) -> tuple[str, int]:
-        """Where a transfer group can meet on this node."""
-        from slurm_rl.rl.rollout.vllm.transfer import find_address
-
-        return find_address()
-
-    def open_sender(self, engines: Sequence[Any], sizes: Sequence[int], address: tuple[str, int]) -> None:
-        """Join a transfer group with these engines, of so many ranks each; see transfer.py."""
-        from slurm_rl.engine.distributed import get_rank
-        from slurm_rl.rl.rollout.vllm.transfer import EngineClient, open_sender
-
-        client = EngineClient(engines, sizes, self.config.trainer.step_timeout_s)
-        backend = self.config.rollout.weight_transfer
-        self.sender = open_sender(backend, get_rank(), self.engine, client, 1 + sum(sizes), address)
-
-    def send_state(self, probe: TokenPrompt) -> SentWeights:
-        """Send all weights through the group, and say what an engine that holds them must say."""
-        from slurm_rl.engine.distributed import free_cached_memory
-
-        self.sender.send_weights()
-        sent = SentWeights(getattr(self.sender, "checksum", None) or "", self._probe(probe))
-        if self.config.rollout.colocate:
-            free_cached_memory()
-        return sent
-
-    def _probe(self, prompt: TokenPrompt) -> list[float]:
-        """Logprob of each token after the first, at temperature 1."""
-        from slurm_rl.engine.forward import compute_sequence_logprobs
-
-        token_ids = np.asarray(prompt.token_ids, dtype=np.int64)
-        sequence = TrainSequence(token_ids=token_ids, trained_from=1, images=prompt.images)
-        self.engine.module.eval()
-        [logprobs] = compute_sequence_logprobs(
-            self.engine.backend.model,
-            [sequence],
-            1.0,
-            self.engine.device,
-            images=self.engine.images,
-            packed=self.engine.rows.packed,
-        )
-        return [float(value) for value in logprobs]
-
-    def save(self, folder: Path, background: bool) -> list[Path]:
-        """Files of this rank that are still being written."""
-        return self.engine.save(folder, background=background)
-
-    def load(self, folder: Path) -> None:
-        self.engine.load(folder)
-
     def export(self, folder: Path) -> None:
-        self.engine.export(folder)
+        """Write what the config asks for, in Hugging Face's layout: the whole model, or the adapters alone."""
+        adapted = self.config.model.lora
+        if adapted and adapted.export == "adapter":
+            self.engine.export_adapter(folder)
+        else:
+            self.engine.export(folder)
 
-    def export_adapter(self, folder: Path) -> None:
-        self.engine.export_adapter(folder)
+    def export_model(self, folder: Path) -> None:
+        """The whole model, whatever the config asks for."""
+        self.engine.export(folder)

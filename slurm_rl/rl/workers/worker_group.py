@@ -1,9 +1,8 @@
-"""Data-parallel workers as one: work is spread over them, results come back in order."""
+"""Data-parallel workers as one: a method is called on all ranks, work is spread over them, results come in order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurm_rl.math.packing import distribute
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class WorkerGroup:
-    """The ranks of one engine.
+    """The ranks of one model. What they can do is written in `TrainWorker`; nothing of it is said here again.
 
     Args:
         name: of the model, for errors: `policy`, `critic`.
@@ -38,37 +37,23 @@ class WorkerGroup:
         self.packed = True
         """Several sequences stand in one row; else padding counts in the budget of a micro-batch."""
 
-    def note_rows(self, checks: Sequence[RowCheck]) -> RowCheck:
-        """Take what the workers found of rows; returns the one that is told of."""
-        worst = min(checks, key=lambda check: check.packed)
-        self.packed = self.packed and worst.packed
-        return worst
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """What `method(*args)` returns on each rank.
 
-    def save(self, folder: Path, *, background: bool) -> list[Path]:
-        """Save the model; the files that workers are still writing, from a copy, when this returns."""
-        pending = self.call(f"saving the {self.name}", lambda _, it: it.save.remote(folder, background))
-        return [path for paths in pending for path in paths]
+        Raises:
+            TrainingError: a worker died, raised, or was silent at the deadline; it is named.
+        """
+        return self._gather(method, [args] * len(self.workers))
 
-    def load(self, folder: Path) -> None:
-        self.call(f"loading the {self.name}'s checkpoint", lambda _, it: it.load.remote(folder))
+    def train(self, method: str, sequences: Sequence[TrainSequence], *args: Any) -> dict[str, float]:
+        """One optimizer step on all ranks together; every rank returns the same totals."""
+        totals: dict[str, float] = self._gather(method, [(share, *args) for share in self.spread(sequences)])[0]
+        return totals
 
-    def call(self, what: str, start: Callable[[int, Any], Any], actors: Sequence[Actor] | None = None) -> list[Any]:
-        """What each actor returns; all workers, unless others are named."""
-        calls = [(actor, start(rank, actor.handle)) for rank, actor in enumerate(actors or self.workers)]
-        # Weights may be half changed while these run; a stop signal waits for their end.
-        return self.cluster.gather(calls, timeout_s=self.timeout_s, what=what, stoppable=False)
-
-    def compute(
-        self,
-        sequences: Sequence[TrainSequence],
-        what: str,
-        start: Callable[[Any, Any], Any],
-        actors: Sequence[Actor] | None = None,
-    ) -> list[FloatArray]:
+    def compute(self, method: str, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         """One array a sequence, in the order of the sequences."""
-        places = self._places(sequences, len(actors or self.workers))
-        shares = self.spread(sequences, len(places))
-        results = self.call(what, lambda rank, it: start(it, shares[rank]), actors)
+        places = self._places(sequences)
+        results = self._gather(method, [(share,) for share in self.spread(sequences)])
         found: list[Any] = [None] * len(sequences)
         for indices, arrays in zip(places, results, strict=True):
             for index, array in zip(
@@ -77,15 +62,37 @@ class WorkerGroup:
                 found[index] = array
         return found
 
-    def spread(
-        self, sequences: Sequence[TrainSequence], num_parts: int | None = None
-    ) -> list[list[list[TrainSequence]]]:
-        """Micro-batches by rank."""
-        places = self._places(sequences, num_parts or len(self.workers))
-        return [[[sequences[i] for i in batch] for batch in share] for share in places]
+    def deal(self, method: str, items: Sequence[Any]) -> list[Any]:
+        """One result an item; dealt out in turn, so that neighbours, which are alike, go to different ranks."""
+        num_workers = len(self.workers)
+        shares = self._gather(method, [(items[rank::num_workers],) for rank in range(num_workers)])
+        found: list[Any] = [None] * len(items)
+        for rank, outcomes in enumerate(shares):
+            found[rank::num_workers] = outcomes
+        return found
 
-    def _places(self, sequences: Sequence[TrainSequence], num_parts: int) -> list[list[list[int]]]:
+    def spread(self, sequences: Sequence[TrainSequence]) -> list[list[list[TrainSequence]]]:
+        """Micro-batches by rank."""
+        return [[[sequences[i] for i in batch] for batch in share] for share in self._places(sequences)]
+
+    def note_rows(self, checks: Sequence[RowCheck]) -> RowCheck:
+        """Take what the workers found of rows; returns the one that is told of."""
+        worst = min(checks, key=lambda check: check.packed)
+        self.packed = self.packed and worst.packed
+        return worst
+
+    def _gather(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        calls = [
+            (worker, getattr(worker.handle, method).remote(*each))
+            for worker, each in zip(self.workers, arguments, strict=True)
+        ]
+        what = f"{method.replace('_', ' ')} of the {self.name}"
+        # Weights may be half changed while these run; a stop signal waits for their end.
+        return self.cluster.gather(calls, timeout_s=self.timeout_s, what=what, stoppable=False)
+
+    def _places(self, sequences: Sequence[TrainSequence]) -> list[list[list[int]]]:
         lengths = [len(sequence.token_ids) for sequence in sequences]
+        num_parts = len(self.workers)
         if not self.share_prompts:
             return distribute(lengths, num_parts, self.micro_batch_tokens, padded=not self.packed)
         units, tokens = unite(lengths, count_shared(sequences), self.micro_batch_tokens)

@@ -19,9 +19,10 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.model import load_model, require_loadable, specify_model
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem
+from slurm_rl.rl.workers.base import WorkerPlace
 from slurm_rl.rl.workers.cluster import Actor
-from slurm_rl.rl.workers.critic import CriticGroup, CriticWorker, read_unit
-from slurm_rl.rl.workers.policy_worker import WorkerPlace
+from slurm_rl.rl.workers.critic import Critic, CriticWorker, read_unit
+from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 TOKENIZER = build_character_tokenizer(TinyModelConfig())
 
@@ -129,7 +130,8 @@ def test_beside_the_critic_each_worker_scores_its_share_and_says_the_same(tmp_pa
     ]
     config = load_config(words)
     workers = [CriticWorker(config, WorkerPlace(rank, 2, "127.0.0.1", 1, num_threads=1)) for rank in range(2)]
-    group = CriticGroup(Calls(), [Actor(f"critic-{n}", Handle(it)) for n, it in enumerate(workers)], 64, 60)  # type: ignore[arg-type]
+    actors = [Actor(f"critic-{n}", Handle(it)) for n, it in enumerate(workers)]
+    group = Critic(WorkerGroup(Calls(), actors, 64, 60, "critic"))  # type: ignore[arg-type]
     items = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(7)]
     too_long = RewardItem(prompt="1=", completion="7" * 30, answer="")
     found = group.score([*items, too_long])

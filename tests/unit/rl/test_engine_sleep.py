@@ -16,9 +16,11 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.rl.groups import Group, Prompts
+from slurm_rl.rl.groups import Prompts
+from slurm_rl.rl.loop.collect import Collected
+from slurm_rl.rl.loop.learner import Learned
 from slurm_rl.rl.loop.trainer import GRPOTrainer
-from slurm_rl.rl.rollout.vllm.engine import RolloutEngine
+from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.run_dir import RunDir
 
 PROBE = TokenPrompt(token_ids=[1, 2])
@@ -59,8 +61,8 @@ def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", module)
 
 
-def build_engine(*, colocate: bool, num_gpus: int) -> RolloutEngine:
-    return RolloutEngine("/m", ModelConfig(path="/m"), RolloutConfig(colocate=colocate), 16, num_gpus)
+def build_engine(*, colocate: bool, num_gpus: int) -> VLLMEngine:
+    return VLLMEngine("/m", ModelConfig(path="/m"), RolloutConfig(colocate=colocate), 16, num_gpus)
 
 
 def test_it_wakes_weights_then_loads_then_wakes_the_cache_then_generates() -> None:
@@ -100,7 +102,7 @@ def test_every_tensor_parallel_rank_answers_for_its_weights() -> None:
 def test_on_cpu_the_cache_has_the_size_that_was_asked_for_or_what_the_sequences_need(tmp_path: Path) -> None:
     def cache(**settings: Any) -> int:
         model, rollout = ModelConfig(path=str(tmp_path), dtype="float32"), RolloutConfig(**settings)
-        options = RolloutEngine(str(tmp_path), model, rollout, max_model_len=200, num_gpus=0).llm.options
+        options = VLLMEngine(str(tmp_path), model, rollout, max_model_len=200, num_gpus=0).llm.options
         assert "gpu_memory_utilization" not in options
         return int(options["kv_cache_memory_bytes"])
 
@@ -118,7 +120,7 @@ def test_on_cpu_the_cache_has_the_size_that_was_asked_for_or_what_the_sequences_
 def test_what_the_engine_sets_itself_is_no_argument_of_a_users(num_gpus: int) -> None:
     assert set(build_engine(colocate=True, num_gpus=num_gpus).llm.options) <= set(OURS)
     rollout = RolloutConfig(engine_args={"quantization": "fp8"})
-    assert RolloutEngine("/m", ModelConfig(path="/m"), rollout, 16, num_gpus).llm.options["quantization"] == "fp8"
+    assert VLLMEngine("/m", ModelConfig(path="/m"), rollout, 16, num_gpus).llm.options["quantization"] == "fp8"
 
 
 class Recorder:
@@ -135,33 +137,19 @@ class Recorder:
         return call
 
 
-class ShortTrainer(GRPOTrainer):
-    def take_batch(self) -> list[Group]:
-        self.sampler.said.append("sample")  # type: ignore[attr-defined]
-        return []
-
-    def train(self, groups: Any) -> Any:
-        self.sampler.said.append("train")  # type: ignore[attr-defined]
-        return [], 0
-
-    def log(self, *_: Any) -> None:
-        return None
-
-
 @pytest.mark.parametrize(
     ("words", "order"),
     [
-        (["rollout.colocate=true"], ["sample", "sleep", "train", "push", "verify"]),
-        ([], ["sample", "train", "push", "verify"]),
+        (["rollout.colocate=true"], ["take", "sleep", "learn", "push", "verify"]),
+        ([], ["take", "learn", "push", "verify"]),
     ],
 )
 def test_they_sleep_between_sampling_and_new_weights(words: list[str], order: list[str], tmp_path: Path) -> None:
     said: list[str] = []
-    fake: Any = Recorder(said, verify=0.0)
+    fake: Any = Recorder(said, verify=0.0, take=Collected([], [], 1), learn=Learned([], 0, None))
     prompts: Any = Prompts([None], [], [])  # type: ignore[list-item]
-    trainer = ShortTrainer(
-        load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, fake, fake, fake, fake, fake, fake
-    )
+    trainer = GRPOTrainer(load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, *[fake] * 6)
+    trainer.batches = fake
     trainer.grpo_step()
     assert said == order
 

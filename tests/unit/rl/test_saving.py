@@ -22,10 +22,11 @@ class FakePolicy:
     def __init__(self) -> None:
         self.may_write, self.writer, self.broken = threading.Event(), BackgroundWriter(), False
 
-    def save(self, folder: Path, *, background: bool) -> list[Path]:
+    def call(self, method: str, folder: Path, background: bool) -> list[list[Path]]:
+        assert method == "save"
         if not background:
             (folder / "rank-0.pt").write_text("weights")
-            return []
+            return [[]]
 
         def write(part: Path) -> None:
             assert self.may_write.wait(30)
@@ -34,7 +35,7 @@ class FakePolicy:
             part.write_text("weights")
 
         self.writer.start(folder / "rank-0.pt", write)
-        return [folder / "rank-0.pt"]
+        return [[folder / "rank-0.pt"]]
 
 
 @pytest.fixture

@@ -18,15 +18,16 @@ class Workers:
     def __init__(self, number: int = 0, *, is_built: bool = True) -> None:
         self.number, self.is_built = number, is_built
 
-    def save(self, folder: Path, *, background: bool) -> list[Path]:
-        (folder / "number").write_text(str(self.number))
-        return []
+    @property
+    def workers(self) -> Workers:
+        return self
 
-    def load(self, folder: Path) -> None:
-        self.number = int((folder / "number").read_text())
-
-    def use_optimizer(self, optim: object) -> None:
-        pass
+    def call(self, method: str, *args: Any) -> list[list[Path]]:
+        if method == "save":
+            (args[0] / "number").write_text(str(self.number))
+        elif method == "load":
+            self.number = int((args[0] / "number").read_text())
+        return [[]]
 
 
 def make_saver(path: Path, policy: Workers, critic: Workers | None) -> RunSaver:

@@ -14,7 +14,9 @@ from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.rollout.vllm.transfer import EngineClient
 from slurm_rl.rl.weights.records import HeldWeights, SentWeights
 from slurm_rl.rl.weights.sync import WeightSync
+from slurm_rl.rl.weights.transports import Direct
 from slurm_rl.rl.workers.cluster import Actor
+from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 
 class Remote:
@@ -42,7 +44,7 @@ class FakePolicy:
             said.append("send")
             return SentWeights("sum", [-1.0] * (len(probe.token_ids) - 1))
 
-        self.send_state = Remote(send)
+        self.send_weights = Remote(send)
 
 
 class FakeCluster:
@@ -50,11 +52,13 @@ class FakeCluster:
         return [value for _, value in calls]
 
 
-def build_sync(said: list[Any], **lies: Any) -> WeightSync:
+def build_sync(said: list[Any], sizes: list[int], **lies: Any) -> WeightSync:
     cluster: Any = FakeCluster()
     policy = [Actor(f"policy-{rank}", FakePolicy(said)) for rank in range(2)]
     engines = [Actor("rollout-0", FakeEngine(said, **lies))]
-    return WeightSync(cluster, policy, engines, probe=TokenPrompt(token_ids=[1, 2]), tolerance=1e-3, timeout_s=1)
+    transport = Direct(WorkerGroup(cluster, policy, 64, 1, "policy"), engines, sizes)
+    transport.open()
+    return WeightSync(cluster, transport, engines, probe=TokenPrompt(token_ids=[1, 2]), tolerance=1e-3, timeout_s=1)
 
 
 def test_every_tensor_parallel_rank_of_every_engine_has_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,8 +74,7 @@ def test_every_tensor_parallel_rank_of_every_engine_has_its_own_place(monkeypatc
 
 def test_every_rank_sends_and_engines_confirm_what_was_sent() -> None:
     said: list[Any] = []
-    sync = build_sync(said)
-    sync.open([4])
+    sync = build_sync(said, [4])
     sync.push(7)
     assert sync.verify() == 0.0
     opened = ("open", [4], ("10.0.0.1", 4242))
@@ -81,8 +84,7 @@ def test_every_rank_sends_and_engines_confirm_what_was_sent() -> None:
 @pytest.mark.parametrize(("checksums", "passes"), [(["sum", "sum"], True), (["sum", "other"], False), ([], True)])
 def test_one_rank_with_other_bytes_is_enough(checksums: list[str], passes: bool) -> None:
     """Where a transfer engine knows no checksum, as nccl's and ipc's do not, version and probe are the proof."""
-    sync = build_sync([], checksums=checksums)
-    sync.open([2])
+    sync = build_sync([], [2], checksums=checksums)
     sync.push(1)
     if passes:
         assert sync.verify() == 0.0

@@ -18,6 +18,7 @@ from slurm_rl.errors import WeightSyncError
 from slurm_rl.math.sequences import TokenPrompt, TrainSequence
 from slurm_rl.rl.weights.records import HeldWeights, SentWeights, checksum, pack_weights
 from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
+from slurm_rl.rl.weights.transports import ObjectStore
 from slurm_rl.rl.workers.cluster import Actor
 
 WEIGHTS = {"a": torch.arange(4.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
@@ -39,7 +40,7 @@ class FakeCall:
 class FakePolicy:
     def __init__(self, probe: list[float]) -> None:
         records = pack_weights(WEIGHTS.items())
-        self.pack_state = FakeCall(lambda _: (records, SentWeights(checksum(records), probe)))
+        self.pack_weights = FakeCall(lambda _: (records, SentWeights(checksum(records), probe)))
 
 
 class FakeEngine:
@@ -63,7 +64,7 @@ def sync(engine: FakeEngine, said: list[float] = RIGHT, dtype: str = "float32") 
     cluster: Any = FakeCluster()
     policy, engines = [Actor("policy-0", FakePolicy(said))], [Actor("rollout-0", engine)]
     tolerance, probe = choose_tolerance(None, dtype, num_layers=2), TokenPrompt(token_ids=[1, 2, 3])
-    return WeightSync(cluster, policy, engines, probe=probe, tolerance=tolerance, timeout_s=1)
+    return WeightSync(cluster, ObjectStore(policy, engines), engines, probe=probe, tolerance=tolerance, timeout_s=1)
 
 
 def test_an_engine_that_agrees_passes() -> None:

@@ -1,4 +1,4 @@
-"""The rollout engine: vLLM in a Ray actor, one per engine of the plan."""
+"""vLLM as a rollout engine, one actor per engine of the plan."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from slurm_rl.rl.weights.records import HeldWeights, WeightRecord
 from slurm_rl.run_dir import read_json
 
 
-class RolloutEngine:
-    """Samples completions; proves which weights it holds. Runs as a Ray actor."""
+class VLLMEngine:
+    """`RolloutEngine` made of vLLM. Runs as a Ray actor."""
 
     def __init__(
         self,

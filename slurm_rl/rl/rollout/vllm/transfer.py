@@ -10,7 +10,6 @@ All three share what is here; gloo is what tests run. nccl and ipc are vLLM's ow
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -97,12 +96,3 @@ def _build_source(policy: PolicyEngine) -> Any:
             return policy.backend.full_state(place=policy.device)
 
     return PolicyWeights()
-
-
-def find_address() -> tuple[str, int]:
-    """This node's address in the Ray cluster, and a port that is free now."""
-    import ray
-
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return ray.util.get_node_ip_address(), int(probe.getsockname()[1])

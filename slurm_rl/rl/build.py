@@ -1,0 +1,111 @@
+"""Starts what a run is made of, where the plan says: engines, policy, reference, critic, and the way of the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.rl.rollout.base import RolloutEngine
+from slurm_rl.rl.rollout.dispatch import max_calls
+from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
+from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
+from slurm_rl.rl.weights.transports import Direct, ObjectStore, WeightTransport
+from slurm_rl.rl.workers.base import ReferenceHolder, TrainWorker, WorkerPlace
+from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.rl.workers.critic import Critic, CriticWorker
+from slurm_rl.rl.workers.policy_worker import PolicyWorker
+from slurm_rl.rl.workers.reference_worker import ReferenceWorker
+from slurm_rl.rl.workers.worker_group import WorkerGroup
+
+
+def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_images: int | None) -> list[Actor]:
+    """Start the rollout engines without waiting: they load while the policy does."""
+    max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
+    # Chunks and weights under way at once, where engines take them so.
+    staleness = config.rollout.max_staleness
+    num_calls = max_calls(staleness) + 2 * (staleness + 1) if config.rollout.continuous else 1
+    engine: type[RolloutEngine] = VLLMEngine
+    return [
+        cluster.place(
+            actor,
+            engine,
+            *(model_path, config.model, config.rollout, max_model_len, len(actor.gpus), max_images),
+            max_concurrency=num_calls,
+        )
+        for actor in cluster.plan.actors
+        if actor.role == "rollout"
+    ]
+
+
+def build_sampler(cluster: Cluster, engines: Sequence[Actor], config: RunConfig) -> Sampler:
+    """Fixed shares, or the next prompts to whoever has room."""
+    rollout, timeout_s = config.rollout, config.trainer.step_timeout_s
+    if not rollout.continuous:
+        return Sampler(cluster, engines, timeout_s)
+    return ContinuousSampler(
+        cluster, engines, timeout_s, max_num_seqs=rollout.max_num_seqs, staleness=rollout.max_staleness
+    )
+
+
+def build_transport(
+    cluster: Cluster, policy: WorkerGroup, engines: Sequence[Actor], config: RunConfig
+) -> WeightTransport:
+    """How weights reach the engines; see rollout.weight_transfer."""
+    if not config.rollout.transfers_directly:
+        return ObjectStore(policy.workers, engines)
+    sizes = [max(1, len(actor.gpus)) for actor in cluster.plan.actors if actor.role == "rollout"]
+    return Direct(policy, engines, sizes)
+
+
+def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> WorkerGroup:
+    """Start the policy workers without waiting."""
+    worker: type[TrainWorker] = PolicyWorker
+    workers = [
+        cluster.place(actor, worker, config, model_path, place) for actor, place in choose_places(cluster, "policy")
+    ]
+    return _group(cluster, config, "policy", workers, share_prompts=config.policy.share_prompts)
+
+
+def start_reference(cluster: Cluster, config: RunConfig, policy: WorkerGroup) -> WorkerGroup:
+    """Start the actors that hold the reference apart from the policy; its workers hold it where there are none."""
+    holder: type[ReferenceHolder] = ReferenceWorker
+    apart = [
+        cluster.place(actor, holder, config, actor.num_threads)
+        for actor in cluster.plan.actors
+        if actor.role == "reference"
+    ]
+    share_prompts = config.policy.share_prompts
+    return _group(cluster, config, "reference", apart or policy.workers, share_prompts=share_prompts)
+
+
+def start_critic(cluster: Cluster, config: RunConfig) -> Critic | None:
+    """Start the critic's workers; what they load is known after the warm-up. None where the algorithm has no critic."""
+    if not config.algorithm.needs_values:
+        return None
+    worker: type[TrainWorker] = CriticWorker
+    workers = [cluster.place(actor, worker, config, place) for actor, place in choose_places(cluster, "critic")]
+    return Critic(_group(cluster, config, "critic", workers))
+
+
+def _group(
+    cluster: Cluster, config: RunConfig, name: str, workers: Sequence[Actor], *, share_prompts: bool = False
+) -> WorkerGroup:
+    micro_batch_tokens, timeout_s = cluster.plan.layout.micro_batch_tokens, config.trainer.step_timeout_s
+    return WorkerGroup(cluster, workers, micro_batch_tokens, timeout_s, name, share_prompts)
+
+
+def choose_places(cluster: Cluster, role: str) -> list[tuple[ActorPlan, WorkerPlace]]:
+    """The ranks of a role, and where they meet."""
+    actors = [actor for actor in cluster.plan.actors if actor.role == role]
+    address, port = cluster.nodes.meeting_point(role, actors[0].node)
+    return [(actor, WorkerPlace(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
+
+
+def wait_until_ready(cluster: Cluster, actors: Sequence[Actor], timeout_s: float, what: str) -> None:
+    """Return when all of them are up.
+
+    Raises:
+        TrainingError: one died or was silent at the deadline; it is named.
+    """
+    cluster.gather([(actor, actor.handle.ready.remote()) for actor in actors], timeout_s=timeout_s, what=what)
