@@ -14,7 +14,7 @@ TORCHRUN_TASKS: frozenset[Task] = frozenset({"sft", "rm", "dpo"})
 EXTERNAL_TASKS: frozenset[Task] = frozenset({"openrlhf", "verl", "maxtext", "command"})
 """A program that is not ours, on the head node of the Ray cluster."""
 
-_SUPERVISED = "slurm_rl.supervised.main"
+_SUPERVISED = "slurm_rl.supervised"
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,19 @@
-"""One rank of a supervised run from overrides, on machines where torchrun is started by hand.
+"""One rank of a supervised run, of a run directory or from overrides.
 
-    torchrun --nproc-per-node 8 -m slurm_rl.supervised task=dpo run_dir=/shared/runs/a +exp=dpo_llama3_8b ...
-    python -m slurm_rl.supervised +exp=sft_tiny run_dir=runs/a        one rank
+    python -m slurm_rl.supervised <run> [--attempt <n>]                 what a node agent's torchrun starts
+    python -m slurm_rl.supervised +exp=sft_tiny run_dir=runs/a          one rank, by hand
+    torchrun --nproc-per-node 8 -m slurm_rl.supervised +exp=dpo_llama3_8b run_dir=/shared/runs/a ...
 
-The same command again goes on with the run. `python -m slurm_rl` does more: it submits, brings up, starts again.
+The same command again goes on with the run. Rank 0 writes outcome.json, whatever happens (see train/ending.py), and all
+else that a run directory holds. `python -m slurm_rl` does more: it submits, brings up, starts again.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Callable, Sequence
 
 import yaml
 
@@ -17,30 +21,56 @@ from slurm_rl import __version__
 from slurm_rl.config.load import load_config, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, RunDirError, SlurmRLError
+from slurm_rl.node.attempt import open_attempt
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.plan.task import TORCHRUN_TASKS
-from slurm_rl.run_dir import RunDir, write_json, write_text
-from slurm_rl.supervised.place import find_place
+from slurm_rl.run_dir import AttemptDir, RunDir, write_json, write_text
+from slurm_rl.supervised.place import Place, find_place
 from slurm_rl.train.ending import run_to_outcome
 
 
 def main() -> int:
+    words = sys.argv[1:]
+    is_run = bool(words) and not words[0].startswith("+") and "=" not in words[0]
     try:
-        place, config = find_place(), load_config(sys.argv[1:])
-        run = find_run(config)
-        if place.rank == 0:
-            begin(run, config)
+        place = find_place()
+        run, attempt, read = open_run(words) if is_run else begin_run(words, place)
     except SlurmRLError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
-    attempt = run.attempt(max(run.attempt_numbers(), default=0) + 1)
 
     def train(*_: object) -> None:
-        from slurm_rl.supervised.session import run_config
+        from slurm_rl.supervised.session import run_training
 
-        run_config(run, config, place)
+        run_training(run, read(), place)
 
     return run_to_outcome(run, attempt, train, writes=place.rank == 0)
+
+
+def open_run(words: Sequence[str]) -> tuple[RunDir, AttemptDir, Callable[[], RunConfig]]:
+    """A run directory that is there, and the attempt that is named; the newest by default."""
+    parser = argparse.ArgumentParser("python -m slurm_rl.supervised", description="One rank of the supervised trainer.")
+    parser.add_argument("run_dir")
+    parser.add_argument("--attempt", type=int, help="the newest by default")
+    args = parser.parse_args(words)
+    found = RunDir(args.run_dir).require()
+    number = args.attempt if args.attempt is not None else max(found.attempt_numbers(), default=1)
+    run, attempt = open_attempt(args.run_dir, number)
+    return run, attempt, lambda: read_config(run)
+
+
+def begin_run(words: Sequence[str], place: Place) -> tuple[RunDir, AttemptDir, Callable[[], RunConfig]]:
+    """The run directory that overrides name, made by rank 0 where it is not there; a new attempt."""
+    config = load_config(list(words))
+    run = find_run(config)
+    if place.rank == 0:
+        begin(run, config)
+    return run, run.attempt(max(run.attempt_numbers(), default=0) + 1), lambda: config
+
+
+def read_config(run: RunDir) -> RunConfig:
+    """Typed, so that what an earlier version did not know yet is at its default."""
+    return parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
 
 
 def find_run(config: RunConfig) -> RunDir:
@@ -69,8 +99,7 @@ def begin(run: RunDir, config: RunConfig) -> None:
     """
     tree = config.model_dump(mode="json")
     if run.plan.is_file():
-        # Typed, so that what an earlier version did not know yet is at its default.
-        old = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8"))).model_dump(mode="json")
+        old = read_config(run).model_dump(mode="json")
         changed = [key for key in tree if tree[key] != old[key]]
         if changed:
             raise ConfigError(

@@ -7,9 +7,6 @@ from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
-import yaml
-
-from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.identity import check_same_rows
 from slurm_rl.data.load import require_one_batch
@@ -23,7 +20,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import DEFAULT_MICRO_BATCH_TOKENS
 from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.run_dir import RunDir, append_event, read_json
 from slurm_rl.supervised.dpo import build_dpo
 from slurm_rl.supervised.loop import SupervisedLoop
 from slurm_rl.supervised.objective import Objective
@@ -41,12 +38,7 @@ OBJECTIVES: dict[str, BuildObjective] = {"sft": build_sft, "rm": build_rm, "dpo"
 """One row a task."""
 
 
-def run_training(run: RunDir, attempt: AttemptDir, place: Place) -> None:
-    """`run_config` with the config in the run directory."""
-    run_config(run, parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8"))), place)
-
-
-def run_config(run: RunDir, config: RunConfig, place: Place) -> None:
+def run_training(run: RunDir, config: RunConfig, place: Place) -> None:
     """Run the loop to its end, or to the stop signal.
 
     Raises:

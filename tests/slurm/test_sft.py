@@ -41,7 +41,7 @@ def test_a_harmed_run_and_one_by_plain_sbatch_log_the_same_numbers(cluster: Clus
     sbatch(cluster, shared_dir, ",".join(cluster.nodes[2:4]), *WORDS, f"run_dir={plain}")
     run = LightRun.open(cluster, harmed)
     wait_for_checkpoint(harmed, 5)
-    [*ranks] = [p for p in cluster.processes(run.hosts(1)[1]) if f"supervised.main {harmed}" in p.cmdline]
+    [*ranks] = [p for p in cluster.processes(run.hosts(1)[1]) if f"supervised {harmed}" in p.cmdline]
     cluster.signal(run.hosts(1)[1], next(p.pid for p in ranks if "torch.distributed.run" not in p.cmdline), 9)
     wait_for_save_after_resume(run)
     assert cluster.run(["scontrol", "requeue", run.job]).returncode == 0

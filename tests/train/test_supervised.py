@@ -206,7 +206,7 @@ def test_a_checkpoint_of_a_reward_model_converts_to_one(root: Path, tmp_path: Pa
 def test_a_killed_rank_loses_nothing(root: Path, tmp_path: Path) -> None:
     """torchrun with two ranks, one of them killed in the middle, then again: the numbers of an undisturbed run."""
     run, _ = make_run(tmp_path / "killed", *TASKS["dpo-cached"])
-    words = ["slurm_rl.supervised.main", str(run.path)]
+    words = ["slurm_rl.supervised", str(run.path)]
     first = start_torchrun(*words)
     wait_for_row(first, run, 3)
     ranks = children_of(first.pid)
