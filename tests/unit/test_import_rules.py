@@ -2,38 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from pathlib import Path
 
-import slurm_rl
+from tests.rooms import PACKAGE, PAGE, RANK, TRAINING, imported_rooms, read_arrows, render, room_of
 
-PACKAGE = Path(slurm_rl.__file__).parent
-# From the ground up: a room imports rooms before it alone. What starts runs is one house still: slurm, machines and
-# ray_jobs import each other.
-ROOMS = [
-    "errors", "disk", "jsonl", "holder", "lease", "filesystem", "run_dir", "strangers", "__init__", "config",
-    "external", "plan", "node", "image", "report", ("slurm", "machines", "ray_jobs"), "export", "math", "data",
-    "checkpoints", "engine", "rewards", "train", "supervised", "rl", "prepare", "cli", "__main__",
-]  # fmt: skip
-RANK = {room: rank for rank, at in enumerate(ROOMS) for room in ([at] if isinstance(at, str) else at)}
-TRAINING = {"math", "data", "checkpoints", "engine", "rewards", "train", "supervised", "rl"}
 HEAVY = {"torch", "ray", "vllm", "deepspeed", "transformers", "wandb", "tensorboard", "numpy"}
-
-
-def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-
-
-def imported_rooms(path: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-        elif isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-    return {name.split(".")[1] for name in names if name.startswith("slurm_rl.")}
 
 
 def test_imports_go_one_way() -> None:
@@ -41,13 +15,17 @@ def test_imports_go_one_way() -> None:
         f"{path.relative_to(PACKAGE)} imports {room}"
         for path in PACKAGE.rglob("*.py")
         for room in imported_rooms(path)
-        if room != room_of(path) and RANK[room] > RANK[room_of(path)]
+        if RANK[room] > RANK[room_of(path)]
     ]
     assert wrong == []
 
 
 def test_every_room_has_a_rank() -> None:
     assert {room_of(path) for path in PACKAGE.rglob("*.py")} == set(RANK)
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_code() -> None:
+    assert read_arrows(PAGE.read_text()) == read_arrows(render()), "draw it anew: python -m tests.rooms"
 
 
 def test_training_never_imports_what_starts_it() -> None:
