@@ -8,6 +8,7 @@ A room is a folder of slurm_rl, or a file in it. It imports rooms before it alon
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import slurm_rl
@@ -88,7 +89,7 @@ def write() -> None:
 
 def read_arrows(text: str) -> set[str]:
     """Of the page's picture."""
-    return {line.strip() for line in text.splitlines() if " --> " in line}
+    return set(re.findall(r"^ +(\w+ --> \w+)$", text, re.MULTILINE))
 
 
 if __name__ == "__main__":
