@@ -13,6 +13,7 @@ import torch.distributed as dist
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.errors import BringUpError, TrainingError
 from slurm_rl.math.totals import add_totals
+from slurm_rl.node.bound_torchrun import open_store
 
 Value = TypeVar("Value")
 
@@ -27,14 +28,12 @@ def init_process_group(rank: int, world_size: int, master_address: str, port: in
     """
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        dist.init_process_group(
-            backend,
-            init_method=f"tcp://{master_address}:{port}",
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
-        )
-    except (RuntimeError, ValueError) as error:  # torch's store and network errors are RuntimeErrors
+        timeout = timedelta(seconds=timeout_s)
+        # Under torchrun its agent has the store, and every rank is a client.
+        is_master = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = open_store(master_address, port, world_size, is_master, timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    except (RuntimeError, ValueError, OSError) as error:  # torch's store and network errors are RuntimeErrors
         raise BringUpError(
             f"policy rank {rank} of {world_size} must reach all ranks at {master_address}:{port} "
             f"within {timeout_s:g} s ({str(error).partition(chr(10))[0]})",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import ipaddress
 import os
 import socket
 import struct
@@ -15,6 +17,8 @@ from slurm_rl.plan.job import JobPlan
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _SIOCGIFADDR = 0x8915
+# All ranks of a large run come at once.
+_BACKLOG = 4096
 
 
 def interface_of(address: str) -> str | None:
@@ -33,6 +37,24 @@ def _address_of(name: str) -> str | None:
         except OSError:  # it has none
             return None
     return socket.inet_ntoa(answer[20:24])
+
+
+def listen_at(address: str, port: int) -> socket.socket | None:
+    """A socket that listens on this address alone; None for a name, or an address that a router has for this node.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
+        return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    except ValueError:
+        # It may be loopback here and the node's address elsewhere, as Debian writes /etc/hosts.
+        return None
+    except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            return None
+        raise
 
 
 def network_environment(plan: JobPlan, role: NodeRole, env: Mapping[str, str]) -> dict[str, str]:

@@ -71,7 +71,7 @@ def build_torchrun_argv(
     ['--nnodes=2', '--nproc-per-node=2', '--node-rank=1', '--rdzv-backend=static', '--master-addr=10.0.0.1']
     """
     return [
-        *(python, "-m", "torch.distributed.run"),
+        *(python, "-m", "slurm_rl.node.bound_torchrun"),
         f"--nnodes={num_nodes}",
         f"--nproc-per-node={plan.ranks_per_node}",
         f"--node-rank={node}",

@@ -42,7 +42,7 @@ def test_a_harmed_run_and_one_by_plain_sbatch_log_the_same_numbers(cluster: Clus
     run = LightRun.open(cluster, harmed)
     wait_for_checkpoint(harmed, 5)
     [*ranks] = [p for p in cluster.processes(run.hosts(1)[1]) if f"supervised {harmed}" in p.cmdline]
-    cluster.signal(run.hosts(1)[1], next(p.pid for p in ranks if "torch.distributed.run" not in p.cmdline), 9)
+    cluster.signal(run.hosts(1)[1], next(p.pid for p in ranks if "bound_torchrun" not in p.cmdline), 9)
     wait_for_save_after_resume(run)
     assert cluster.run(["scontrol", "requeue", run.job]).returncode == 0
     assert wait_for_end(plain, timeout_s=400)["state"] == "finished"

@@ -20,7 +20,7 @@ NUM_STEPS = 60
 def kill_a_rank(run: LightRun, host: str) -> None:
     """kill -9 of one rank; torchrun's own command line names the program too."""
     found = [p for p in run.cluster.processes(host) if f"light/ranks.py {run.run_dir.path}" in p.cmdline]
-    ranks = [p for p in found if "torch.distributed.run" not in p.cmdline]
+    ranks = [p for p in found if "bound_torchrun" not in p.cmdline]
     assert len(ranks) == 2
     run.cluster.signal(host, ranks[0].pid, 9)
 
