@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import json
 import os
@@ -16,8 +15,8 @@ from slurm_rl.cli.model_shape import sees_images
 from slurm_rl.cli.reward_model_check import check_reward_model
 from slurm_rl.cli.weights_check import check_same_model
 from slurm_rl.config.engine_args import check_engine_args
+from slurm_rl.config.functions import check_function, named_functions
 from slurm_rl.config.paths import expand_user
-from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
 from slurm_rl.plan.job import JobPlan
@@ -35,28 +34,33 @@ def check_submission(config: RunConfig, plan: JobPlan, directory: RunDir) -> Non
     _raise_all([place, *_checks_of_inputs(config), image])
 
 
-def check_inputs(config: RunConfig) -> None:
-    """Check the model folder, the data files and the reward function that this machine can see.
+def check_inputs(config: RunConfig, *, is_new: bool = True) -> None:
+    """Check the model folder, the data files and the user's functions that this machine can see.
+
+    Args:
+        is_new: else the run has its copies of the files with functions.
 
     Raises:
         ConfigError, DataError: naming the field, the file and the line; of all that are wrong.
     """
-    _raise_all(_checks_of_inputs(config))
+    _raise_all(_checks_of_inputs(config, is_new=is_new))
 
 
-def _checks_of_inputs(config: RunConfig) -> list[Callable[[], None]]:
+def _checks_of_inputs(config: RunConfig, *, is_new: bool = True) -> list[Callable[[], None]]:
     if config.external is not None:  # its program checks its own
         return []
+    named = named_functions(config) if is_new else {}
+    functions = [functools.partial(check_function, config, key, spec) for key, spec in named.items()]
     if config.cluster.launcher == "ray":  # its nodes see other folders than this machine does
-        return []
-    checks = [_check_model, _check_data, _check_reward]
+        return [*functions]
+    checks = [_check_model, _check_data, _check_reward_model]
     if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's
         checks = [_check_checkpoint_url, lambda config: check_engine_args(config.rollout.engine_args), *checks]
-    return [functools.partial(check, config) for check in checks]
+    return [*(functools.partial(check, config) for check in checks), *functions]
 
 
-def _check_reward(config: RunConfig) -> None:
-    check_reward(config.reward, config.data.chat_template)
+def _check_reward_model(config: RunConfig) -> None:
+    check_reward_model(config.reward.model, config.data.chat_template)
 
 
 def _raise_all(checks: Sequence[Callable[[], None]]) -> None:
@@ -154,42 +158,3 @@ def _check_data(config: RunConfig) -> None:
             action="set model.path to a Qwen2.5-VL or Qwen3-VL, or data.image_key=null and prompts without images",
         )
     check_sources(images)
-
-
-def check_reward(config: RewardConfig, chat_template: bool | None = None) -> None:
-    """Look at the reward model, and for the reward function in its file, which is run in the workers alone.
-
-    Args:
-        chat_template: data.chat_template; None of a reward server.
-
-    Raises:
-        ConfigError: a model that cannot score, no such file, no Python, or nothing of that name at its top level.
-    """
-    check_reward_model(config.model, chat_template)
-    if config.function is None:
-        return
-    file, _, name = config.function.rpartition(":")
-    try:
-        tree = ast.parse(expand_user(file).read_text(encoding="utf-8"), filename=file)
-    except OSError as error:
-        raise ConfigError(
-            "reward.function must name a file that can be read",
-            seen=f"{file} ({error.strerror})",
-            action="write reward.function=/absolute/path.py:name",
-        ) from None
-    except (SyntaxError, ValueError) as error:
-        raise ConfigError("reward.function must name a Python file", seen=f"{file}: {error}") from None
-    names = sorted({found for node in tree.body for found in _names_bound_by(node)})
-    if name not in names:
-        raise ConfigError(f"{file} must define {name}", seen=", ".join(names) or "nothing")
-
-
-def _names_bound_by(node: ast.stmt) -> list[str]:
-    if isinstance(node, ast.FunctionDef | ast.ClassDef):
-        return [node.name]
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return [alias.asname or alias.name for alias in node.names]
-    # Also what an `if` or `try` at the top level binds.
-    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)] + [
-        n.name for n in ast.walk(node) if isinstance(n, ast.FunctionDef)
-    ]

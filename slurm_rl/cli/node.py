@@ -39,7 +39,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
 from slurm_rl.slurm.holding import held_to_resume
 from slurm_rl.slurm.own_folder import check_is_free
-from slurm_rl.slurm.submit import Submitted, create_run, snapshot_code, submit_run, write_run
+from slurm_rl.slurm.submit import Submitted, copy_functions, create_run, snapshot_code, submit_run, write_run
 
 # A file that the head wrote a moment ago may be hidden from us for so long by a network file system.
 _SEE_S = 3.0
@@ -106,7 +106,7 @@ def _submit(
     config: RunConfig, identity: NodeIdentity, directory: RunDir, *, is_resumed: bool
 ) -> tuple[JobPlan, Submitted]:
     plan = plan_run(config, directory)
-    check_inputs(config)
+    check_inputs(config, is_new=not is_resumed)
     check_image_is_there(plan)
     check_port(config.cluster.head_port)
     if is_resumed:
@@ -172,6 +172,7 @@ def _prepare(config: RunConfig, place: Place) -> tuple[JobPlan, bool]:
     try:
         directory.path.mkdir(parents=True, exist_ok=True)
         snapshot_code(directory.code)
+        copy_functions(directory.code, [config])
         write_run(directory, config, plan)
     except OSError as error:
         raise RunDirError(

@@ -13,11 +13,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from slurm_rl.cli.checks import check_reward
+from slurm_rl.cli.reward_model_check import check_reward_model
 from slurm_rl.cli.words import read_words
+from slurm_rl.config.functions import FORMS
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.functions.read import read_function
 
 
 def run(words: list[str]) -> int:
@@ -44,7 +46,9 @@ def configure(overrides: list[str], config_dir: str | None) -> RewardConfig:
         raise ConfigError("a reward server must be given a reward", seen="none", action="+reward=math")
     if config.url is not None:
         raise ConfigError("a reward server scores by itself", seen=f"reward.url={config.url}", action="unset it")
-    check_reward(config)
+    check_reward_model(config.model, chat_template=None)
+    if config.function is not None:
+        read_function(config.function, FORMS["reward.function"])
     return config
 
 

@@ -9,6 +9,7 @@ from slurm_rl.cli.checks import check_inputs
 from slurm_rl.cli.common import plan_run
 from slurm_rl.cli.image_line import check_image_is_there
 from slurm_rl.cli.submit import ask_cluster, check_launcher
+from slurm_rl.config.functions import named_functions
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, SlurmRLError
@@ -105,7 +106,7 @@ class _SeenInputs:
         self._errors: dict[str, SlurmRLError | None] = {}
 
     def check(self, config: RunConfig) -> None:
-        key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r} {config.reward.function!r}"
+        key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r} {named_functions(config)!r}"
         key += f" {config.checkpoint.url!r}"
         if key not in self._errors:
             try:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from slurm_rl.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.functions import explain_small_group, require_file
+from slurm_rl.config.tables import (
+    ADVANTAGES,
+    KL_ESTIMATORS,
+    AdvantageName,
+    AdvantageRow,
+    CorrectionName,
+    KLEstimatorName,
+    LossName,
+)
+from slurm_rl.functions.load import is_file
 
-AdvantageName = Literal["group_norm", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae"]
-# Those that compare the completions of one prompt.
-_COMPARING = ("group_norm", "dr_grpo", "rloo", "reinforce_pp_baseline")
-LossName = Literal["grpo", "gspo", "gspo_token", "cispo"]
-CorrectionName = Literal["token_tis", "sequence_mask", "icepop"]
 AggregationName = Literal["token-mean", "sequence-mean", "sequence-mean-token-mean"]
 
 
@@ -21,7 +27,7 @@ class KLConfig(Section):
 
     coefficient: NonNegativeFloat = 0.0
     """Weight of the KL term; at 0 no reference model is loaded."""
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: KLEstimatorName = "k3"
     """Schulman's estimators (http://joschu.net/blog/kl-approx.html)."""
     where: Literal["loss", "reward"] = "loss"
     """Add it to the loss (k2 or k3), or take it from the reward before the advantage; with gae, reinforce_pp and
@@ -34,10 +40,12 @@ class KLConfig(Section):
 
     @model_validator(mode="after")
     def _a_loss_has_a_gradient(self) -> KLConfig:
-        if self.coefficient > 0 and self.where == "loss" and self.estimator == "k1":
+        if self.coefficient > 0 and self.where == "loss" and not KL_ESTIMATORS[self.estimator].in_loss:
+            fit = [name for name, row in KL_ESTIMATORS.items() if row.in_loss]
             raise ValueError(
-                "algorithm.kl.estimator must be k2 or k3 with algorithm.kl.where=loss, since the expected gradient of "
-                "k1 is 0 whatever the distance; got 'k1'. Next: algorithm.kl.estimator=k2, or algorithm.kl.where=reward"
+                f"algorithm.kl.estimator must be {' or '.join(fit)} with algorithm.kl.where=loss, since the expected "
+                f"gradient of {self.estimator} is 0 whatever the distance; got {self.estimator!r}. "
+                f"Next: algorithm.kl.estimator={fit[0]}, or algorithm.kl.where=reward"
             )
         return self
 
@@ -71,10 +79,10 @@ class CorrectionConfig(Section):
     (vllm_importance_sampling_correction, sequence_mask), verl recomputes by default and recommends truncation at 2.
     """
 
-    kind: CorrectionName | Literal["auto"] | None = "auto"
+    kind: CorrectionName | None = "auto"
     """auto: none where the sampler is the policy (float32, its own weights, nothing that bends the distribution), else
-    sequence_mask for the losses of whole sequences (gspo, gspo_token) and token_tis for the others. Or a row of
-    math/correction.py. null corrects nothing, and the ratio is taken to the sampler."""
+    sequence_mask for the losses of whole sequences (gspo, gspo_token) and token_tis for the others. Or token_tis,
+    sequence_mask, icepop. null corrects nothing, and the ratio is taken to the sampler."""
     low: PositiveFloat = 0.5
     """Smallest ratio let through (sequence_mask, icepop)."""
     high: PositiveFloat = 2.0
@@ -101,6 +109,13 @@ class FilterConfig(Section):
     """Leave out shorter completions."""
     max_tokens: PositiveInt | None = None
     """Leave out longer completions; null: none."""
+    function: str | None = None
+    """`file.py:name`, a function (groups, config) that says of each completion of each group whether it is kept."""
+
+    @field_validator("function")
+    @classmethod
+    def _names_a_function(cls, value: str | None) -> str | None:
+        return require_file("algorithm.filters.function", value)
 
     @model_validator(mode="after")
     def _bounds_are_in_order(self) -> FilterConfig:
@@ -122,12 +137,13 @@ class OverlongConfig(Section):
 
 
 class AlgorithmConfig(Section):
-    """One row each of the tables in math."""
+    """The parts of an algorithm; each is chosen by name, or as a function of the user's own, `file.py:name`."""
 
     advantage: AdvantageName = "group_norm"
-    """How rewards of a group become advantages."""
+    """How rewards of a group become advantages: group_norm, dr_grpo, rloo, gae, reinforce_pp, reinforce_pp_baseline, or
+    `file.py:name`, a function (rewards, known)."""
     loss: LossName = "grpo"
-    """The policy loss of one token."""
+    """The policy loss of one token: grpo, gspo, gspo_token, cispo, or `file.py:name`, a function (inputs, clip)."""
     aggregation: AggregationName = "token-mean"
     """How token losses become one number."""
     aggregation_length: PositiveInt | None = None
@@ -160,16 +176,17 @@ class AlgorithmConfig(Section):
     @property
     def needs_values(self) -> bool:
         """Whether the advantage is made from a critic's values."""
-        return self.advantage == "gae"
+        return self._advantage_row is not None and self._advantage_row.needs_values
+
+    @property
+    def _advantage_row(self) -> AdvantageRow | None:
+        # A user's file is looked at when a run is new, never when a saved config is read; it has no critic.
+        return None if is_file(self.advantage) else ADVANTAGES[self.advantage]
 
     @model_validator(mode="after")
     def _group_needs_two(self) -> AlgorithmConfig:
-        if self.group_size < 2 and self.advantage in _COMPARING:
-            raise ValueError(
-                f"algorithm.group_size must be >= 2 for advantage {self.advantage!r}, which compares the "
-                f"completions of one prompt; got {self.group_size}. Next: set algorithm.group_size=8, "
-                "or algorithm.advantage=reinforce_pp or gae"
-            )
+        if self.group_size < 2 and self._advantage_row is not None and self._advantage_row.needs_group:
+            raise ValueError(explain_small_group(self.advantage, self.group_size))
         return self
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from slurm_rl.config.base import Section
 from slurm_rl.config.env_values import no_secrets_in_configs
+from slurm_rl.config.functions import with_absolute_files
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reads import check_reads
 from slurm_rl.config.required import check_required
@@ -140,10 +141,11 @@ def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:
     except ValidationError as error:
         lines = [_explain_field(item) for item in error.errors()]
         raise ConfigError("the config must be valid:\n  " + "\n  ".join(lines)) from None
-    if is_run:
-        check_required(config)
-        check_reads(config)
-    return config
+    if not is_run:
+        return config
+    check_required(config)
+    check_reads(config)
+    return with_absolute_files(config)
 
 
 def _rename_old_keys(tree: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Final, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from slurm_rl.config.base import Fraction, PositiveFloat, PositiveInt, Section
-
-VerifierName = Literal["arithmetic", "math", "format", "code"]
+from slurm_rl.config.functions import require_file
+from slurm_rl.config.tables import VerifierName
 
 CODE_SHARE: Final = 0.8
 """Share of `timeout_s` that the tests of one completion get; the rest is for starting and ending processes."""
@@ -125,9 +125,7 @@ class RewardConfig(Section):
     @field_validator("function")
     @classmethod
     def _names_a_function(cls, value: str | None) -> str | None:
-        if value is not None and not re.fullmatch(r".+\.py:[A-Za-z_]\w*", value):
-            raise ValueError(f"reward.function must be file.py:name; got {value!r}")
-        return value
+        return require_file("reward.function", value)
 
     @field_validator("url")
     @classmethod

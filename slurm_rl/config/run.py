@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionName
+from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.base import NonNegativeInt, Section
 from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
@@ -14,6 +14,7 @@ from slurm_rl.config.critic import CriticConfig
 from slurm_rl.config.data import DataConfig
 from slurm_rl.config.existing import check_existing_cluster
 from slurm_rl.config.external import ExternalConfig
+from slurm_rl.config.functions import find_loss
 from slurm_rl.config.job import JobConfig
 from slurm_rl.config.logging import LoggingConfig
 from slurm_rl.config.model import ModelConfig, fill_auto
@@ -101,8 +102,8 @@ class RunConfig(Section):
         return {**tree, "model": fill_auto(tree["model"], has_gpus=(accelerator or "cpu") != "cpu")}
 
     @property
-    def correction_kind(self) -> CorrectionName | None:
-        """Which row of math/correction.py corrects for the sampler; see CorrectionConfig."""
+    def correction_kind(self) -> str | None:
+        """Which row of CORRECTIONS corrects for the sampler; see CorrectionConfig."""
         kind = self.algorithm.correction.kind
         if kind != "auto":
             return kind
@@ -110,7 +111,7 @@ class RunConfig(Section):
         exact = self.model.dtype == "float32" and rollout.max_staleness == 0 and not rollout.engine_args
         if exact and not rollout.bends_distribution:
             return None
-        return "sequence_mask" if self.algorithm.loss in ("gspo", "gspo_token") else "token_tis"
+        return "sequence_mask" if find_loss(self.algorithm.loss).per_sequence else "token_tis"
 
     @model_validator(mode="after")
     def _sequences_fit_the_context(self) -> RunConfig:

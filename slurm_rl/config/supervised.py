@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from slurm_rl.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.tables import DPO_LOSSES, DivergenceName, DPOLossName
 
-DPOLossName = Literal[
-    "sigmoid",
-    "sigmoid_norm",
-    "hinge",
-    "ipo",
-    "robust",
-    "exo_pair",
-    "nca_pair",
-    "bco_pair",
-    "sppo_hard",
-    "apo_zero",
-    "apo_down",
-    "discopop",
-]
-DivergenceName = Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"]
 ReferenceName = Literal["cached", "live", "none"]
 
 
@@ -58,17 +44,11 @@ class RMConfig(Section):
     them anywhere; TRL's center_rewards_coefficient (https://arxiv.org/abs/2312.09244, which takes 0.01)."""
 
 
-SMOOTHED: Final = frozenset({"sigmoid", "robust", "exo_pair"})
-"""Losses that read dpo.label_smoothing."""
-ABSOLUTE: Final = frozenset({"nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down"})
-"""Losses that read each answer's ratio by itself, where others read how far two of one prompt are apart."""
-
-
 class DPOConfig(Section):
     """Direct preference optimization."""
 
     loss: DPOLossName = "sigmoid"
-    """A row of math/preference.py, under TRL's name (sigmoid is DPO itself)."""
+    """A row of DPO_LOSSES in config/tables.py, under TRL's name (sigmoid is DPO itself)."""
     beta: PositiveFloat = 0.1
     """How dear the distance to the reference is; IPO's tau."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
@@ -88,14 +68,16 @@ class DPOConfig(Section):
 
     @model_validator(mode="after")
     def _smoothing_is_read(self) -> DPOConfig:
-        if self.label_smoothing > 0 and self.loss not in SMOOTHED:
+        row = DPO_LOSSES[self.loss]
+        if self.label_smoothing > 0 and not row.smoothed:
+            readers = sorted(name for name, other in DPO_LOSSES.items() if other.smoothed)
             raise ValueError(
-                f"dpo.label_smoothing is for dpo.loss={', '.join(sorted(SMOOTHED))}; got {self.label_smoothing} with "
+                f"dpo.label_smoothing is for dpo.loss={', '.join(readers)}; got {self.label_smoothing} with "
                 f"{self.loss!r}. Next: dpo.label_smoothing=0"
             )
-        if self.label_smoothing == 0 and self.loss == "exo_pair":
+        if self.label_smoothing == 0 and row.needs_smoothing:
             raise ValueError(
-                "dpo.loss=exo_pair needs dpo.label_smoothing > 0, whose logarithm it takes; got 0. "
+                f"dpo.loss={self.loss} needs dpo.label_smoothing > 0, whose logarithm it takes; got 0. "
                 "Next: dpo.label_smoothing=1e-3, as the paper has it"
             )
         return self
@@ -104,7 +86,7 @@ class DPOConfig(Section):
     def _what_cancels_in_the_difference_needs_it(self) -> DPOConfig:
         wanted = {"dpo.divergence": self.divergence != "reverse_kl", "dpo.reference=none": self.reference == "none"}
         for name, is_wanted in wanted.items():
-            if is_wanted and self.loss in ABSOLUTE:
+            if is_wanted and DPO_LOSSES[self.loss].absolute:
                 raise ValueError(
                     f"{name} adds to both answers what only their difference cancels, which dpo.loss={self.loss} does "
                     f"not take; got divergence={self.divergence!r} and reference={self.reference!r}. "

@@ -2,23 +2,24 @@
 
 Every function maps rewards [P, G] float32 (P prompts, G completions of each) and `known` [P, G] bool to scores
 [P, G], one a completion. A reward that is not known (its verifier failed) has no part in any mean, deviation or count,
-and its own score is 0. To add one, write a function and a row in `ADVANTAGES`.
+and its own score is 0. To add one, write a function and a row in `ADVANTAGES` of config/tables.py.
 
 What follows depends on the row:
 
     group_norm, dr_grpo, rloo                   the score is the advantage of all tokens of the completion
     gae, reinforce_pp, reinforce_pp_baseline    the score is the reward of the last token; gae.py makes an advantage of
-                                                each token, gae with a critic's values, the others without (`PER_TOKEN`)
+                                                each token, gae with a critic's values, the others without
+
+REINFORCE++ (https://arxiv.org/abs/2501.03262, v9, eq. 8 to 10) and verl's `reinforce_plus_plus`: the advantage of token
+t is the reward minus `coefficient * KL_i` summed over the tokens i >= t, then minus the mean and over the deviation of
+all tokens of the batch; G may be 1. REINFORCE++-baseline subtracts the group's mean first, so that how far prompts
+differ in difficulty does not shrink the advantages; its KL term is one of the loss, k2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
-
-from slurm_rl.config.algorithm import AdvantageName
 
 # Added to the deviation, as TRL does: a group whose rewards barely differ must not get huge advantages.
 _EPSILON = 1e-4
@@ -54,24 +55,6 @@ def rloo(rewards: Tensor, known: Tensor) -> Tensor:
 def plain(rewards: Tensor, known: Tensor) -> Tensor:
     """The reward as it is: the baseline comes later, from a critic or from the batch."""
     return torch.where(known, rewards, 0.0)
-
-
-ADVANTAGES: dict[AdvantageName, Callable[[Tensor, Tensor], Tensor]] = {
-    "group_norm": group_norm,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "gae": plain,
-    "reinforce_pp": plain,
-    "reinforce_pp_baseline": dr_grpo,
-}
-
-PER_TOKEN: frozenset[AdvantageName] = frozenset({"gae", "reinforce_pp", "reinforce_pp_baseline"})
-"""Those whose scores become one advantage a token.
-
-REINFORCE++ (https://arxiv.org/abs/2501.03262, v9, eq. 8 to 10) and verl's `reinforce_plus_plus`: the advantage of token
-t is the reward minus `coefficient * KL_i` summed over the tokens i >= t, then minus the mean and over the deviation of
-all tokens of the batch; G may be 1. REINFORCE++-baseline subtracts the group's mean first, so that how far prompts
-differ in difficulty does not shrink the advantages; its KL term is one of the loss, k2."""
 
 
 def _subtract_mean(rewards: Tensor, known: Tensor) -> Tensor:

@@ -5,18 +5,17 @@ on purpose (top_p, top_k, min_p, a repetition penalty), or because vLLM and torc
 With the ratio `w_t = proximal(t) / sampler(t)`, where proximal is the policy at the start of the step, a token's loss
 is multiplied by `f(w_t)`; the policy's own ratio is then taken to proximal (decoupled PPO, AReaL,
 https://arxiv.org/abs/2505.24298), so that clipping sees what training changed and not what rounding did. To add one,
-write a function and a row in `CORRECTIONS`.
+write a function and a row in `CORRECTIONS` of config/tables.py: it maps the tokens of a micro-batch to their weights
+[N], float32 and never negative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from slurm_rl.config.algorithm import CorrectionName
 from slurm_rl.math.losses import exp_bounded, mean_by_sequence
 
 
@@ -53,11 +52,3 @@ def icepop(inputs: CorrectionInputs) -> Tensor:
     """IcePop (Ring-1T, https://arxiv.org/abs/2510.18855): `w_t` within [low, high], 0 outside."""
     ratio = exp_bounded(inputs.log_ratio)
     return torch.where((ratio >= inputs.low) & (ratio <= inputs.high), ratio, 0.0)
-
-
-CORRECTIONS: dict[CorrectionName, Callable[[CorrectionInputs], Tensor]] = {
-    "token_tis": token_tis,
-    "sequence_mask": sequence_mask,
-    "icepop": icepop,
-}
-"""Each maps the tokens of a micro-batch to their weights [N], float32 and never negative."""

@@ -1,20 +1,17 @@
 """How far the policy is from the frozen reference, token by token (http://joschu.net/blog/kl-approx.html).
 
 With x drawn from the policy and `d = log policy(x) - log reference(x)`, each estimator maps the two
-logprobs [N] to KL(policy || reference) [N].
+logprobs [N] to KL(policy || reference) [N]. To add one, write a function and a row in `KL_ESTIMATORS` of
+config/tables.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from slurm_rl.config.tables import KL_ESTIMATORS
 from slurm_rl.math.losses import MAX_LOG_RATIO
-
-KLEstimatorName = Literal["k1", "k2", "k3"]
 
 # The controller moves by at most this share of itself and of the horizon.
 _MAX_ERROR = 0.2
@@ -44,12 +41,10 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return torch.expm1(-difference) + difference
 
 
-KL_ESTIMATORS: dict[KLEstimatorName, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
-
-
-def compute_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: KLEstimatorName) -> Tensor:
+def compute_kl(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
     """KL [N] of each token, by the named estimator; differentiable in `logprobs`."""
-    return KL_ESTIMATORS[estimator](logprobs, ref_logprobs)
+    kl: Tensor = KL_ESTIMATORS[estimator].load()(logprobs, ref_logprobs)
+    return kl
 
 
 def adapt_coefficient(coefficient: float, kl: float, target: float, num_completions: int, horizon: int) -> float:

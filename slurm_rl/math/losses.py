@@ -3,12 +3,12 @@
 A loss maps `LossInputs` and `ClipRange` to a `TokenLoss`. The total is `sum(loss * weight)` over all
 tokens of the global batch, with weights from `aggregation_weights`: a plain sum, so it does not matter
 how sequences are dealt to workers and micro-batches. To add a loss, write a function and a row in
-`POLICY_LOSSES`.
+`POLICY_LOSSES` of config/tables.py. A loss is linear in the advantages: the importance correction scales these.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from slurm_rl.config.algorithm import AggregationName, LossName
+from slurm_rl.config.algorithm import AggregationName
 
 MAX_LOG_RATIO = 20.0
 """exp(20) is 5e8: far beyond any sane ratio, and far from the infinity whose gradient, times the zero
@@ -100,14 +100,6 @@ def cispo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
     weight = ratio.clamp(max=1 + clip.high)
     clipped = (ratio > weight) & (inputs.advantages != 0)
     return TokenLoss(loss=-weight * inputs.advantages * inputs.logprobs, clipped=clipped.float())
-
-
-POLICY_LOSSES: dict[LossName, Callable[[LossInputs, ClipRange], TokenLoss]] = {
-    "grpo": grpo,
-    "gspo": gspo,
-    "gspo_token": gspo_token,
-    "cispo": cispo,
-}
 
 
 def nll(logprobs: Tensor) -> TokenLoss:

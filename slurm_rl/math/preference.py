@@ -2,7 +2,7 @@
 
 The total is the mean over the pairs of the whole global batch; as with `losses.py` the caller weights and sums,
 so it does not matter how pairs are dealt to workers. DPO's extra term on the chosen answer is `losses.nll` of
-its tokens. To add a DPO loss, write a function and a row in `DPO_LOSSES`.
+its tokens. To add a DPO loss, write a function and a row in `DPO_LOSSES` of config/tables.py.
 
 Names are TRL's. Of its losses two are left out: aot and aot_unpaired sort the pairs that stand on one device together,
 so they would depend on how pairs are dealt. Its sft is `dpo.chosen_nll`.
@@ -11,14 +11,14 @@ so they would depend on how pairs are dealt. Its sft is `dpo.chosen_nll`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from slurm_rl.config.supervised import DivergenceName, DPOConfig, DPOLossName
+from slurm_rl.config.supervised import DPOConfig
+from slurm_rl.config.tables import DIVERGENCES, DPO_LOSSES
 
 # exp of it, and the square of such, is finite in float32.
 _MAX_EXPONENT = 40.0
@@ -149,35 +149,35 @@ def _difference_of_means(ratios: LogRatios) -> Tensor:
     return ratios.chosen / ratios.chosen_lengths - ratios.rejected / ratios.rejected_lengths
 
 
-DPO_LOSSES: dict[DPOLossName, Callable[[LogRatios, DPOConfig], Tensor]] = {
-    "sigmoid": dpo_sigmoid,
-    "sigmoid_norm": dpo_sigmoid_norm,
-    "hinge": dpo_hinge,
-    "ipo": dpo_ipo,
-    "robust": dpo_robust,
-    "exo_pair": dpo_exo_pair,
-    "nca_pair": dpo_nca_pair,
-    "bco_pair": dpo_bco_pair,
-    "sppo_hard": dpo_sppo_hard,
-    "apo_zero": dpo_apo_zero,
-    "apo_down": dpo_apo_down,
-    "discopop": dpo_discopop,
-}
+# f-DPO, https://arxiv.org/abs/2309.16240, table 1: `f'(t)` of `log t` [P] and alpha, up to a constant.
 
-DIVERGENCES: dict[DivergenceName, Callable[[Tensor, float], Tensor]] = {
-    "reverse_kl": lambda ratio, _: ratio,
-    "forward_kl": lambda ratio, _: 1 - _exp(-ratio),
-    "js_divergence": lambda ratio, _: math.log(2) + logsigmoid(ratio),
-    "alpha_divergence": lambda ratio, alpha: (1 - _exp((alpha - 1) * ratio)) / (1 - alpha),
-}
-"""f-DPO, https://arxiv.org/abs/2309.16240, table 1: `f'(t)` of `log t` [P] and alpha, up to a constant."""
+
+def reverse_kl(ratio: Tensor, alpha: float) -> Tensor:
+    """DPO's own: `log t`."""
+    return ratio
+
+
+def forward_kl(ratio: Tensor, alpha: float) -> Tensor:
+    """`1 - 1 / t`."""
+    return 1 - _exp(-ratio)
+
+
+def js_divergence(ratio: Tensor, alpha: float) -> Tensor:
+    """`log(2 t / (1 + t))`."""
+    return math.log(2) + logsigmoid(ratio)
+
+
+def alpha_divergence(ratio: Tensor, alpha: float) -> Tensor:
+    """`(1 - t^(alpha - 1)) / (1 - alpha)`."""
+    return (1 - _exp((alpha - 1) * ratio)) / (1 - alpha)
 
 
 def compute_dpo_loss(ratios: LogRatios, config: DPOConfig) -> Tensor:
     """The loss [P] of a config."""
-    score, alpha = DIVERGENCES[config.divergence], config.divergence_alpha
+    score, alpha = DIVERGENCES[config.divergence].load(), config.divergence_alpha
     scores = replace(ratios, chosen=score(ratios.chosen, alpha), rejected=score(ratios.rejected, alpha))
-    return DPO_LOSSES[config.loss](scores, config)
+    loss: Tensor = DPO_LOSSES[config.loss].load()(scores, config)
+    return loss
 
 
 def _exp(exponent: Tensor) -> Tensor:

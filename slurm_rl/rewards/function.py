@@ -5,51 +5,20 @@
         return {"rewards": [0.5], "scores": [1.0], "extra_logs": {"words": [12]}}
 
 It runs in the worker processes, never in the trainer, and gets one item at a time, so that the deadline and the
-blame are of one item. Every number beside `rewards` is logged.
+blame are of one item. Every number beside `rewards` is logged; `scores` says whether the answer is right, in numbers
+and to `algorithm.filters.zero_variance`. A verifier of ours can be part of it: import its function and call it.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import numbers
-import sys
 from collections.abc import Callable, Mapping
-from functools import cache
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from slurm_rl.rewards.results import Failure, RewardItem
 
 _SHOWN_CHARS = 200
-
-
-def is_file(spec: str) -> bool:
-    """Whether the spec is `file.py:function` rather than `module:function`."""
-    return spec.rpartition(":")[0].endswith(".py")
-
-
-def load_function(spec: str) -> Callable[..., Any]:
-    """The function of `file.py:function`. Raises what the file raises, or AttributeError when it has none such."""
-    path, _, name = spec.rpartition(":")
-    function: Callable[..., Any] = getattr(_load_file(path), name)
-    return function
-
-
-@cache
-def _load_file(path: str) -> ModuleType:
-    """Run a Python file as a module, once. Its folder goes behind sys.path, so that it may import neighbours."""
-    file = Path(path).expanduser().resolve()
-    name = f"slurm_rl_reward_{file.stem}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.append(str(file.parent))
-    sys.modules[name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
 
 
 def call_function(function: Callable[..., Any], item: RewardItem) -> dict[str, float] | Failure:

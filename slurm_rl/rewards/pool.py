@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
-from slurm_rl.config.reward import RewardConfig, VerifierName
+from slurm_rl.config.reward import RewardConfig
 from slurm_rl.rewards.processes import VerifierProcesses
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rewards.scoring import Scoring
@@ -31,7 +31,7 @@ class RewardPool:
         table: verifier name to `module:function`; a test puts verifiers that misbehave here.
     """
 
-    def __init__(self, config: RewardConfig, table: Mapping[VerifierName, str] | None = None) -> None:
+    def __init__(self, config: RewardConfig, table: Mapping[str, str] | None = None) -> None:
         chosen, self._weights = choose_verifiers(config, table)
         self._config = config
         self._processes = VerifierProcesses(config.num_workers, chosen, config.start_timeout_s)

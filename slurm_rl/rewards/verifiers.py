@@ -1,4 +1,4 @@
-"""The verifiers a config can name. Add one: write a `Verifier`, name it here and in `VerifierName`.
+"""The verifiers a config can name. Add one: write a `Verifier`, and a row in `VERIFIERS` of config/tables.py.
 
 The table holds import paths, not functions: only the worker processes import them, so the trainer
 never pays for sympy, and a verifier that breaks on import breaks there. Settings travel in the same
@@ -11,28 +11,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
-from slurm_rl.config.reward import CODE_SHARE, RewardConfig, VerifierName
+from slurm_rl.config.reward import CODE_SHARE, RewardConfig
+from slurm_rl.config.tables import VERIFIERS
 from slurm_rl.errors import DataError
 from slurm_rl.rewards.model import specify_model
-
-
-class VerifierRow(NamedTuple):
-    """What is known of a verifier without importing it."""
-
-    function: str
-    """`module:function`, a `Verifier`."""
-    judges_answer: bool
-    """Its score says whether the answer is right; else it is of the form."""
-
-
-VERIFIERS: Final[dict[VerifierName, VerifierRow]] = {
-    "arithmetic": VerifierRow("slurm_rl.rewards.verifiers:score_arithmetic", judges_answer=True),
-    "math": VerifierRow("slurm_rl.rewards.math_answer:score_math", judges_answer=True),
-    "code": VerifierRow("slurm_rl.rewards.code_answer:score_code", judges_answer=True),
-    "format": VerifierRow("slurm_rl.rewards.verifiers:score_format", judges_answer=False),
-}
 
 JUDGES: Final = (*(name for name, row in VERIFIERS.items() if row.judges_answer), "acc_rewards", "scores")
 """Names of the scores that judge the answer: verifiers', and what OpenRLHF's services and functions tell."""
@@ -42,7 +26,7 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def choose_verifiers(
-    config: RewardConfig, table: Mapping[VerifierName, str] | None = None
+    config: RewardConfig, table: Mapping[str, str] | None = None
 ) -> tuple[dict[str, str], dict[str, float]]:
     """What the workers run, by name, and the weight of each score in the reward."""
     if config.function is not None:

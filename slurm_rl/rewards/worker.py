@@ -7,7 +7,6 @@ bring the pool down, so it is turned into words here.
 from __future__ import annotations
 
 import fcntl
-import importlib
 import json
 import math
 import multiprocessing
@@ -22,7 +21,8 @@ from contextlib import suppress
 from functools import cache, partial
 
 from slurm_rl.errors import DataError
-from slurm_rl.rewards.function import call_function, is_file, load_function
+from slurm_rl.functions.load import is_file, load_function
+from slurm_rl.rewards.function import call_function
 from slurm_rl.rewards.model import PREFIX, load_model, score_by_model
 from slurm_rl.rewards.results import Failure, RewardItem, Verifier
 
@@ -63,13 +63,10 @@ def _die_with_parent() -> None:
 def load_verifier(spec: str) -> Verifier:
     """Import `module:function`, `module:function?{its settings}` or `file.py:function`.
 
-    Raises ImportError or AttributeError when there is no such thing.
+    Raises what its module raises, or AttributeError when there is no such thing.
     """
-    if is_file(spec):
-        return load_function(spec)
-    path, _, settings = spec.partition("?")
-    module, function = path.split(":")
-    verifier: Verifier = getattr(importlib.import_module(module), function)
+    name, _, settings = (spec, "", "") if is_file(spec) else spec.partition("?")
+    verifier: Verifier = load_function(name)
     return partial(verifier, **json.loads(settings)) if settings else verifier
 
 

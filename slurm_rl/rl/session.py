@@ -9,6 +9,7 @@ from dataclasses import asdict
 import yaml
 
 from slurm_rl.config.engine_args import check_engine_args
+from slurm_rl.config.functions import load_parts
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.identity import check_same_rows, prompt_content
@@ -50,6 +51,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     plan = JobPlan.from_json(read_json(run.plan))
     check_engine_args(config.rollout.engine_args)
+    load_parts(config)
     model_path = prepare_model(run, config)
     check_targets(model_path, config.model)
     prompts, counts = prepare_prompts(config, model_path)

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,10 @@ from typing import Any
 import yaml
 
 import slurm_rl
+from slurm_rl.config.functions import named_functions
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import RunDirError, SlurmRLError
+from slurm_rl.functions.copy import copy_files
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, append_event, write_json, write_text
 from slurm_rl.slurm.controller import run_controller
@@ -51,6 +53,7 @@ def create_run(run: RunDir, config: RunConfig, plan: JobPlan, *, again: bool = F
     try:
         run.path.mkdir(parents=True, exist_ok=True)
         snapshot_code(run.code)
+        copy_functions(run.code, [config])
         write_run(run, config, plan)
     except OSError as error:
         raise RunDirError(
@@ -82,14 +85,27 @@ def snapshot_code(target: Path) -> None:
     if target in source.parents:
         return
     require_own(target.parent)
-    shutil.rmtree(target, ignore_errors=True)
+    package = target / "slurm_rl"
+    shutil.rmtree(package, ignore_errors=True)
     shutil.copytree(
         source,
-        target / "slurm_rl",
+        package,
         ignore=shutil.ignore_patterns("__pycache__", "conf", "containers", "sbatch_templates"),
     )
+    _close_to_others(target)
+
+
+def copy_functions(code: Path, configs: Iterable[RunConfig]) -> None:
+    """Copy the files of the user's functions into a snapshot, for the same reason."""
+    specs = {spec for config in configs for spec in named_functions(config).values()}
+    if specs:
+        copy_files(code, sorted(specs))
+        _close_to_others(code)
+
+
+def _close_to_others(code: Path) -> None:
     # Every attempt runs it: whoever may write it, or its folder, runs code as this user.
-    for path in (target.parent, target, *target.rglob("*")):
+    for path in (code.parent, code, *code.rglob("*")):
         path.chmod(path.stat().st_mode & ~0o022)
 
 

@@ -17,7 +17,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import write_text
 from slurm_rl.slurm import commands
 from slurm_rl.slurm.ledger import Ledger, SweepDir, SweepRun, save_ledger
-from slurm_rl.slurm.submit import record_job, snapshot_code, write_run
+from slurm_rl.slurm.submit import copy_functions, record_job, snapshot_code, write_run
 from slurm_rl.slurm.sweep_arrays import ArrayPlan, Member, array_argv, build_arrays, render_array_script
 
 # A shared file system takes its time for each file, so many are under way at once.
@@ -50,6 +50,7 @@ def create_runs(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -> 
         sweep.path.mkdir(parents=True, exist_ok=True)
         if not sweep.code.exists():
             snapshot_code(sweep.code)
+        copy_functions(sweep.code, (run.config for run in runs))
         _for_all(lambda run: _create_run(sweep, run), runs)
         ledger = replace(ledger, runs=(*ledger.runs, *(SweepRun(run.index, run.overrides) for run in runs)))
         save_ledger(sweep, ledger)

@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 import torch
 
-from slurm_rl.config.algorithm import AdvantageName, AggregationName, LossName
-from slurm_rl.math.advantages import ADVANTAGES
+from slurm_rl.config.algorithm import AggregationName
+from slurm_rl.config.tables import ADVANTAGES, POLICY_LOSSES
 from slurm_rl.math.gae import whiten
 from slurm_rl.math.kl import compute_kl
 from slurm_rl.math.logprobs import compute_token_logprobs
-from slurm_rl.math.losses import POLICY_LOSSES, ClipRange, LossInputs, aggregation_weights
+from slurm_rl.math.losses import ClipRange, LossInputs, aggregation_weights
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")
@@ -157,7 +157,7 @@ def compute_theirs(trainer: Any, case: Case, **settings: Any) -> tuple[float, to
 
 def compute_ours(
     case: Case,
-    name: LossName,
+    name: str,
     mode: AggregationName,
     constant_length: int | None = None,
     kl_coefficient: float = 0.0,
@@ -173,7 +173,7 @@ def compute_ours(
         sequence_ids=sequence_ids,
         num_sequences=len(LENGTHS),
     )
-    token_loss = POLICY_LOSSES[name](inputs, clip)
+    token_loss = POLICY_LOSSES[name].load()(inputs, clip)
     kl = compute_kl(logprobs, case.ref_logprobs[MASK], "k3")
     weights = torch.from_numpy(aggregation_weights(mode, LENGTHS, constant_length)).float()[sequence_ids]
     loss = ((token_loss.loss + kl_coefficient * kl) * weights).sum()
@@ -241,7 +241,7 @@ def test_dual_clip(trainer: Any, monkeypatch: pytest.MonkeyPatch, seed: int) -> 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kl_coefficient", [0.0, 0.1])
 @pytest.mark.parametrize("name", ["gspo", "gspo_token"])
-def test_sequence_ratios(trainer: Any, name: LossName, kl_coefficient: float, seed: int) -> None:
+def test_sequence_ratios(trainer: Any, name: str, kl_coefficient: float, seed: int) -> None:
     case = make_case(seed)
     theirs, their_gradient = compute_theirs(
         trainer,
@@ -298,17 +298,17 @@ def compute_their_advantages(trainer: Any, rewards: torch.Tensor) -> torch.Tenso
     ],
 )
 def test_advantages(
-    name: AdvantageName, kind: str, settings: dict[str, Any], tiny_model: Any, tokenizer: Any, tmp_path: Path
+    name: str, kind: str, settings: dict[str, Any], tiny_model: Any, tokenizer: Any, tmp_path: Path
 ) -> None:
     trainer = build_trainer(kind, tiny_model, tokenizer, tmp_path, (4, 4), beta=0.0, **settings)
     theirs = compute_their_advantages(trainer, REWARDS)
-    ours = ADVANTAGES[name](REWARDS, torch.ones_like(REWARDS, dtype=torch.bool))
+    ours = ADVANTAGES[name].load()(REWARDS, torch.ones_like(REWARDS, dtype=torch.bool))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
-def whiten_like_trl(name: AdvantageName) -> torch.Tensor:
+def whiten_like_trl(name: str) -> torch.Tensor:
     """Ours for completions of one token each, with the deviation over n - 1, as TRL takes it."""
-    scores = ADVANTAGES[name](REWARDS, torch.ones_like(REWARDS, dtype=torch.bool)).flatten()
+    scores = ADVANTAGES[name].load()(REWARDS, torch.ones_like(REWARDS, dtype=torch.bool)).flatten()
     count = len(scores)
     whitened = whiten([score.numpy() for score in scores.split(1)], [True] * count)
     return torch.tensor(whitened).reshape(REWARDS.shape) * ((count - 1) / count) ** 0.5

@@ -9,44 +9,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
+from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.math.losses import aggregation_weights
 from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.rewards.results import RewardResult
-from slurm_rl.rewards.verifiers import JUDGES
+from slurm_rl.rl.algorithm.filters import keep_mask
 from slurm_rl.rl.groups import Group
-
-
-def has_signal(group: Group) -> bool:
-    """The completions of the group are not all equally right; failed rewards have no say.
-
-    DAPO (https://arxiv.org/abs/2503.14476, eq. 11) asks for `0 < number of right ones < G`, and verl filters by `acc`:
-    by the scores that judge the answer, whatever its form or length earned. Without such a score it is the reward
-    before `algorithm.overlong`.
-    """
-    known = [result for result in group.results if result.value is not None]
-    judges = [name for name in JUDGES if any(name in result.parts for result in known)]
-    return len({_merit(result, judges) for result in known}) > 1
-
-
-def _merit(result: RewardResult, judges: Sequence[str]) -> tuple[float | None, ...]:
-    if judges:
-        return tuple(result.parts.get(name) for name in judges)
-    return (result.value if result.unshaped is None else result.unshaped,)
-
-
-def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
-    """For each completion, in order of groups, whether the loss has it; never one whose reward failed."""
-    return [
-        is_wanted
-        and result.value is not None
-        and not (item.truncated and config.truncated)
-        and len(item.token_ids) >= config.min_tokens
-        and (config.max_tokens is None or len(item.token_ids) <= config.max_tokens)
-        for group in groups
-        for is_wanted in [not config.zero_variance or has_signal(group)]
-        for item, result in zip(group.completions, group.results, strict=True)
-    ]
 
 
 def split_minibatches(

@@ -6,17 +6,20 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, CorrectionName
-from slurm_rl.math.correction import CORRECTIONS, CorrectionInputs
+from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig
+from slurm_rl.config.functions import find_loss
+from slurm_rl.config.tables import CORRECTIONS, LossRow
+from slurm_rl.errors import ConfigError
+from slurm_rl.math.correction import CorrectionInputs
 from slurm_rl.math.kl import compute_kl
-from slurm_rl.math.losses import POLICY_LOSSES, ClipRange, LossInputs, nll
+from slurm_rl.math.losses import ClipRange, LossInputs, TokenLoss, nll
 from slurm_rl.math.sequences import PackedBatch
 
 BatchLoss = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
 """(batch, logprobs [N], entropy [N]) -> (loss summed over tokens, sums over tokens for the metrics)."""
 
 
-def build_policy_loss(config: AlgorithmConfig, correction: CorrectionName | None) -> BatchLoss:
+def build_policy_loss(config: AlgorithmConfig, correction: str | None) -> BatchLoss:
     """The policy loss with its KL term; token weights come with the batch.
 
     Its sums are over the tokens of the batch, which are those with a gradient; see `training_metrics`.
@@ -25,7 +28,8 @@ def build_policy_loss(config: AlgorithmConfig, correction: CorrectionName | None
         correction: the row for batches with sampler_logprobs. It scales advantages: every loss is linear in them, and
             the weights are never negative.
     """
-    policy_loss = POLICY_LOSSES[config.loss]
+    row = find_loss(config.loss)
+    correct = None if correction is None else CORRECTIONS[correction].load()
     clip = ClipRange(low=config.clip_low, high=config.clip_high, dual=config.clip_dual)
     kl_in_loss = config.kl.where == "loss"
 
@@ -36,9 +40,9 @@ def build_policy_loss(config: AlgorithmConfig, correction: CorrectionName | None
         sampler, policy = old_logprobs, logprobs.detach()
         advantages = batch.advantages
         corrected: dict[str, float] = {}
-        if correction is not None and batch.sampler_logprobs is not None:
+        if correct is not None and batch.sampler_logprobs is not None:
             sampler, policy = batch.sampler_logprobs, old_logprobs
-            factors = CORRECTIONS[correction](_compare(batch, policy - sampler, config.correction))
+            factors = correct(_compare(batch, policy - sampler, config.correction))
             advantages = advantages * factors
             dropped = float((factors == 0).sum())
             corrected = {"correction/weight_mean": float(factors.sum()), "correction/dropped": dropped}
@@ -49,7 +53,7 @@ def build_policy_loss(config: AlgorithmConfig, correction: CorrectionName | None
             sequence_ids=batch.sequence_ids,
             num_sequences=batch.num_sequences,
         )
-        token = policy_loss(inputs, clip)
+        token = compute_loss(row, inputs, clip)
         loss = (token.loss * batch.weights).sum()
         if config.entropy_bonus > 0:
             loss = loss - config.entropy_bonus * (entropy * batch.weights).sum()
@@ -70,6 +74,24 @@ def build_policy_loss(config: AlgorithmConfig, correction: CorrectionName | None
         return loss, sums
 
     return compute
+
+
+def compute_loss(row: LossRow, inputs: LossInputs, clip: ClipRange) -> TokenLoss:
+    """What the function of a row says of each token.
+
+    Raises:
+        ConfigError: a user's function that says something else.
+    """
+    token, shape = row.load()(inputs, clip), inputs.logprobs.shape
+    if not isinstance(token, TokenLoss) or token.loss.shape != shape or token.clipped.shape != shape:
+        parts = (token.loss, token.clipped) if isinstance(token, TokenLoss) else (token,)
+        found = [str(list(part.shape)) if isinstance(part, Tensor) else type(part).__name__ for part in parts]
+        raise ConfigError(
+            f"algorithm.loss ({row.function}) returns slurm_rl.math.losses.TokenLoss, a loss and a clip of each token",
+            seen=f"{' and '.join(found)} for {list(shape)} tokens",
+            action="correct the function and submit again",
+        )
+    return token
 
 
 def _compare(batch: PackedBatch, log_ratio: Tensor, config: CorrectionConfig) -> CorrectionInputs:

@@ -9,17 +9,20 @@ import numpy as np
 import torch
 
 from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, OverlongConfig
+from slurm_rl.config.functions import find_advantage
+from slurm_rl.config.tables import AdvantageRow
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.math.advantages import ADVANTAGES, PER_TOKEN
+from slurm_rl.errors import ConfigError
 from slurm_rl.math.gae import compute_gae, spread_reward, whiten
 from slurm_rl.math.kl import compute_kl
 from slurm_rl.math.losses import aggregation_weights
 from slurm_rl.math.sequences import FloatArray, TrainSequence
 from slurm_rl.rewards.results import RewardResult
-from slurm_rl.rl.algorithm.minibatches import keep_mask
+from slurm_rl.rl.algorithm.filters import keep_mask
 from slurm_rl.rl.groups import Completion, Group
 
 Metrics = dict[str, float]
+_SHOWN_CHARS = 200
 
 _REWARD_TO_GO = GAEConfig(discount=1.0, smoothing=1.0, whiten=True)
 """Of REINFORCE++, whose paper has no discount."""
@@ -137,17 +140,17 @@ def compute_advantages(
         kl: of each completion's tokens, to be taken from the reward.
         values: of a critic; None without one.
     """
-    score, coefficient = ADVANTAGES[config.advantage], config.kl.coefficient
+    row, coefficient = find_advantage(config.advantage), config.kl.coefficient
     rewards, known = group_rewards(groups)
-    if config.advantage not in PER_TOKEN:
+    if not row.per_token:
         if kl is not None:
             rewards = rewards - coefficient * torch.tensor([float(one.sum()) for one in kl]).view_as(rewards)
-        found = score(rewards, known).flatten().tolist()
+        found = compute_scores(row, rewards, known).flatten().tolist()
         return [np.array([advantage], dtype=np.float32) for advantage in found], None
     lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
     spread = [
         spread_reward(one, None if kl is None else kl[index], lengths[index], coefficient)
-        for index, one in enumerate(score(rewards, known).flatten().tolist())
+        for index, one in enumerate(compute_scores(row, rewards, known).flatten().tolist())
     ]
     # Without a critic nothing is expected, and the advantage is all that is still to come.
     rule = _REWARD_TO_GO if values is None else config.gae
@@ -156,6 +159,24 @@ def compute_advantages(
     if rule.whiten:
         advantages = whiten(advantages, keep_mask(groups, config.filters))
     return advantages, None if values is None else returns
+
+
+def compute_scores(row: AdvantageRow, rewards: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
+    """What the function of a row makes of rewards [P, G].
+
+    Raises:
+        ConfigError: a user's function that does not give a finite number for each.
+    """
+    scores = row.load()(rewards, known)
+    if not isinstance(scores, torch.Tensor) or scores.shape != rewards.shape or not torch.isfinite(scores).all():
+        is_tensor = isinstance(scores, torch.Tensor)
+        found = f"{list(scores.shape)}, {scores.flatten().tolist()}" if is_tensor else type(scores).__name__
+        raise ConfigError(
+            f"algorithm.advantage ({row.function}) makes one finite number of each reward, {list(rewards.shape)}",
+            seen=found if len(found) < _SHOWN_CHARS else f"{found[:_SHOWN_CHARS]}...",
+            action="correct the function and submit again",
+        )
+    return scores
 
 
 def correct_sampler(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.rewards.failures import FailureWatch
-from slurm_rl.rl.algorithm.minibatches import has_signal
+from slurm_rl.rl.algorithm.filters import has_signal
 from slurm_rl.rl.groups import Group
 from slurm_rl.rl.loop.batch_source import BatchSource
 from slurm_rl.rl.loop.pipeline import RolloutPipeline

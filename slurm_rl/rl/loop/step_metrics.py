@@ -12,7 +12,7 @@ from slurm_rl.config.algorithm import FilterConfig
 from slurm_rl.math.totals import add_totals, is_maximum
 from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rewards.verifiers import JUDGES
-from slurm_rl.rl.algorithm.minibatches import has_signal, keep_mask
+from slurm_rl.rl.algorithm.filters import has_signal, keep_mask
 from slurm_rl.rl.groups import Group
 
 

@@ -18,7 +18,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "model" / "tokenizer_config.json").write_text("{}")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "tokenizer_config.json").write_text("[")
-    (tmp_path / "reward.py").write_text("def score(): ...\n")
+    (tmp_path / "reward.py").write_text("def score(queries, prompts, labels): ...\n")
     (tmp_path / "rl.sqsh").write_bytes(b"no squashfs")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("")

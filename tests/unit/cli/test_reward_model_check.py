@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.cli.checks import check_inputs, check_reward
+from slurm_rl.cli.checks import check_inputs
+from slurm_rl.cli.reward_model_check import check_reward_model
 from slurm_rl.config.load import load_config
-from slurm_rl.config.reward import RewardConfig, RewardModelConfig
+from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
 
 ONE = {"id2label": {"0": "LABEL_0"}}
@@ -23,7 +24,7 @@ def write_model(folder: Path, tree: dict[str, Any], template: str | None = None)
 
 
 def check(path: str, chat_template: bool | None = None, **fields: Any) -> None:
-    check_reward(RewardConfig(model=RewardModelConfig(path=path, **fields)), chat_template)
+    check_reward_model(RewardModelConfig(path=path, **fields), chat_template)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.cli.checks import check_reward
 from slurm_rl.cli.reward_server import configure, run
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardConfig
@@ -57,20 +56,6 @@ def test_without_a_token_it_does_not_start(monkeypatch: pytest.MonkeyPatch, tmp_
     loose.chmod(0o640)
     with pytest.raises(ConfigError, match="only you may read the token file"):
         run(["--port", "0", "--token-file", str(loose), "+reward=math"])
-
-
-def test_a_function_is_looked_for_without_running_its_file(tmp_path: Path) -> None:
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from a import b as imported\nif True:\n    def inner(q, p, l): ...\nlater = inner\nraise SystemExit\n"
-    )
-    for name in ("imported", "inner", "later"):
-        check_reward(RewardConfig(function=f"{file}:{name}"))
-    with pytest.raises(ConfigError, match="must define reward; got imported, inner, later"):
-        check_reward(RewardConfig(function=f"{file}:reward"))
-    file.write_text("def f(:\n")
-    with pytest.raises(ConfigError, match="must name a Python file"):
-        check_reward(RewardConfig(function=f"{file}:f"))
 
 
 @pytest.mark.parametrize(

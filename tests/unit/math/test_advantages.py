@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import pytest
 import torch
 
-from slurm_rl.config.algorithm import AdvantageName
-from slurm_rl.math.advantages import ADVANTAGES
+from slurm_rl.config.tables import ADVANTAGES
 
 # Two prompts, three completions. Group means 1 and 3, batch mean 2.
 REWARDS = torch.tensor([[0.0, 1.0, 2.0], [3.0, 3.0, 3.0]])
 
 
-def compute(name: AdvantageName, rewards: torch.Tensor, known: torch.Tensor | None = None) -> torch.Tensor:
-    return ADVANTAGES[name](rewards, torch.ones_like(rewards, dtype=torch.bool) if known is None else known)
+def compute(name: str, rewards: torch.Tensor, known: torch.Tensor | None = None) -> torch.Tensor:
+    return ADVANTAGES[name].load()(rewards, torch.ones_like(rewards, dtype=torch.bool) if known is None else known)
 
 
-def check(name: AdvantageName, expected: list[list[float]]) -> None:
+def check(name: str, expected: list[list[float]]) -> None:
     torch.testing.assert_close(compute(name, REWARDS), torch.tensor(expected), rtol=0, atol=1e-6)
-
-
-def test_table_has_every_name_of_the_config() -> None:
-    assert set(ADVANTAGES) == set(get_args(AdvantageName))
 
 
 def test_group_norm() -> None:
@@ -47,7 +40,7 @@ def test_what_becomes_an_advantage_a_token_is_at_most_centred() -> None:
 
 
 @pytest.mark.parametrize("name", list(ADVANTAGES))
-def test_a_reward_that_is_not_known_has_no_part_in_the_others(name: AdvantageName) -> None:
+def test_a_reward_that_is_not_known_has_no_part_in_the_others(name: str) -> None:
     rewards = torch.tensor([[-5.0, -5.5, -4.5, -5.2]])
     alone = compute(name, rewards)
     for failed in (0.0, 1e6):
@@ -60,13 +53,13 @@ def test_a_reward_that_is_not_known_has_no_part_in_the_others(name: AdvantageNam
 
 
 @pytest.mark.parametrize("name", ["group_norm", "dr_grpo", "rloo", "reinforce_pp_baseline"])
-def test_one_known_reward_or_none_has_nothing_to_be_compared_with(name: AdvantageName) -> None:
+def test_one_known_reward_or_none_has_nothing_to_be_compared_with(name: str) -> None:
     known = torch.tensor([[False, True, False], [False] * 3])
     assert compute(name, REWARDS, known).tolist() == [[0.0] * 3] * 2
 
 
 @pytest.mark.parametrize("name", ["group_norm", "dr_grpo", "rloo", "reinforce_pp_baseline"])
-def test_a_group_of_equal_rewards_gets_exactly_zero(name: AdvantageName) -> None:
+def test_a_group_of_equal_rewards_gets_exactly_zero(name: str) -> None:
     # 0.1 has no exact float: the plain mean of three of them is off by one unit in the last place.
     rewards = torch.tensor([[0.1, 0.1, 0.1], [0.7, 0.7, 0.7], [0.0, 0.5, 1.0]])
     advantages = compute(name, rewards)
@@ -75,7 +68,7 @@ def test_a_group_of_equal_rewards_gets_exactly_zero(name: AdvantageName) -> None
 
 
 @pytest.mark.parametrize("name", list(ADVANTAGES))
-def test_shape_and_type_stay(name: AdvantageName) -> None:
+def test_shape_and_type_stay(name: str) -> None:
     advantages = compute(name, torch.rand(3, 4))
     assert advantages.shape == (3, 4)
     assert advantages.dtype == torch.float32

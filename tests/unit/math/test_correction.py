@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from slurm_rl.math.correction import CORRECTIONS, CorrectionInputs
+from slurm_rl.config.tables import CORRECTIONS
+from slurm_rl.math.correction import CorrectionInputs
 
 RATIOS = [0.25, 0.5, 1.0, 2.0, 8.0]
 
@@ -16,7 +17,7 @@ def correct(
     lengths = lengths or [len(log_ratio)]
     ids = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     inputs = CorrectionInputs(log_ratio=log_ratio, sequence_ids=ids, num_sequences=len(lengths), low=low, high=high)
-    found = CORRECTIONS[name](inputs)  # type: ignore[index]
+    found = CORRECTIONS[name].load()(inputs)
     assert found.dtype == torch.float32 and found.isfinite().all() and (found >= 0).all()
     return found.tolist()
 

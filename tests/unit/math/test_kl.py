@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from slurm_rl.math.kl import KL_ESTIMATORS, KLEstimatorName, compute_kl
+from slurm_rl.config.tables import KL_ESTIMATORS
+from slurm_rl.math.kl import compute_kl
 
 
 @pytest.mark.parametrize(
@@ -20,19 +21,19 @@ from slurm_rl.math.kl import KL_ESTIMATORS, KLEstimatorName, compute_kl
         ("k3", [math.log(2) - 0.5, 1 - math.log(2)]),
     ],
 )
-def test_by_hand(estimator: KLEstimatorName, expected: list[float]) -> None:
+def test_by_hand(estimator: str, expected: list[float]) -> None:
     got = compute_kl(torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 1.0]).log(), estimator)
     torch.testing.assert_close(got, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("estimator", list(KL_ESTIMATORS))
-def test_equal_models_are_at_distance_zero(estimator: KLEstimatorName) -> None:
+def test_equal_models_are_at_distance_zero(estimator: str) -> None:
     logprobs = torch.tensor([-0.1, -7.3])
     assert compute_kl(logprobs, logprobs, estimator).tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_unbiased_over_the_whole_vocabulary(estimator: KLEstimatorName) -> None:
+def test_unbiased_over_the_whole_vocabulary(estimator: str) -> None:
     # 0.5 log(0.5/0.25) + 0.3 log(0.3/0.25) + 0.2 log(0.2/0.5) = 0.34657 + 0.05470 - 0.18326 = 0.21801
     policy, reference = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.25, 0.25, 0.5])
     expectation = (policy * compute_kl(policy.log(), reference.log(), estimator)).sum()

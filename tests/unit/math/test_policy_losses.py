@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import pytest
 import torch
 
-from slurm_rl.config.algorithm import LossName
-from slurm_rl.math.losses import POLICY_LOSSES, ClipRange, LossInputs, TokenLoss, nll
+from slurm_rl.config.tables import POLICY_LOSSES
+from slurm_rl.math.losses import ClipRange, LossInputs, TokenLoss, nll
 
 CLIP = ClipRange(low=0.2, high=0.3, dual=None)
 
 
 def run_loss(
-    name: LossName, ratios: list[float], advantages: list[float], sequence_ids: list[int], clip: ClipRange = CLIP
+    name: str, ratios: list[float], advantages: list[float], sequence_ids: list[int], clip: ClipRange = CLIP
 ) -> tuple[TokenLoss, list[float]]:
     """The loss at tokens whose policy probability is 0.5 and whose old one is 0.5 / ratio; with the gradient."""
     logprobs = torch.full((len(ratios),), math.log(0.5)).requires_grad_()
@@ -26,14 +25,10 @@ def run_loss(
         sequence_ids=torch.tensor(sequence_ids),
         num_sequences=max(sequence_ids) + 1,
     )
-    token_loss = POLICY_LOSSES[name](inputs, clip)
+    token_loss = POLICY_LOSSES[name].load()(inputs, clip)
     token_loss.loss.sum().backward()
     assert logprobs.grad is not None
     return token_loss, logprobs.grad.tolist()
-
-
-def test_table_has_every_name_of_the_config() -> None:
-    assert set(POLICY_LOSSES) == set(get_args(LossName))
 
 
 def test_grpo() -> None:
@@ -76,14 +71,14 @@ def test_dual_clip_bounds_the_ratio_where_the_advantage_is_negative() -> None:
 
 
 @pytest.mark.parametrize("name", ["gspo", "gspo_token", "cispo"])
-def test_other_losses_have_no_dual_clip(name: LossName) -> None:
+def test_other_losses_have_no_dual_clip(name: str) -> None:
     with_dual, _ = run_loss(name, [50.0], [-1.0], [0], ClipRange(low=0.2, high=0.3, dual=1.1))
     without, _ = run_loss(name, [50.0], [-1.0], [0])
     assert with_dual.loss.tolist() == without.loss.tolist()
 
 
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
-def test_nothing_is_clipped_where_the_advantage_is_0(name: LossName) -> None:
+def test_nothing_is_clipped_where_the_advantage_is_0(name: str) -> None:
     token_loss, _ = run_loss(name, [9.0, 0.1], [0.0, 0.0], [0, 1], ClipRange(low=0.2, high=0.3, dual=3.0))
     assert token_loss.clipped.tolist() == [0, 0]
 
@@ -137,7 +132,7 @@ def test_nll() -> None:
 
 
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
-def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: LossName) -> None:
+def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: str) -> None:
     # At ratio 1 the gradient of -r A and of -A log p is -A.
     _, gradient = run_loss(name, [1.0, 1.0, 1.0], [2.0, 2.0, -1.0], [0, 0, 1])
     assert gradient == pytest.approx([-2.0, -2.0, 1.0])
@@ -146,9 +141,7 @@ def test_on_policy_every_loss_has_the_gradient_of_reinforce(name: LossName) -> N
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
 @pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
 @pytest.mark.parametrize(("new", "old"), [(-0.1, -200.0), (-200.0, -0.1)])
-def test_absurd_ratios_have_a_finite_loss_and_gradient(
-    name: LossName, advantage: float, new: float, old: float
-) -> None:
+def test_absurd_ratios_have_a_finite_loss_and_gradient(name: str, advantage: float, new: float, old: float) -> None:
     # exp(200) overflows float32; infinity times an advantage, or a gradient, of 0 would be NaN.
     logprobs = torch.tensor([new], requires_grad=True)
     inputs = LossInputs(
@@ -158,7 +151,7 @@ def test_absurd_ratios_have_a_finite_loss_and_gradient(
         sequence_ids=torch.tensor([0]),
         num_sequences=1,
     )
-    token_loss = POLICY_LOSSES[name](inputs, CLIP)
+    token_loss = POLICY_LOSSES[name].load()(inputs, CLIP)
     token_loss.loss.sum().backward()
     assert logprobs.grad is not None
     assert token_loss.loss.isfinite().all()
@@ -166,7 +159,7 @@ def test_absurd_ratios_have_a_finite_loss_and_gradient(
 
 
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))
-def test_sequences_without_trained_tokens(name: LossName) -> None:
+def test_sequences_without_trained_tokens(name: str) -> None:
     # Three sequences, the middle one empty; anomaly detection sees a NaN inside backward that never gets out.
     with torch.autograd.set_detect_anomaly(True):
         token_loss, gradient = run_loss(name, [1.1, 1.1], [1.0, 1.0], [0, 2])
@@ -176,4 +169,4 @@ def test_sequences_without_trained_tokens(name: LossName) -> None:
     nothing = LossInputs(
         logprobs=empty, old_logprobs=empty, advantages=empty, sequence_ids=torch.zeros(0).long(), num_sequences=1
     )
-    assert POLICY_LOSSES[name](nothing, CLIP).loss.shape == (0,)
+    assert POLICY_LOSSES[name].load()(nothing, CLIP).loss.shape == (0,)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from slurm_rl.config.supervised import ABSOLUTE, DivergenceName, DPOConfig, DPOLossName
+from slurm_rl.config.supervised import DPOConfig
+from slurm_rl.config.tables import DIVERGENCES, DPO_LOSSES
 from slurm_rl.math.preference import LogRatios, compute_dpo_loss
 
 trl = pytest.importorskip("trl")
@@ -23,13 +24,12 @@ LEFT_OUT = {"aot", "aot_unpaired", "sft"}
 
 
 def build_cases() -> list[DPOConfig]:
-    losses: list[Any] = list(get_args(DPOLossName))
-    plain = [DPOConfig(loss=loss, beta=0.3, label_smoothing=SMOOTHING.get(loss, 0.0)) for loss in losses]
+    plain = [DPOConfig(loss=loss, beta=0.3, label_smoothing=SMOOTHING.get(loss, 0.0)) for loss in DPO_LOSSES]
     bent = [
         DPOConfig.model_validate(config.model_dump() | {"divergence": name, "divergence_alpha": 0.3})
         for config in plain
-        if config.loss not in ABSOLUTE
-        for name in get_args(DivergenceName)[1:]
+        if not DPO_LOSSES[config.loss].absolute
+        for name in list(DIVERGENCES)[1:]
     ]
     return [*plain, DPOConfig(loss="discopop", beta=0.3, discopop_tau=0.7), *bent]
 
@@ -97,4 +97,4 @@ def test_loss_and_gradient_are_trls(config: DPOConfig) -> None:
 def test_every_loss_of_trl_is_here_or_left_out_for_a_reason() -> None:
     said = trl.DPOConfig.__dataclass_fields__["loss_type"].metadata["help"].replace("`", "")
     names = {word.strip("'") for word in said.partition("values are: ")[2].partition(". If")[0].split(", ")}
-    assert names == set(get_args(DPOLossName)) | LEFT_OUT
+    assert names == set(DPO_LOSSES) | LEFT_OUT

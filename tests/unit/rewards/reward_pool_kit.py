@@ -7,10 +7,10 @@ from typing import Any
 
 import psutil
 
-from slurm_rl.config.reward import RewardConfig, VerifierName
+from slurm_rl.config.reward import RewardConfig
 from slurm_rl.rewards.pool import RewardItem, RewardPool
 
-TABLE: dict[VerifierName, str] = {
+TABLE: dict[str, str] = {
     "arithmetic": "tests.unit.rewards.bad_verifiers:obey",
     "format": "tests.unit.rewards.bad_verifiers:half",
 }

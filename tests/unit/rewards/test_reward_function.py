@@ -49,7 +49,7 @@ def test_a_file_that_cannot_be_run_is_named() -> None:
 
 def test_its_file_is_never_run_in_the_trainer() -> None:
     with build_pool("plain"):
-        assert not any(Path(FILE).stem in name for name in sys.modules if name.startswith("slurm_rl_reward"))
+        assert not any(Path(FILE).stem in name for name in sys.modules if name.startswith("slurm_rl_user"))
 
 
 class Tensor:

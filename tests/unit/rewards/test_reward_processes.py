@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from slurm_rl.config.reward import RewardConfig, VerifierName
+from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import RewardError
 from slurm_rl.rewards import processes
 from slurm_rl.rewards.pool import RewardPool
@@ -66,7 +66,7 @@ def test_leaving_in_the_middle_of_a_hang_leaves_no_process() -> None:
 
 def test_a_verifier_that_cannot_be_imported_is_named() -> None:
     before = set(workers())
-    table: dict[VerifierName, str] = {"arithmetic": "no_such_module:f"}
+    table: dict[str, str] = {"arithmetic": "no_such_module:f"}
     with pytest.raises(RewardError, match=r"arithmetic \(no_such_module:f\): ModuleNotFoundError"):
         RewardPool(RewardConfig(verifiers={"arithmetic": 1.0}), table).__enter__()
     assert set(workers()) == before

@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_rl.config.tables import VERIFIERS
 from slurm_rl.errors import DataError
 from slurm_rl.rewards.math_answer import score_math
-from slurm_rl.rewards.verifiers import VERIFIERS, score_arithmetic, score_format
+from slurm_rl.rewards.verifiers import score_arithmetic, score_format
 from slurm_rl.rewards.worker import load_verifier
 
 
 @pytest.mark.parametrize("name", sorted(VERIFIERS))
 def test_every_verifier_of_the_table_scores(name: str) -> None:
-    row = {str(key): row for key, row in VERIFIERS.items()}[name]
     answer = '{"stdio": [{"stdin": "", "stdout": "7"}]}' if name == "code" else "7"
-    assert load_verifier(row.function)("no", answer) == 0.0
+    assert load_verifier(VERIFIERS[name].function)("no", answer) == 0.0
 
 
 @pytest.mark.parametrize(

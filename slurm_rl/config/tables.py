@@ -1,0 +1,169 @@
+"""The parts that a config chooses by name: one row each, with all that others must know of it. No torch.
+
+To add one, write the function and its row. The first name of a row is the function, `module:name`, which is imported by
+what runs it. Users need no row: an advantage, a loss, a filter and a reward may be `file.py:name`; see functions.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator
+
+from slurm_rl.errors import ConfigError
+from slurm_rl.functions.load import is_file, load_function
+
+
+@dataclass(frozen=True)
+class Row:
+    """What every part has."""
+
+    function: str
+    """`module:name`, or a user's `file.py:name`."""
+
+    def load(self) -> Callable[..., Any]:
+        """Import the function.
+
+        Raises:
+            ConfigError: a user's file that cannot be run.
+        """
+        try:
+            return load_function(self.function)
+        except Exception as error:
+            if not is_file(self.function):
+                raise
+            raise ConfigError(
+                f"{self.function} must be importable",
+                seen=f"{type(error).__name__}: {error}",
+                action="correct the file and submit again: the run keeps the copy that it began with",
+            ) from error
+
+
+@dataclass(frozen=True)
+class AdvantageRow(Row):
+    """Rewards [P, G] and which are known [P, G] to scores [P, G]; see math/advantages.py."""
+
+    needs_group: bool = False
+    """It compares the completions of one prompt, so that group_size must be at least 2."""
+    per_token: bool = False
+    """Its scores are rewards of the last token, of which math/gae.py makes an advantage of each token."""
+    needs_values: bool = False
+    """That takes a critic's values."""
+
+
+@dataclass(frozen=True)
+class LossRow(Row):
+    """`LossInputs` and `ClipRange` to `TokenLoss`; see math/losses.py."""
+
+    per_sequence: bool = False
+    """Its ratio is of whole completions, so that `correction.kind=auto` masks whole ones too."""
+
+
+@dataclass(frozen=True)
+class KLEstimatorRow(Row):
+    """Logprobs [N] of policy and reference to KL [N]; see math/kl.py."""
+
+    in_loss: bool = True
+    """Its gradient is that of a distance, so that it may be a term of the loss."""
+
+
+@dataclass(frozen=True)
+class DPOLossRow(Row):
+    """`LogRatios` and `DPOConfig` to losses [P]; see math/preference.py."""
+
+    smoothed: bool = False
+    """It reads dpo.label_smoothing."""
+    needs_smoothing: bool = False
+    """It takes the logarithm of dpo.label_smoothing."""
+    absolute: bool = False
+    """It reads each answer's ratio by itself, where others read how far two of one prompt are apart."""
+
+
+@dataclass(frozen=True)
+class VerifierRow(Row):
+    """A `Verifier`; see rewards/verifiers.py."""
+
+    judges_answer: bool = False
+    """Its score says whether the answer is right; else it is of the form."""
+
+
+_ADVANTAGES, _LOSSES = "slurm_rl.math.advantages", "slurm_rl.math.losses"
+_CORRECTION, _KL, _PREFERENCE = "slurm_rl.math.correction", "slurm_rl.math.kl", "slurm_rl.math.preference"
+
+ADVANTAGES: Final[dict[str, AdvantageRow]] = {
+    "group_norm": AdvantageRow(f"{_ADVANTAGES}:group_norm", needs_group=True),
+    "dr_grpo": AdvantageRow(f"{_ADVANTAGES}:dr_grpo", needs_group=True),
+    "rloo": AdvantageRow(f"{_ADVANTAGES}:rloo", needs_group=True),
+    "gae": AdvantageRow(f"{_ADVANTAGES}:plain", per_token=True, needs_values=True),
+    "reinforce_pp": AdvantageRow(f"{_ADVANTAGES}:plain", per_token=True),
+    "reinforce_pp_baseline": AdvantageRow(f"{_ADVANTAGES}:dr_grpo", needs_group=True, per_token=True),
+}
+
+POLICY_LOSSES: Final[dict[str, LossRow]] = {
+    "grpo": LossRow(f"{_LOSSES}:grpo"),
+    "gspo": LossRow(f"{_LOSSES}:gspo", per_sequence=True),
+    "gspo_token": LossRow(f"{_LOSSES}:gspo_token", per_sequence=True),
+    "cispo": LossRow(f"{_LOSSES}:cispo"),
+}
+
+CORRECTIONS: Final[dict[str, Row]] = {
+    "token_tis": Row(f"{_CORRECTION}:token_tis"),
+    "sequence_mask": Row(f"{_CORRECTION}:sequence_mask"),
+    "icepop": Row(f"{_CORRECTION}:icepop"),
+}
+
+KL_ESTIMATORS: Final[dict[str, KLEstimatorRow]] = {
+    "k1": KLEstimatorRow(f"{_KL}:k1", in_loss=False),
+    "k2": KLEstimatorRow(f"{_KL}:k2"),
+    "k3": KLEstimatorRow(f"{_KL}:k3"),
+}
+
+DPO_LOSSES: Final[dict[str, DPOLossRow]] = {
+    "sigmoid": DPOLossRow(f"{_PREFERENCE}:dpo_sigmoid", smoothed=True),
+    "sigmoid_norm": DPOLossRow(f"{_PREFERENCE}:dpo_sigmoid_norm"),
+    "hinge": DPOLossRow(f"{_PREFERENCE}:dpo_hinge"),
+    "ipo": DPOLossRow(f"{_PREFERENCE}:dpo_ipo"),
+    "robust": DPOLossRow(f"{_PREFERENCE}:dpo_robust", smoothed=True),
+    "exo_pair": DPOLossRow(f"{_PREFERENCE}:dpo_exo_pair", smoothed=True, needs_smoothing=True),
+    "nca_pair": DPOLossRow(f"{_PREFERENCE}:dpo_nca_pair", absolute=True),
+    "bco_pair": DPOLossRow(f"{_PREFERENCE}:dpo_bco_pair", absolute=True),
+    "sppo_hard": DPOLossRow(f"{_PREFERENCE}:dpo_sppo_hard", absolute=True),
+    "apo_zero": DPOLossRow(f"{_PREFERENCE}:dpo_apo_zero", absolute=True),
+    "apo_down": DPOLossRow(f"{_PREFERENCE}:dpo_apo_down", absolute=True),
+    "discopop": DPOLossRow(f"{_PREFERENCE}:dpo_discopop"),
+}
+
+DIVERGENCES: Final[dict[str, Row]] = {
+    "reverse_kl": Row(f"{_PREFERENCE}:reverse_kl"),
+    "forward_kl": Row(f"{_PREFERENCE}:forward_kl"),
+    "js_divergence": Row(f"{_PREFERENCE}:js_divergence"),
+    "alpha_divergence": Row(f"{_PREFERENCE}:alpha_divergence"),
+}
+
+VERIFIERS: Final[dict[str, VerifierRow]] = {
+    "arithmetic": VerifierRow("slurm_rl.rewards.verifiers:score_arithmetic", judges_answer=True),
+    "math": VerifierRow("slurm_rl.rewards.math_answer:score_math", judges_answer=True),
+    "code": VerifierRow("slurm_rl.rewards.code_answer:score_code", judges_answer=True),
+    "format": VerifierRow("slurm_rl.rewards.verifiers:score_format"),
+}
+
+
+def _one_of(names: Collection[str], *, or_file: bool = False) -> AfterValidator:
+    def check(value: str) -> str:
+        if value in names or (or_file and is_file(value)):
+            return value
+        known = ", ".join(names) + (", or file.py:name" if or_file else "")
+        raise ValueError(f"must be one of {known}; got {value!r}")
+
+    return AfterValidator(check)
+
+
+AdvantageName = Annotated[str, _one_of(ADVANTAGES, or_file=True)]
+LossName = Annotated[str, _one_of(POLICY_LOSSES, or_file=True)]
+CorrectionName = Annotated[str, _one_of(("auto", *CORRECTIONS))]
+KLEstimatorName = Annotated[str, _one_of(KL_ESTIMATORS)]
+DPOLossName = Annotated[str, _one_of(DPO_LOSSES)]
+DivergenceName = Annotated[str, _one_of(DIVERGENCES)]
+VerifierName = Annotated[str, _one_of(VERIFIERS)]

@@ -1,0 +1,79 @@
+"""Completions that the loss leaves out. Pure.
+
+A filter maps the groups of a step and `algorithm.filters` to one bool a completion of each group: whether it is kept.
+What any of them leaves out is left out, and so is a completion whose reward failed. To add one, write a function, its
+row in `FILTERS` and its field in FilterConfig; a user's own is `algorithm.filters.function=file.py:name`. It is asked
+several times of the same groups and must say the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from slurm_rl.config.algorithm import FilterConfig
+from slurm_rl.config.tables import Row
+from slurm_rl.errors import ConfigError
+from slurm_rl.rewards.results import RewardResult
+from slurm_rl.rewards.verifiers import JUDGES
+from slurm_rl.rl.groups import Group
+
+Mask = Sequence[Sequence[bool]]
+Filter = Callable[[Sequence[Group], FilterConfig], Mask]
+
+
+def has_signal(group: Group) -> bool:
+    """The completions of the group are not all equally right; failed rewards have no say.
+
+    DAPO (https://arxiv.org/abs/2503.14476, eq. 11) asks for `0 < number of right ones < G`, and verl filters by `acc`:
+    by the scores that judge the answer, whatever its form or length earned. Without such a score it is the reward
+    before `algorithm.overlong`.
+    """
+    known = [result for result in group.results if result.value is not None]
+    judges = [name for name in JUDGES if any(name in result.parts for result in known)]
+    return len({_merit(result, judges) for result in known}) > 1
+
+
+def _merit(result: RewardResult, judges: Sequence[str]) -> tuple[float | None, ...]:
+    if judges:
+        return tuple(result.parts.get(name) for name in judges)
+    return (result.value if result.unshaped is None else result.unshaped,)
+
+
+def zero_variance(groups: Sequence[Group], config: FilterConfig) -> Mask:
+    """`zero_variance`: groups with signal."""
+    return [[not config.zero_variance or has_signal(group)] * len(group.completions) for group in groups]
+
+
+def truncated(groups: Sequence[Group], config: FilterConfig) -> Mask:
+    """`truncated`: completions that ended by themselves."""
+    return [[not (config.truncated and item.truncated) for item in group.completions] for group in groups]
+
+
+def length(groups: Sequence[Group], config: FilterConfig) -> Mask:
+    """`min_tokens` and `max_tokens`."""
+    most = float("inf") if config.max_tokens is None else config.max_tokens
+    return [[config.min_tokens <= len(item.token_ids) <= most for item in group.completions] for group in groups]
+
+
+FILTERS: tuple[Filter, ...] = (zero_variance, truncated, length)
+
+
+def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
+    """For each completion, in order of groups, whether the loss has it; never one whose reward failed."""
+    masks = [mask(groups, config) for mask in FILTERS]
+    if config.function is not None:
+        masks.append(_ask_user(config.function, groups, config))
+    known = [[result.value is not None for result in group.results] for group in groups]
+    return [all(flags) for rows in zip(known, *masks, strict=True) for flags in zip(*rows, strict=True)]
+
+
+def _ask_user(spec: str, groups: Sequence[Group], config: FilterConfig) -> Mask:
+    found = [[bool(keep) for keep in row] for row in Row(spec).load()(groups, config)]
+    lengths, wanted = [len(row) for row in found], [len(group.completions) for group in groups]
+    if lengths != wanted:
+        raise ConfigError(
+            f"algorithm.filters.function ({spec}) says of each completion of each group whether it is kept",
+            seen=f"{sum(lengths)} answers for {len(found)} groups; there are {sum(wanted)} in {len(wanted)}",
+            action="return [[... for completion in group.completions] for group in groups]",
+        )
+    return found

@@ -1,0 +1,45 @@
+"""A whole run with an advantage, a loss, a filter and a reward from a user's file. Real Ray, vLLM and torch on CPU."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.run_dir import RunDir
+from tests.whole_run import exact_rows, start_run
+
+MINE = Path(__file__).parents[1] / "unit" / "functions"
+SHORT = ("trainer.num_steps=3", "eval.every=3", "checkpoint.every=3")
+PARTS = (
+    "algorithm.advantage=mine/my_parts.py:group_norm",
+    "algorithm.loss=./mine/my_parts.py:grpo",
+    "algorithm.filters.function=mine/my_parts.py:keep_signal",
+    "reward.function=mine/my_parts.py:score",
+)
+
+
+@pytest.mark.slow
+def test_copies_of_built_in_parts_give_the_same_numbers(tmp_path: Path) -> None:
+    """The files are gone before anything reads them: the run has copies, of what they import too."""
+    shutil.copytree(MINE, tmp_path / "mine")
+    mine, ours = tmp_path / "with-mine", tmp_path / "with-ours"
+    process, deadline = start_run(mine, *SHORT, *PARTS), time.monotonic() + 300
+    while not RunDir(mine).job.is_file():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.05)
+    shutil.rmtree(tmp_path / "mine")
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    process = start_run(ours, *SHORT, "algorithm.filters.zero_variance=true")
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    rows, wanted = exact_rows(mine), exact_rows(ours)
+    for row in rows:
+        row.pop("score/reward", None)  # a function's reward is a score of that name too
+    assert rows == wanted
+    trained = [(row["tokens/trained"], row["tokens/sampled"]) for row in rows if row["stage"] == "grpo"]
+    assert len(trained) == 3
+    assert any(0 < kept < sampled for kept, sampled in trained), "the filter left nothing out"

@@ -1,0 +1,39 @@
+"""A row of a table names a function that is there, and the config takes the names of the tables alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_rl.config import tables
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import ConfigError
+
+TABLES = {name: table for name, table in vars(tables).items() if name.isupper() and isinstance(table, dict)}
+
+
+@pytest.mark.parametrize(("table", "name"), [(table, name) for table, rows in TABLES.items() for name in rows])
+def test_every_row_names_a_function(table: str, name: str) -> None:
+    assert callable(TABLES[table][name].load())
+
+
+@pytest.mark.parametrize(
+    ("key", "table"),
+    [
+        ("algorithm.advantage", "ADVANTAGES"),
+        ("algorithm.loss", "POLICY_LOSSES"),
+        ("algorithm.correction.kind", "CORRECTIONS"),
+        ("algorithm.kl.estimator", "KL_ESTIMATORS"),
+        ("dpo.loss", "DPO_LOSSES"),
+        ("dpo.divergence", "DIVERGENCES"),
+    ],
+)
+def test_another_name_is_refused_with_those_that_there_are(key: str, table: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config([f"{key}=no_such"])
+    assert f"{key}: must be one of" in str(caught.value) and "got 'no_such'" in str(caught.value)
+    assert all(name in str(caught.value) for name in TABLES[table])
+
+
+def test_another_verifier_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(ConfigError, match="must be one of arithmetic, math, code, format; got 'no_such'"):
+        load_config(["+reward.verifiers.no_such=1"])

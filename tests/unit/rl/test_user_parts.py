@@ -1,0 +1,106 @@
+"""An advantage, a loss and a filter from a user's file: the numbers are those of the built-in ones that it copies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
+from slurm_rl.config.functions import find_advantage, find_loss
+from slurm_rl.config.load import load_config
+from slurm_rl.config.tables import AdvantageRow, LossRow, Row
+from slurm_rl.errors import ConfigError
+from slurm_rl.math.losses import ClipRange, LossInputs
+from slurm_rl.rl.algorithm.filters import keep_mask
+from slurm_rl.rl.algorithm.policy_loss import compute_loss
+from slurm_rl.rl.algorithm.train_sequences import build_train_sequences, compute_scores
+from tests.unit.rl.batch_kit import make_group
+
+FILE = Path(__file__).parents[1] / "functions" / "my_parts.py"
+INPUTS = LossInputs(
+    logprobs=torch.linspace(-3, -0.1, 8, requires_grad=True),
+    old_logprobs=torch.linspace(-1, -1.5, 8),
+    advantages=torch.tensor([1.0, -1.0] * 4),
+    sequence_ids=torch.zeros(8, dtype=torch.int64),
+    num_sequences=1,
+)
+CLIP = ClipRange(low=0.2, high=0.28, dual=3.0)
+
+
+def write(folder: Path, body: str) -> str:
+    (folder / "my.py").write_text(f"import torch\n{body}\n")
+    return f"{folder}/my.py:f"
+
+
+def test_the_parts_compute_what_the_built_in_ones_do() -> None:
+    rewards, known = torch.rand(5, 4), torch.rand(5, 4) > 0.3
+    mine, ours = find_advantage(f"{FILE}:group_norm"), find_advantage("group_norm")
+    assert torch.equal(compute_scores(mine, rewards, known), compute_scores(ours, rewards, known))
+    found, wanted = (compute_loss(find_loss(name), INPUTS, CLIP) for name in (f"{FILE}:grpo", "grpo"))
+    assert torch.equal(found.loss, wanted.loss) and torch.equal(found.clipped, wanted.clipped)
+    groups = [make_group(0, [1.0, 0.0]), make_group(1, [1.0, 1.0]), make_group(2, [0.0, 0.0])]
+    mine_too = keep_mask(groups, FilterConfig(function=f"{FILE}:keep_signal"))
+    assert mine_too == keep_mask(groups, FilterConfig(zero_variance=True)) == [True, True, False, False, False, False]
+
+
+def test_a_filter_adds_to_the_others_and_keeps_no_failed_reward(tmp_path: Path) -> None:
+    spec = write(tmp_path, "def f(groups, config): return [[True] * len(g.completions) for g in groups]")
+    groups = [make_group(0, [1.0, None]), make_group(1, [1.0, 1.0])]
+    config = FilterConfig(function=spec, zero_variance=True)
+    assert keep_mask(groups, config) == [False, False, False, False]
+    assert keep_mask(groups, FilterConfig(function=spec)) == [True, False, True, True]
+
+
+def test_flags_are_those_of_the_function(tmp_path: Path) -> None:
+    spec = write(tmp_path, "def f(r, k, *, needs_group=True, per_token=True): ...")
+    assert find_advantage(spec) == AdvantageRow(spec, needs_group=True, per_token=True)
+    loss = write(tmp_path, "def f(inputs, clip, *, per_sequence=True): ...")
+    kinds = [
+        load_config(["+exp=demo", "model.dtype=bfloat16", f"algorithm.loss={name}"]).correction_kind
+        for name in (loss, "grpo")
+    ]
+    assert find_loss(loss) == LossRow(loss, per_sequence=True)
+    assert kinds == ["sequence_mask", "token_tis"]
+
+
+def test_an_advantage_per_token_is_a_reward_of_the_last_token(tmp_path: Path) -> None:
+    spec = write(tmp_path, "def f(r, k, *, per_token=True): return torch.where(k, r, 0.0)")
+    groups = [make_group(index, [1.0, 0.5], [3, 5]) for index in range(2)]
+    mine, ours = (
+        build_train_sequences(groups, AlgorithmConfig(advantage=name), None) for name in (spec, "reinforce_pp")
+    )
+    assert [sequence.num_trained for sequence in mine] == [3, 5, 3, 5]
+    assert all(np.array_equal(one.advantages, other.advantages) for one, other in zip(mine, ours, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("returned", "seen"), [("None", "NoneType"), ("r[:1]", r"\[1, 2\]"), ("r / 0", "inf"), ("1.0", "float")]
+)
+def test_scores_of_another_kind_are_refused(returned: str, seen: str, tmp_path: Path) -> None:
+    row = AdvantageRow(write(tmp_path, f"def f(r, k): return {returned}"))
+    with pytest.raises(ConfigError, match=rf"one finite number of each reward, \[3, 2\]; got .*{seen}"):
+        compute_scores(row, torch.ones(3, 2), torch.ones(3, 2, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    "returned", ["None", "inputs.logprobs", "TokenLoss(loss=inputs.logprobs.sum(), clipped=0 * inputs.logprobs)"]
+)
+def test_a_loss_of_another_kind_is_refused(returned: str, tmp_path: Path) -> None:
+    body = f"from slurm_rl.math.losses import TokenLoss\ndef f(inputs, clip): return {returned}"
+    with pytest.raises(ConfigError, match=r"returns slurm_rl\.math\.losses\.TokenLoss.* for \[8\] tokens\. Next: "):
+        compute_loss(LossRow(write(tmp_path, body)), INPUTS, CLIP)
+
+
+def test_a_filter_that_leaves_completions_out_of_its_answer_is_refused(tmp_path: Path) -> None:
+    spec = write(tmp_path, "def f(groups, config): return [[True] for g in groups]")
+    with pytest.raises(ConfigError, match="got 2 answers for 2 groups; there are 4 in 2"):
+        keep_mask([make_group(0, [1.0, 0.0]), make_group(1, [1.0, 0.0])], FilterConfig(function=spec))
+
+
+def test_a_file_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    spec = write(tmp_path, "import no_such_module\ndef f(groups, config): ...")
+    with pytest.raises(ConfigError, match=r"my\.py:f must be importable; got ModuleNotFoundError: .*no_such_module"):
+        Row(spec).load()
