@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from slurm_rl.config.base import Section
 from slurm_rl.config.env_values import no_secrets_in_configs
+from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.functions import with_absolute_files
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reads import check_reads
@@ -123,9 +124,15 @@ def resolve_tree(config: Any) -> dict[str, Any]:
     """Plain dicts and lists of a composed config, with interpolations resolved."""
     from omegaconf import OmegaConf
 
+    # Stays as it is until there is a plan; see external/argv.py.
+    OmegaConf.register_new_resolver("plan", _keep_for_the_plan, replace=True)
     tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
+
+
+def _keep_for_the_plan(*words: object) -> str:
+    return "${plan:" + ",".join(str(word) for word in words) + "}"
 
 
 def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:
@@ -216,6 +223,12 @@ def _unknown_key(key: str) -> ConfigError:
         # Hydra appends to a table such as cluster.env only with a plus.
         entry = key if _is_table(section) else f"{key}.<name>"
         return ConfigError("a table takes new entries one by one", seen=key, action=f"add an entry: +{entry}=<value>")
+    if section == "external" and key not in set(valid_keys()):
+        return ConfigError(
+            f"external has {', '.join(ExternalConfig.model_fields)}, and the program's arguments by their own names",
+            seen=key,
+            action="external.args.<name>=<value>; `python -m slurm_rl --cfg job` shows those of the preset",
+        )
     if key in set(valid_keys()):
         seen = f"{key}, and {section} is null with these groups"
         action = f"choose a group that has {section}"

@@ -241,12 +241,11 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _an_external_task_has_its_program(self) -> RunConfig:
-        wanted = None if self.task in ("grpo", "sft", "rm", "dpo") else self.task
-        found = None if self.external is None else self.external.program
-        if wanted != found:
+        if (self.external is None) != (self.task in ("grpo", "sft", "rm", "dpo")):
+            has, words = ("none", "external=verl") if self.external is None else ("one", "task=command")
             raise ValueError(
-                f"task and external.program must agree; got task={self.task} and external.program={found}. "
-                f"Next: task={found or 'grpo'}" + (f", or +external.program={wanted}" if wanted else "")
+                "the tasks openrlhf, verl, maxtext and command, and they alone, have a section external; got "
+                f"task={self.task} with {has}. Next: {words}, or an experiment that says both"
             )
         return self
 

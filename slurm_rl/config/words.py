@@ -7,20 +7,22 @@ from collections.abc import Sequence
 
 from slurm_rl.errors import ConfigError
 
-GROUPS = ("exp", "network", "cluster", "model", "data", "algorithm", "lora", "reward")
+GROUPS = ("external", "exp", "network", "cluster", "model", "data", "algorithm", "lora", "reward")
 """The groups of conf/config.yaml, in its order, in which Hydra lays them over each other."""
 DEMO = ("exp=demo",)
 """What runs when no words are given."""
 
 
 def normalise_words(words: Sequence[str]) -> list[str]:
-    """Each of our groups without the plus of Hydra's appending; all else as it is.
+    """Each of our groups without the plus of Hydra's appending; any argument of an external program with it.
 
     Raises:
         ConfigError: a group is chosen twice.
 
     >>> normalise_words(["optim.lr=1", "+cluster=h100", "+cluster.env.A=1", "model=hf"])
     ['optim.lr=1', 'cluster=h100', '+cluster.env.A=1', 'model=hf']
+    >>> normalise_words(["external.args.actor.adam.lr=1e-6"])
+    ['++external.args.actor.adam.lr=1e-6']
     """
     chosen: dict[str, str] = {}
     result = []
@@ -36,5 +38,8 @@ def normalise_words(words: Sequence[str]) -> list[str]:
                 )
             chosen[group] = option
             word = f"{group}={option}"
+        elif word.startswith(("external.args.", "external.resume.")):
+            # Presets do not say all arguments that a program has, nor do we know them.
+            word = f"++{word}"
         result.append(word)
     return result

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.export.names import workload_name
-from slurm_rl.external.arguments import ExternalRun
-from slurm_rl.external.build import build_external_argv
+from slurm_rl.external.argv import RunValues, build_external_argv
 
 # How a program in a Pathways job reaches its TPUs: MaxText's tutorial on several hosts.
 _PATHWAYS_ENV = {
@@ -62,7 +61,7 @@ def render_xpk(config: RunConfig, target: XpkTarget, secret_names: Sequence[str]
 
 def build_xpk_argv(config: RunConfig, target: XpkTarget) -> list[str]:
     """The command but for its environment."""
-    if config.external is None or config.external.program != "maxtext":
+    if config.external is None or config.task != "maxtext":
         raise ConfigError(
             "export xpk is for task=maxtext, which runs on TPUs",
             seen=f"task={config.task}",
@@ -74,14 +73,13 @@ def build_xpk_argv(config: RunConfig, target: XpkTarget) -> list[str]:
             seen=str(config.checkpoint.url),
             action="set checkpoint.url=gs://bucket/folder, MaxText's base_output_directory",
         )
-    run = ExternalRun(
-        name=config.name,
+    run = RunValues(
         nodes=config.cluster.num_nodes,
         gpus_per_node=config.cluster.gpus_per_node,
         checkpoints=config.checkpoint.url,
-        output=f"{config.checkpoint.url}/{config.name}/export",
+        export=f"{config.checkpoint.url}/{config.name}/export",
     )
-    command = shlex.join(build_external_argv(config.external, run))
+    command = shlex.join(build_external_argv(config.external, run, resume=False))
     if not command.isprintable():
         raise ConfigError("the command must be one line, which xpk writes into YAML", seen=ascii(command))
     name = workload_name(config.name, "xpk")

@@ -241,17 +241,15 @@ def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
 def _external(config: RunConfig, run_dir: str) -> ExternalPlan | None:
     if config.external is None:
         return None
-    from slurm_rl.external.arguments import ExternalRun
-    from slurm_rl.external.build import build_external_argv
+    from slurm_rl.external.argv import RunValues, build_external_argv
 
-    run = ExternalRun(
-        name=config.name,
+    run = RunValues(
         nodes=config.cluster.num_nodes,
         gpus_per_node=config.cluster.gpus_per_node,
         checkpoints=f"{run_dir}/checkpoints",
-        output=f"{run_dir}/export",
+        export=f"{run_dir}/export",
     )
-    first, later = (build_external_argv(config.external, replace(run, resume=resume)) for resume in (False, True))
+    first, later = (build_external_argv(config.external, run, resume=resume) for resume in (False, True))
     return ExternalPlan(first, later)
 
 

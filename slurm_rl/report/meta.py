@@ -91,7 +91,7 @@ def find_model(config_text: str) -> str:
     except yaml.YAMLError:
         return "unknown"
     if isinstance(config, dict) and config.get("external"):
-        return str(config["external"].get("model") or f"of {config['external']['program']}")
+        return str(config["external"].get("model") or f"of task={config.get('task')}")
     model = config.get("model") if isinstance(config, dict) else None
     if not isinstance(model, dict):
         return "unknown"

@@ -26,9 +26,9 @@ def start_late(cluster: Cluster, folder: Path, experiment: str, num_nodes: int, 
     script.write_text(COUNT)
     program = f"[{quote(sys.executable)},{quote(script)}]"
     line = f"test $(hostname) != {cluster.nodes[num_nodes - 1]} || sleep {late_s}"
-    words = [f"external.argv={program}"] if experiment == "command" else [f"external.start={program}"]
-    words += [f"+exp={experiment}", "+cluster=slurm_cpu", f"run_dir={run}", f"cluster.num_nodes={num_nodes}"]
-    words += ["cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "job.max_failures=0", "ray.dashboard=false"]
+    words = [f"+exp={experiment}", f"external.argv={program}", "+cluster=slurm_cpu", f"run_dir={run}"]
+    words += [f"cluster.num_nodes={num_nodes}", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
+    words += ["job.max_failures=0", "ray.dashboard=false"]
     done = cli(cluster, folder, *words, f'cluster.setup=["{line}"]')
     assert done.returncode == 0, done.stderr
     end = wait_for_end(run, timeout_s=500)

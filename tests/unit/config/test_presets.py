@@ -30,7 +30,7 @@ NEEDED |= {
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_loads(preset: str) -> None:
     group, _, option = preset.partition("/")
-    words = [f"+{group}={option}", *NEEDED.get(preset, []), *([] if group == "exp" else ["+exp=demo"])]
+    words = [f"+{group}={option}", *NEEDED.get(preset, []), *([] if group in ("external", "exp") else ["+exp=demo"])]
     assert load_config(words) == load_config([word.removeprefix("+") for word in reversed(words)])
 
 

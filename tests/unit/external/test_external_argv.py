@@ -1,4 +1,4 @@
-"""Command lines of external trainers, from their common fields."""
+"""Command lines of external trainers, from their own arguments."""
 
 from __future__ import annotations
 
@@ -8,172 +8,145 @@ import pytest
 from pydantic import ValidationError
 
 from slurm_rl.config.external import ExternalConfig
+from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
-from slurm_rl.external.arguments import ExternalRun
-from slurm_rl.external.build import build_external_argv
+from slurm_rl.external.argv import RunValues, build_external_argv
 
-RUN = ExternalRun(name="r1", nodes=2, gpus_per_node=8, checkpoints="/run/ckpt", output="/run/out")
-
-
-def build(run: ExternalRun = RUN, **fields: Any) -> tuple[str, ...]:
-    return build_external_argv(ExternalConfig.model_validate(fields), run)
+RUN = RunValues(nodes=2, gpus_per_node=8, checkpoints="/run/ckpt", export="/run/out")
+PRESETS = ["openrlhf", "openrlhf_flat", "verl", "maxtext"]
 
 
-def value(argv: tuple[str, ...], flag: str) -> str:
-    return argv[argv.index(flag) + 1]
+def build(run: RunValues = RUN, **fields: Any) -> list[str]:
+    """What comes behind the program's name, in a later attempt."""
+    config = ExternalConfig.model_validate({"argv": ["program"], **fields})
+    first, *words = build_external_argv(config, run, resume=True)
+    assert first == config.argv[0]
+    return words
 
 
-def again(**fields: Any) -> ExternalRun:
-    return ExternalRun(**{**vars(RUN), "resume": True, **fields})
+def compose(*words: str, run: RunValues = RUN, resume: bool = False) -> list[str]:
+    config = load_config(["+cluster=nvidia_a100", *words])
+    assert config.external is not None
+    return list(build_external_argv(config.external, run, resume=resume))
 
 
-def test_openrlhf_in_both_styles() -> None:
-    fields: dict[str, Any] = {
-        "program": "openrlhf",
-        "model": "m",
-        "advantage": "grpo",
-        "reward_url": "http://h/get_reward",
-        "lr": 5e-7,
-        "kl_in_loss": True,
-        "max_prompt_tokens": 100,
-        "max_response_tokens": 28,
-    }
-    new, old = build(**fields), build(**fields, flags="flat")
-    assert new[:3] == old[:3] == ("python3", "-m", "openrlhf.cli.train_ppo_ray")
-    assert value(new, "--algo.advantage.estimator") == value(old, "--advantage_estimator") == "group_norm"
-    assert value(new, "--actor.adam.lr") == value(old, "--actor_learning_rate") == "5e-07"
-    assert "--algo.kl.use_loss" in new and "--use_kl_loss" in old
-    assert value(new, "--data.max_len") == "128" and value(old, "--prompt_max_len") == "100"
-    assert value(old, "--generate_max_len") == "28"
-    # Two nodes of eight, all shared: the actor on all, an engine on each GPU, no critic, no reward model.
-    assert (value(new, "--actor.num_nodes"), value(new, "--actor.num_gpus_per_node")) == ("2", "8")
-    assert value(new, "--vllm.num_engines") == "16"
-    assert not [word for word in new if word.startswith(("--critic.", "--reward.num"))]
+def test_arguments_are_written_as_flags_or_overrides() -> None:
+    args = {"a": {"b": 5e-7, "c": True, "d": False}, "e": [0.9, "x"], "f": None, "g": "x y"}
+    assert build(args=args) == ["--a.b", "5e-07", "--a.c", "--e", "0.9", "x", "--g", "x y"]
+    assert build(args=args, style="overrides") == ["a.b=5e-07", "a.c=True", "a.d=False", "e=[0.9,x]", 'g="x y"']
+    odd = {"+a": {"b": "x y,{z}"}, "f": 'say "it"'}
+    assert build(args=odd, style="overrides") == ['+a.b="x y,{z}"', 'f="say \\"it\\""']
 
 
-def test_openrlhf_splits_the_gpus_by_pairs() -> None:
-    argv = build(
-        program="openrlhf",
-        colocate="pairs",
-        advantage="gae",
-        reward_model="rm",
-        gpus={"actor": 4, "critic": 4},
-        engines=4,
-        tensor_parallel=2,
-    )
-    assert {value(argv, f"--{role}.num_gpus_per_node") for role in ("actor", "ref", "critic", "reward")} == {"4"}
-    assert "--train.colocate_actor_ref" in argv and "--train.colocate_critic_reward" in argv
-    with pytest.raises(ConfigError, match=r"must fit the 16 GPUs of 2 x 8; got 18 needed"):
-        build(program="openrlhf", colocate="pairs", reward_model="rm", gpus={"actor": 5, "critic": 5}, engines=8)
-    with pytest.raises(ConfigError, match=r"gpus\.actor must be a multiple of cluster\.gpus_per_node = 8"):
-        build(program="openrlhf", reward_url="u", advantage="grpo", gpus={"actor": 12})
-
-
-@pytest.mark.parametrize(("nodes", "quarter"), [(1, 2), (2, 4), (4, 8)])
-def test_openrlhf_gets_its_shares_of_what_there_is(nodes: int, quarter: int) -> None:
-    fields: dict[str, Any] = {"program": "openrlhf", "colocate": "pairs", "reward_model": "rm", "tensor_parallel": 2}
-    argv = build(again(nodes=nodes, resume=False), **fields, advantage="gae")
-    assert {value(argv, f"--{role}.num_gpus_per_node") for role in ("actor", "ref", "critic", "reward")} == {
-        str(quarter)
-    }
-    assert value(argv, "--vllm.num_engines") == str(quarter)
-
-
-def test_verl_counts_a_batch_in_prompts() -> None:
-    argv = build(program="verl", advantage="grpo", samples_per_prompt=4, train_batch_size=128, micro_batch_size=2)
-    assert "actor_rollout_ref.actor.ppo_mini_batch_size=32" in argv
-    assert {"trainer.nnodes=2", "trainer.n_gpus_per_node=8", "algorithm.adv_estimator=grpo"} <= set(argv)
-    assert not [word for word in argv if word.startswith("critic.")]
-    with pytest.raises(ConfigError, match=r"multiple of samples_per_prompt.*got 10 and 4.*train_batch_size=8"):
-        build(program="verl", samples_per_prompt=4, train_batch_size=10)
-
-
-def test_verl_puts_kl_into_the_loss_or_the_reward() -> None:
-    loss = build(program="verl", kl_coefficient=0.001, kl_in_loss=True, kl_estimator="k3")
-    reward = build(program="verl", kl_coefficient=0.001)
-    actor = "actor_rollout_ref.actor"
-    assert {f"{actor}.use_kl_loss=True", f"{actor}.kl_loss_coef=0.001", f"{actor}.kl_loss_type=low_var_kl"} <= set(loss)
-    assert {"algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.kl_coef=0.001"} <= set(reward)
-    assert f"{actor}.use_kl_loss=True" not in reward
-    with pytest.raises(ConfigError, match="verl has no KL by default"):
-        build(program="verl", kl_in_loss=True)
-
-
-def test_maxtext_in_both_styles() -> None:
-    fields: dict[str, Any] = {"program": "maxtext", "model": "llama3.1-70b", "policy_loss": "gspo"}
-    assert "rl.loss_algo=gspo-token" in build(**fields)
-    assert "loss_algo=gspo-token" in build(**fields, flags="flat")
-    assert {"run_name=r1", "base_output_directory=/run/ckpt", "model_name=llama3.1-70b"} <= set(build(**fields))
-
-
-def test_a_command_is_run_as_given() -> None:
-    words = ("python3", "my.py", "--lr", "1e-6", "a b", "x=$HOME")
-    assert build(program="command", argv=words) == words
-    with pytest.raises(ConfigError, match=r"external\.lr must be null for command"):
-        build(program="command", argv=words, lr=1e-6)
-    with pytest.raises(ValidationError, match="argv must name a program"):
-        ExternalConfig()
+def test_the_plan_fills_in_what_it_alone_knows() -> None:
+    args = {"n": "${plan:nodes}", "g": "${plan:gpus}", "c": "file://${plan:checkpoints}/x", "l": ["${plan:export}", 1]}
+    assert build(args=args, style="overrides") == ["n=2", "g=16", 'c="file:///run/ckpt/x"', "l=[/run/out,1]"]
+    config = ExternalConfig(argv=("torchrun", "--nproc-per-node=${plan:gpus_per_node}"))
+    assert build_external_argv(config, RUN, resume=False) == ("torchrun", "--nproc-per-node=8")
 
 
 @pytest.mark.parametrize(
-    ("program", "first", "later"),
+    ("nodes", "quarter"), [(1, ["1", "2", "2"]), (2, ["1", "4", "4"]), (4, ["1", "8", "8"]), (8, ["2", "8", "16"])]
+)
+def test_a_part_of_the_gpus_is_within_a_node_or_of_whole_nodes(nodes: int, quarter: list[str]) -> None:
+    args = {name: f"${{plan:{name},4}}" for name in ("nodes", "gpus_per_node", "gpus")}
+    run = RunValues(nodes=nodes, gpus_per_node=8, checkpoints="", export="")
+    assert build(run, args=args)[1::2] == quarter
+
+
+@pytest.mark.parametrize(("nodes", "gpus_per_node"), [(1, 2), (3, 2), (6, 8)])
+def test_gpus_that_do_not_divide_are_refused_with_both_numbers(nodes: int, gpus_per_node: int) -> None:
+    run = RunValues(nodes=nodes, gpus_per_node=gpus_per_node, checkpoints="", export="")
+    with pytest.raises(ConfigError, match=rf"{nodes} x {gpus_per_node} GPUs must divide into 4 equal parts"):
+        build(run, args={"a": "${plan:gpus,4}"})
+
+
+def test_a_cluster_without_gpus_has_parts_of_none() -> None:
+    run = RunValues(nodes=4, gpus_per_node=0, checkpoints="", export="")
+    assert build(run, args={"n": "${plan:nodes,4}", "g": "${plan:gpus,4}"}, style="overrides") == ["n=1", "g=0"]
+
+
+@pytest.mark.parametrize(
+    "text", ["${plan:gpu}", "${plan:}", "${plan:checkpoints,4}", "${plan:gpus,0}", "${plan:gpus,x}"]
+)
+def test_what_the_plan_does_not_know_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"must ask for nodes, .* got \$\{plan:"):
+        build(args={"a": text})
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_an_override_reaches_every_argument_said_or_not(preset: str) -> None:
+    before = compose(f"external={preset}", "external.args.no.such_flag=3")
+    assert {"--no.such_flag", "no.such_flag=3"} & set(before)
+    # The presets alone say all that the run around the program needs.
+    assert any("/run/ckpt" in word for word in before)
+
+
+def test_an_override_wins_over_the_preset() -> None:
+    words = ["exp=openrlhf_ppo_llama3_8b", "external.args.actor.adam.lr=1e-3", "external.args.ds.zero_stage=null"]
+    argv = compose(*words, "external.model=org/m", "external.args.actor.num_nodes=1")
+    assert argv[argv.index("--actor.adam.lr") + 1] == "0.001" and "5e-07" not in argv
+    assert "--ds.zero_stage" not in argv and argv[argv.index("--actor.model_name_or_path") + 1] == "org/m"
+    assert argv.count("--actor.num_nodes") == 1
+
+
+@pytest.mark.parametrize(
+    ("preset", "first", "later"),
     [
         ("openrlhf", None, "--ckpt.load_enable"),
+        ("openrlhf_flat", None, "--load_checkpoint"),
         ("verl", "trainer.resume_mode=disable", "trainer.resume_mode=auto"),
     ],
 )
-def test_a_later_attempt_resumes(program: str, first: str | None, later: str) -> None:
-    fields: dict[str, Any] = {"program": program, "advantage": "grpo"}
-    assert later in build(again(), **fields) and later not in build(**fields)
-    assert first is None or first in build(**fields)
+def test_a_later_attempt_resumes(preset: str, first: str | None, later: str) -> None:
+    argv, again = compose(f"external={preset}"), compose(f"external={preset}", resume=True)
+    assert later in again and later not in argv
+    assert first is None or (first in argv and first not in again)
 
 
-def test_own_settings_pass_through_over_ours() -> None:
-    args = {"ds.packing_samples": True, "actor.adam.lr": 1e-5, "ds.zero_stage": None, "critic.adam.betas": [0.9, 0.95]}
-    argv = build(program="openrlhf", lr=5e-7, zero_stage=3, args=args, argv=["--use_ms"])
-    assert "--ds.packing_samples" in argv and argv[-1] == "--use_ms"
-    assert value(argv, "--actor.adam.lr") == "1e-05" and "--ds.zero_stage" not in argv
-    at = argv.index("--critic.adam.betas")
-    assert argv[at + 1 : at + 3] == ("0.9", "0.95")
-    odd = build(program="verl", args={"+a.b": "x y,{z}", "c": [1, "d"], "e": False, "f": 'say "it"'})
-    assert odd[-4:] == ('+a.b="x y,{z}"', "c=[1,d]", "e=False", 'f="say \\"it\\""')
+def test_a_command_is_run_as_given() -> None:
+    words = ["my.py", "--lr", "1e-6", "a b", "x=$HOME", "f'{name}'"]
+    assert build(argv=["python3", *words]) == words
+    with pytest.raises(ValidationError, match="argv"):
+        ExternalConfig.model_validate({"argv": []})
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"program": "verl", "label_key": "answer"}, r"external\.label_key must be null for verl"),
-        ({"program": "maxtext", "critic_lr": 1e-5}, r"external\.critic_lr must be null for maxtext"),
-        ({"program": "openrlhf", "method": "dpo", "temperature": 1.0}, r"null for openrlhf \(dpo\)"),
-        ({"program": "verl", "advantage": "dr_grpo"}, "must be one of gae, grpo, rloo"),
-        ({"program": "maxtext", "advantage": "gae"}, "must be one of grpo for maxtext"),
-        ({"program": "openrlhf", "flags": "flat", "policy_loss": "gspo"}, "must be one of ppo"),
-        ({"program": "openrlhf", "max_prompt_tokens": 8}, r"max_response_tokens must be set"),
-    ],
-)
-def test_a_field_without_an_argument_is_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        build(**fields)
+def test_an_argument_with_dots_and_as_a_tree_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"must be said once.*got a\.b, with dots and as a tree"):
+        build(args={"a.b": 1, "a": {"b": 2}})
+
+
+def test_a_key_of_the_former_mapping_says_where_it_went() -> None:
+    with pytest.raises(ConfigError, match=r"own names; got external\.lr\. Next: external\.args\.<name>=<value>"):
+        load_config(["+cluster=nvidia_a100", "exp=verl_ppo_gsm8k", "external.lr=1e-6"])
+    with pytest.raises(ConfigError, match=r"own names; got external\.program\. Next: external\.args"):
+        load_config(["+cluster=nvidia_a100", "external=verl", "+external.program=verl"])
+
+
+def test_a_task_has_its_section_and_no_other_has_one() -> None:
+    with pytest.raises(ConfigError, match=r"got task=verl with none\. Next: external=verl"):
+        load_config(["task=verl"])
+    with pytest.raises(ConfigError, match=r"got task=grpo with one\. Next: task=command"):
+        load_config(["external=verl", "task=grpo"])
+
+
+def test_torchrun_alone_on_the_head_node_takes_one_node() -> None:
+    with pytest.raises(ConfigError, match=r"num_nodes must be 1 for torchrun --standalone.* got 2"):
+        compose("exp=openrlhf_dpo_llama3_8b")
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"program": "openrlhf", "args": {"logger.wandb.key": "canary"}},
-        {"program": "openrlhf", "flags": "flat", "args": {"use_wandb": "canary"}},
-        {"program": "maxtext", "args": {"hf_access_token": "canary"}},
-        {"program": "maxtext", "argv": ["hf_access_token=canary"]},
-        {"program": "command", "argv": ["x", "--use_wandb", "canary"]},
+        {"args": {"logger": {"wandb": {"key": "canary"}}}},
+        {"args": {"use_wandb": "canary"}},
+        {"resume": {"use_wandb": "canary"}},
+        {"args": {"hf_access_token": "canary"}, "style": "overrides"},
+        {"argv": ["x", "hf_access_token=canary"]},
+        {"argv": ["x", "--use_wandb", "canary"]},
     ],
 )
 def test_a_secret_is_no_argument(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="every user of a node can read command lines") as caught:
         build(**fields)
     assert "canary" not in str(caught.value)
-
-
-def test_wandb_is_switched_on_without_its_key() -> None:
-    argv = build(program="openrlhf", wandb_project="p")
-    assert value(argv, "--logger.wandb.key") == "from-environment" and value(argv, "--logger.wandb.project") == "p"
-    assert "trainer.logger=[console,wandb]" in build(program="verl", wandb_project="p")
-    assert "trainer.logger=[console]" in build(program="verl")

@@ -142,8 +142,8 @@ def test_wall_time_leaves_the_queue_out() -> None:
     [
         ("model: {path: org/m}", "org/m"),
         ("model: {path: null, tiny: {num_layers: 3, hidden_size: 128}}", "built for this run (3 layers, width 128)"),
-        ("model: {path: null}\nexternal: {program: verl, model: org/m}", "org/m"),
-        ("model: {path: null}\nexternal: {program: command}", "of command"),
+        ("model: {path: null}\nexternal: {argv: [x], model: org/m}", "org/m"),
+        ("task: command\nexternal: {argv: [x], model: null}", "of task=command"),
         ("", "unknown"),
         ("model: [", "unknown"),
     ],
