@@ -1,7 +1,7 @@
 """Images: from a recipe to a file that the site's container runtime starts. Standard library alone.
 
     recipe + extras --engine (podman, docker, buildah)--> image in the engine's store
-        --enroot, or mksquashfs--> .sqsh for pyxis      --apptainer--> .sif
+        --mksquashfs--> .sqsh for pyxis      --apptainer--> .sif
 
 `make.py` is the way from end to end; the other files are one step each.
 """

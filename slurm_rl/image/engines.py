@@ -42,8 +42,6 @@ class Podman:
     """podman, and with the same words docker."""
 
     program = "podman"
-    enroot_scheme: str | None = "podman"
-    """What `enroot import` calls the engine's store; None where enroot cannot read it."""
 
     def build(self, recipe: Recipe, context: Path, tag: str, label: str, extra: Sequence[str]) -> None:
         """Build the recipe in `context` and tag it."""
@@ -88,7 +86,6 @@ class Podman:
 
 class Docker(Podman):
     program = "docker"
-    enroot_scheme = "dockerd"
 
     def save(self, ref: str, path: Path) -> None:
         run_tool([self.program, "save", f"--output={path}", ref])
@@ -98,7 +95,6 @@ class Buildah(Podman):
     """buildah alone: it has no containers that run, but a file system to look into."""
 
     program = "buildah"
-    enroot_scheme = None
 
     def inspect(self, ref: str) -> ImageConfig | None:
         done = ask_tool([self.program, "inspect", "--type=image", ref])

@@ -49,14 +49,13 @@ def write_beside(path: Path) -> Iterator[Path]:
 
 
 def make_sqsh(source: Source, path: Path) -> None:
-    """A .sqsh as pyxis takes it: by enroot where it is and can read the engine's store, else by mksquashfs."""
-    scheme = source.engine and source.engine.enroot_scheme
-    with write_beside(path) as beside:
-        if scheme and shutil.which("enroot"):
-            run_tool(["enroot", "import", f"--output={beside}", f"{scheme}://{source.ref}"], grows=beside)
-            return
-        with _unpacked(source) as root:
-            run_tool(mksquashfs_argv(root, beside, len(os.sched_getaffinity(0))), grows=beside)
+    """A .sqsh as pyxis takes it.
+
+    Not by `enroot import podman://`: it refuses images without CMD and ENTRYPOINT, needs mksquashfs itself, and
+    leaves its container in podman's store.
+    """
+    with write_beside(path) as beside, _unpacked(source) as root:
+        run_tool(mksquashfs_argv(root, beside, len(os.sched_getaffinity(0))), grows=beside)
 
 
 def mksquashfs_argv(root: Path, out: Path, num_threads: int) -> list[str]:
@@ -98,21 +97,19 @@ def enroot_uri(ref: str) -> str:
     return f"docker://{registry}#{rest}" if is_host else f"docker://{ref}"
 
 
-def check_maker(runtime: str, engine: Podman | None) -> None:
+def check_maker(runtime: str) -> None:
     """Before minutes of building: is the program there that makes the file at the end?
 
     Raises:
         ConfigError: it is not; names what to install.
     """
-    if runtime == "pyxis":
-        by_enroot = engine is not None and engine.enroot_scheme and shutil.which("enroot")
-        if not by_enroot and shutil.which("mksquashfs") is None:
-            raise ConfigError(
-                "a .sqsh is made by enroot or by mksquashfs",
-                seen="neither is on PATH",
-                action="install squashfs-tools, or build on a node that has enroot",
-            )
-    elif runtime == "apptainer" and shutil.which("apptainer") is None:
+    if runtime == "pyxis" and shutil.which("mksquashfs") is None:
+        raise ConfigError(
+            "a .sqsh is made by mksquashfs",
+            seen="it is not on PATH",
+            action="install squashfs-tools, or build on a node that has enroot, which brings it",
+        )
+    if runtime == "apptainer" and shutil.which("apptainer") is None:
         raise ConfigError(
             "a .sif is made by apptainer",
             seen="it is not on PATH",

@@ -69,7 +69,7 @@ def build_image(target: Target, recipe: Recipe, how: How) -> bool:
         if _is_made(target, source_hash) and not how.force:
             return False
         engine = choose_engine(how.engine)
-        formats.check_maker(target.runtime, engine)
+        formats.check_maker(target.runtime)
         tag = f"localhost/slurm_rl-{recipe.name}:{source_hash[:12]}" if target.path else target.image
         if how.force or not _is_in_store(engine, tag, source_hash):
             engine.build(recipe, context, tag, source_hash, how.engine_args)
@@ -101,7 +101,7 @@ def import_image(target: Target, ref: str, how: How) -> bool:
         return False
     facts = {"from": ref}
     if is_tar and target.path is not None:
-        formats.check_maker(target.runtime, None)
+        formats.check_maker(target.runtime)
         _make_file(target, Source(None, ref), source_hash, facts)
         return True
     if target.runtime == "pyxis" and target.path is not None and shutil.which("enroot") and how.engine is None:
@@ -109,7 +109,7 @@ def import_image(target: Target, ref: str, how: How) -> bool:
         _write_manifest(target.path, source_hash, facts | {"made_by": "enroot"}, None)
         return True
     engine = choose_engine(how.engine)
-    formats.check_maker(target.runtime, engine)
+    formats.check_maker(target.runtime)
     if target.path is None:
         if _is_in_store(engine, target.image, source_hash) and not how.force:
             return False

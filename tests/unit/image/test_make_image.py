@@ -80,6 +80,8 @@ def test_build_for_pyxis_by_mksquashfs_and_twice_is_once(
     programs: Programs, shared: Path, tmp_path: Path, name: str
 ) -> None:
     programs.add(name, engine_body())
+    # It would refuse an image without CMD, and leave a container behind.
+    programs.add("enroot", "sys.exit('no')")
     programs.add(
         "mksquashfs", f"assert Path(argv[0], 'etc/environment').read_text() == 'A=b\\n'\n{writes(sqsh(500), 'argv[1]')}"
     )
@@ -102,16 +104,6 @@ def test_build_for_pyxis_by_mksquashfs_and_twice_is_once(
     assert build_image(target, Recipe("cpu", {"BASE": "x"}), How())
     (shared / "rl.sqsh").write_bytes(sqsh(500)[:400])
     assert build_image(target, Recipe("cpu", {"BASE": "x"}), How())
-
-
-def test_enroot_imports_from_the_store_of_the_engine(programs: Programs, shared: Path) -> None:
-    for name, scheme in (("podman", "podman"), ("docker", "dockerd")):
-        programs.add(name, engine_body())
-        programs.add("enroot", writes(sqsh(500), "out('output')"))
-        assert build_image(Target("pyxis", str(shared / "rl.sqsh")), Recipe("cpu"), How(engine=name, force=True))
-        last = [call for call in programs.calls() if call.startswith("enroot")][-1]
-        assert last.startswith(f"enroot import --output={shared}/.rl.sqsh.")
-        assert f" {scheme}://localhost/slurm_rl-cpu:" in last
 
 
 @pytest.mark.parametrize(
