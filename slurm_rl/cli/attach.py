@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.live import load_live
@@ -27,12 +27,14 @@ def run(words: list[str]) -> int:
         raise ConfigError(
             "attach goes to machines of ours", seen=f"a run on {plan.address}", action="kubectl exec, or its provider's"
         )
+    record = find_agent(plan, attempt, told.flags.node)
     found = build_attach(
         plan,
         told.command or ["/bin/bash"],
         job_key=str(read_json(attempt.start)["job"]),
         attempt=attempt.number,
-        host=find_host(plan, attempt, told.flags.node),
+        host=None if plan.launcher == "local" else str(record["host"]),
+        pid=int(record["pid"]),
         env=ray_environment(directory, attempt),
         user=(os.getuid(), os.getgid()),
         tty=sys.stdin.isatty(),
@@ -40,24 +42,22 @@ def run(words: list[str]) -> int:
     become(found.argv, found.env)
 
 
-def find_host(plan: JobPlan, attempt: AttemptDir, node: int) -> str | None:
-    """Name of the node of this rank; None where it is this machine.
+def find_agent(plan: JobPlan, attempt: AttemptDir, node: int) -> dict[str, Any]:
+    """What the agent of this rank wrote of itself.
 
     Raises:
         ConfigError: the run has no such node, or it is not up yet.
     """
     if not 0 <= node < plan.num_nodes:
         raise ConfigError("--node must be the rank of a node", seen=node, action=f"0 to {plan.num_nodes - 1}")
-    if plan.launcher == "local":
-        return None
     record = read_record(attempt, node)
-    if "host" not in record:
+    if "pid" not in record:
         raise ConfigError("the node must be up", seen=f"no record of node {node} in {attempt.path}", action="wait")
-    return str(record["host"])
+    return record
 
 
 def ray_environment(run: RunDir, attempt: AttemptDir) -> dict[str, str]:
-    """What `ray status` and a driver need; the token by the name of its file. Empty without Ray."""
+    """What a driver needs, and `ray.init("auto")`; the token by the name of its file. Empty without Ray."""
     token = token_file(run, attempt.number)
     if not token.is_file() or not attempt.head.is_file():
         return {}

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.cli.common import compose_run
-from slurm_rl.image.judge import render_versions
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.judge import render_versions
 from slurm_rl.plan.sbatch import sbatch_argv
 from slurm_rl.plan.step import with_host_setup, wrap_report
 from slurm_rl.slurm.image_check import check_image
@@ -36,23 +36,22 @@ def run_check(words: list[str], *, config_dir: str | None, timeout_s: float) -> 
     folder = Path(tempfile.mkdtemp(prefix=".image-check-", dir=root))
     try:
         snapshot_code(folder / "code")
-        reports = _ask(plan, folder, timeout_s)
+        report = _ask(plan, folder, timeout_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    for host, report in reports.items():
-        print(f"image   {plan.container['image'] or 'no container'} on {report.get('host', host)}: as expected")
-        print(render_versions(report["versions"], plan.expected))
+    print(f"image   {plan.container['image'] or 'no container'} on {report['host']}: as expected")
+    print(render_versions(report["versions"], plan.expected))
     return 0
 
 
-def _ask(plan: JobPlan, folder: Path, timeout_s: float) -> dict[str, dict[str, Any]]:
+def _ask(plan: JobPlan, folder: Path, timeout_s: float) -> dict[str, Any]:
     wrapped = wrap_report(plan, str(folder), f"srl-check-{secrets.token_hex(4)}", (os.getuid(), os.getgid()))
     argv = with_host_setup(plan, wrapped.argv)
     if plan.launcher == "slurm":
         print("image   waiting for a node", file=sys.stderr, flush=True)
         argv = [*srun_of_its_own(plan, timeout_s), *wrapped.srun_args, *argv]
     env = agent_environment(plan, os.environ, wrapped)
-    return check_image(plan, argv, env, ["a node"], timeout_s=timeout_s)
+    return check_image(plan, argv, env, timeout_s=timeout_s)
 
 
 def srun_of_its_own(plan: JobPlan, timeout_s: float) -> list[str]:

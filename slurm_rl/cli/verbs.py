@@ -196,7 +196,7 @@ VERBS = {
     "attach": Verb(
         "a shell on a node of a running run, in its container (--node, -- command)",
         "[run] [-- command]",
-        "attach --node 1 -- ray status",
+        "attach --node 1 -- nvidia-smi",
         (flag("--node", type=int, default=0, metavar="RANK", help="0, the head, by default"),),
         details=_RUN,
         takes_command=True,

@@ -150,7 +150,8 @@ class ClusterConfig(Section):
     run_root: OneLine = "runs"
     """Folder for run directories; every node must see it."""
     tmp_root: OneLine = "/tmp"
-    """Node-local folder for sockets and spills; short, since a Unix socket's path holds 107 bytes."""
+    """Node-local folder for sockets and spills, mounted into containers; short, since a Unix socket's path holds 107
+    bytes."""
     python: OneLine | None = None
     """Python on the nodes; null: the one running now, or in a container python3."""
     network_interface: OneLine | None = None

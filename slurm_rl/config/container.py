@@ -52,8 +52,8 @@ class ContainerConfig(Section):
     image: str | None = None
     """Path of a .sqsh (pyxis) or .sif (apptainer) that every node sees, or a reference as the runtime writes it."""
     mounts: tuple[Annotated[MountConfig, BeforeValidator(_parse_mount)], ...] = ()
-    """`source:target[:ro]`, `source` for the same path inside, or source, target and read_only. The run directory and
-    the code come by themselves; the home directory does not."""
+    """`source:target[:ro]`, `source` for the same path inside, or source, target and read_only. The run directory,
+    the code and cluster.tmp_root come by themselves; the home directory does not."""
     workdir: str | None = None
     """Where processes start; null leaves it to the image."""
     shm_size_gb: PositiveInt | None = None

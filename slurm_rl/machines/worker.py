@@ -18,7 +18,7 @@ from types import FrameType
 from typing import Any
 
 from slurm_rl import __version__
-from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.errors import BringUpError, ConfigError, SlurmRLError
 from slurm_rl.jsonl import RowTail
 from slurm_rl.machines.hub import BEAT_S, SILENCE_S
 from slurm_rl.machines.link import Link, LinkClosed
@@ -244,10 +244,10 @@ class Worker:
                 # It then has nobody who would tell it to leave, and looks for the head itself.
                 death_signal=signal.SIGTERM,
             )
-        except BringUpError as error:
+        except SlurmRLError as error:
             rank = self._place.rank
             record = {"host": socket.gethostname(), "rank": rank, "state": "ended", "error": str(error)}
-            write_json(self._attempt.node(rank), record)
+            write_json(self._attempt.node(rank), record | {"exit_code": error.exit_code})
             self._tell_end(EXIT_NOT_STARTED)
 
     def _pass_on_notice(self) -> None:

@@ -20,7 +20,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -31,6 +30,7 @@ from slurm_rl.node.discovery import Flags, NodeRole, discover_role
 from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
 from slurm_rl.node.joined import start_waiting
+from slurm_rl.node.own_image import check_own_image, check_same_image
 from slurm_rl.node.ports import PortPlan, choose_ports
 from slurm_rl.node.private_folder import make_private_folder
 from slurm_rl.node.processes import attempt_mark, become_subreaper, end_marked, start_child, write_into
@@ -44,6 +44,7 @@ from slurm_rl.node.ray_cluster import (
 )
 from slurm_rl.node.rendezvous import (
     HeadRecord,
+    comes_true,
     is_port_open,
     own_address,
     publish_head,
@@ -52,6 +53,7 @@ from slurm_rl.node.rendezvous import (
 )
 from slurm_rl.node.torchrun import RankSignals, judge_torchrun, start_torchrun
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
+from slurm_rl.plan.judge import Versions
 from slurm_rl.plan.task import Rendezvous
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
 
@@ -62,8 +64,6 @@ _GRACE_S = 2.0
 _SHORT_GRACE_S = 1.0
 # Between two looks whether the run is still this attempt's; the others follow the head.
 _LEASE_S = 5.0
-# Between two processes that end for the same reason.
-_SAME_CAUSE_S = 1.5
 
 
 class Leaving(SlurmRLError):
@@ -83,6 +83,7 @@ class NodeAgent:
         self.look_at = 0.0
         self.driver: subprocess.Popen[bytes] | None = None
         self.ray: subprocess.Popen[bytes] | None = None
+        self.versions: Versions | None = None
         self.time_to_leave_s = time_to_leave(attempt)
         self.tmp_dir = ray_tmp_dir(plan, attempt.number)
         self.mark = attempt_mark(run, role.job_key, attempt.number, role.rank)
@@ -102,7 +103,7 @@ class NodeAgent:
         except Leaving as why:
             say(f"leaving: {why}")
         except SlurmRLError as error:
-            self.record["error"] = str(error)
+            self.record |= {"error": str(error), "exit_code": error.exit_code}
             say(f"{type(error).__name__}: {error}")
             append_event(self.run_dir, "node/failed", attempt=self.attempt.number, host=self.host, cause=str(error))
         finally:
@@ -112,6 +113,7 @@ class NodeAgent:
 
     def _run(self) -> int:
         deadline = time.monotonic() + self.plan.limits.start_timeout_s
+        self.versions = check_own_image(self.plan)
         ports = choose_ports(self.role.job_key, self.attempt.number)
         remove_older_tmp_dirs(self.tmp_dir)
         make_private_folder(self.tmp_dir)
@@ -126,7 +128,7 @@ class NodeAgent:
         ip = self._head_ip()
         self.ray = self._start_ray(ip, ports, env, head=None)
         wait_for_port(ip, ports.gcs, deadline, self._bring_up_is_over, what="Ray's GCS")
-        head = HeadRecord(self.host, ip, ports.gcs, os.getpid())
+        head = HeadRecord(self.host, ip, ports.gcs, os.getpid(), self.versions)
         publish_head(self.attempt, head)
         append_event(self.run_dir, "ray/head_ready", attempt=self.attempt.number, host=self.host)
         driver_env = {**env, "RAY_ADDRESS": head.address, "SLURM_RL_MASTER_PORT": str(ports.rendezvous)}
@@ -144,7 +146,7 @@ class NodeAgent:
             self._check_terminated()
             time.sleep(POLL_S)
         # A driver that lost its Ray dies of that; the cause is Ray's.
-        if not self.attempt.outcome.is_file() and self._comes_true(self._ray_has_ended):
+        if not self.attempt.outcome.is_file() and comes_true(self._ray_has_ended):
             self._check_ray("the head node")
         check_driver_end(self.attempt, self.driver.returncode)
         return exit_status(self.driver.returncode)
@@ -163,12 +165,12 @@ class NodeAgent:
         append_event(self.run_dir, "ray/cluster_ready", attempt=self.attempt.number, nodes=self.plan.num_nodes)
 
     def _run_worker(self, ports: PortPlan, env: dict[str, str], deadline: float) -> int:
-        head = wait_for_head(self.attempt, deadline, self._bring_up_is_over)
+        head = self._meet_head(deadline)
         wait_for_port(head.ip, head.port, deadline, self._is_too_late_to_join, what="the head's Ray (GCS)")
         self.ray = self._start_ray(own_address(head.ip), ports, env, head=head)
         self._write_record(state="running")
         while not self._head_has_ended():
-            if self._ray_has_ended() and self._comes_true(self._head_has_ended):
+            if self._ray_has_ended() and comes_true(self._head_has_ended):
                 break
             self._check_ray("a worker node")
             self._check_terminated()
@@ -177,17 +179,22 @@ class NodeAgent:
             time.sleep(POLL_S)
         return 0
 
+    def _meet_head(self, deadline: float) -> HeadRecord:
+        head = wait_for_head(self.attempt, deadline, self._bring_up_is_over)
+        check_same_image(head, self.host, self.versions)
+        return head
+
     def _head_ip(self) -> str:
         # As the others reach this node: the name of the last of them, or loopback where there is no other.
         return own_address(self.role.hosts[-1] if self.role.num_nodes > 1 else "localhost")
 
     def _run_torchrun(self, ports: PortPlan, env: dict[str, str], deadline: float, num_ranks: int) -> int:
         if self.role.is_head:
-            head = HeadRecord(self.host, self._head_ip(), ports.rendezvous, os.getpid())
+            head = HeadRecord(self.host, self._head_ip(), ports.rendezvous, os.getpid(), self.versions)
             # Before the store listens: the others import torch meanwhile, and wait for it themselves.
             publish_head(self.attempt, head)
         else:
-            head = wait_for_head(self.attempt, deadline, self._bring_up_is_over)
+            head = self._meet_head(deadline)
         meet = Rendezvous(head.ip, head.port, self.plan.limits.start_timeout_s)
         self.driver = start_torchrun(self.plan, self.attempt, self.role, meet, env)
         if self.role.is_head:
@@ -198,7 +205,7 @@ class NodeAgent:
             if self.stopped_at and not ranks.is_done:
                 ranks.tell(self.driver, self.stopped_at)
             self._check_terminated()
-            if not self.role.is_head and self._head_has_ended() and not self._comes_true(self._torchrun_has_ended):
+            if not self.role.is_head and self._head_has_ended() and not comes_true(self._torchrun_has_ended):
                 return 0
             time.sleep(POLL_S)
         is_late = not self.role.is_head and self._head_has_ended()
@@ -274,15 +281,6 @@ class NodeAgent:
     def _head_has_ended(self) -> bool:
         path = self.attempt.node(0)
         return path.is_file() and read_json(path)["state"] in ("ending", "ended")
-
-    def _comes_true(self, condition: Callable[[], bool]) -> bool:
-        """Two processes that end for one reason do so one after the other."""
-        deadline = time.monotonic() + _SAME_CAUSE_S
-        while not condition():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(POLL_S)
-        return True
 
     def _clean_up(self, *, keep_logs: bool) -> None:
         self._write_record(state="ending")

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from slurm_rl.errors import BringUpError
 from slurm_rl.run_dir import AttemptDir, read_json, write_json
 
 POLL_S = 0.05
+# Between two processes that end for the same reason.
+_SAME_CAUSE_S = 1.5
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class HeadRecord:
     ip: str
     port: int
     pid: int
+    versions: Mapping[str, str | None] | None = None
+    """What is in its image; None without one."""
 
     @property
     def address(self) -> str:
@@ -65,6 +69,16 @@ def is_port_open(host: str, port: int, timeout_s: float = 2.0) -> bool:
             return True
     except OSError:
         return False
+
+
+def comes_true(condition: Callable[[], bool]) -> bool:
+    """Whether it does within a moment: two processes that end for one reason do so one after the other."""
+    deadline = time.monotonic() + _SAME_CAUSE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_S)
+    return True
 
 
 def _sleep_or_fail(deadline: float, should_stop: Callable[[], bool], rule: str) -> None:

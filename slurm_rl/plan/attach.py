@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_rl.plan.container import ContainerPlan, Mount, wrap
+from slurm_rl.plan.container import ContainerPlan, wrap
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.step import with_host_setup
-
-_ENTERED = ("podman", "docker")
-"""Their running container has a name to enter it by; of the others a second one from the same image is opened."""
+from slurm_rl.plan.step import own_mounts, with_host_setup
 
 
 @dataclass(frozen=True)
@@ -28,6 +25,7 @@ def build_attach(
     job_key: str,
     attempt: int,
     host: str | None,
+    pid: int,
     env: dict[str, str],
     user: tuple[int, int] | None = None,
     tty: bool = True,
@@ -37,20 +35,32 @@ def build_attach(
     Args:
         job_key: Slurm's id of the job, or the local controller's key.
         host: the node, under Slurm; None is this machine.
+        pid: of the node's agent, as it knows itself.
         env: what the run's processes have beyond the plan's: where its Ray is, where the token lies.
         user: uid and gid of whoever runs the job; None is root.
         tty: this is a terminal.
     """
     container, env = ContainerPlan.from_json(plan.container), {**plan.env, "PYTHONPATH": f"{plan.run_dir}/code", **env}
     name = f"srl-{job_key}-{attempt}"
-    if container.runtime in _ENTERED:
-        flags = ["--interactive", *(["--tty"] if tty else []), *(f"--env={key}" for key in sorted(env))]
-        return _on(plan, host, job_key, [], [container.runtime, "exec", *flags, name, *command], env, tty)
-    mounts = [Mount(plan.run_dir, plan.run_dir)]
-    wrapped = wrap(
-        command, env, mounts, container, accelerator=plan.accelerator, name=f"{name}-shell", inherited=(), user=user
-    )
+    entered = _enter(container.runtime, name, pid, env, tty)
+    if entered:
+        return _on(plan, host, job_key, [], [*entered, *command], env, tty)
+    mounts = own_mounts(plan, plan.run_dir)
+    wrapped = wrap(command, env, mounts, container, accelerator=plan.accelerator, name=f"{name}-shell", user=user)
     return _on(plan, host, job_key, wrapped.srun_args, wrapped.argv, wrapped.env, tty)
+
+
+def _enter(runtime: str, name: str, pid: int, env: Mapping[str, str], tty: bool) -> list[str]:
+    """What goes before a command in the running container; apptainer has no such word: the image is opened again."""
+    if runtime == "pyxis":
+        # By the agent's process, which has the node's own numbers: pyxis finds a container by name only when it was
+        # unpacked. Of a value of several lines enroot would make several variables.
+        names = sorted(name for name, value in env.items() if "\n" not in value)
+        return ["enroot", "exec", *(f"--env={name}" for name in names), str(pid)]
+    if runtime in ("podman", "docker"):
+        flags = ["--interactive", *(["--tty"] if tty else []), *(f"--env={key}" for key in sorted(env))]
+        return [runtime, "exec", *flags, name]
+    return []
 
 
 def _on(

@@ -24,13 +24,21 @@ def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] 
     return wrap(
         [*agent, *words],
         {"PYTHONPATH": f"{plan.run_dir}/code"},
-        [Mount(plan.run_dir, plan.run_dir)],
+        own_mounts(plan, plan.run_dir),
         ContainerPlan.from_json(plan.container),
         accelerator=plan.accelerator,
         name=f"srl-{job_key}-{attempt}",
         inherited=[*plan.secret_names, HOSTS_VARIABLE],
         user=user,
     )
+
+
+def own_mounts(plan: JobPlan, folder: str) -> list[Mount]:
+    """The folder, and cluster.tmp_root: the disk that the preflight looked at, where a container has memory."""
+    is_users = any(mount["target"] == plan.tmp_root for mount in plan.container["mounts"])
+    tmp = [] if is_users else [Mount(plan.tmp_root, plan.tmp_root)]
+    # In this order, for the folder may lie below the other.
+    return [*tmp, Mount(folder, folder)]
 
 
 def node_words(rank: int | str, num_nodes: int, job_key: str) -> tuple[str, ...]:
@@ -47,7 +55,7 @@ def wrap_report(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
     return wrap(
         [plan.python, "-m", "slurm_rl.node.image_report"],
         {"PYTHONPATH": f"{folder}/code"},
-        [Mount(folder, folder)],
+        own_mounts(plan, folder),
         ContainerPlan.from_json(plan.container),
         accelerator=plan.accelerator,
         name=name,

@@ -26,12 +26,12 @@ from typing import IO
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError, LeaseError, RunDirError, SlurmRLError
 from slurm_rl.holder import Holder
-from slurm_rl.image.judge import find_mismatches
 from slurm_rl.jsonl import RowTail
 from slurm_rl.lease import Lease, take
 from slurm_rl.node.driver import may_signal
 from slurm_rl.node.image_report import PACKAGES, collect_report
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.judge import find_mismatches
 from slurm_rl.ray_jobs.submit import ROW_MARK
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_text
 from slurm_rl.slurm.attempts import (

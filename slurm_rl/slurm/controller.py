@@ -16,6 +16,7 @@ from types import FrameType
 
 from slurm_rl.disk import describe_disk, is_full, keep_room, say
 from slurm_rl.errors import LeaseError, SlurmRLError
+from slurm_rl.image.files import check_image_file, image_path
 from slurm_rl.lease import Lease
 from slurm_rl.machines.head import Machines
 from slurm_rl.machines.nodes import Nodes
@@ -47,10 +48,9 @@ from slurm_rl.slurm.ends import (
 )
 from slurm_rl.slurm.holding import own_epoch, take_run
 from slurm_rl.slurm.hosts import Hosts
-from slurm_rl.slurm.image_check import check_attempt_image
 from slurm_rl.slurm.launch import start_local_agent, start_slurm_agents
 from slurm_rl.slurm.requeue import requeue_job
-from slurm_rl.slurm.silent import settle_silent_agent, settle_silent_tasks
+from slurm_rl.slurm.silent import settle_late_agents, settle_silent_agent, settle_silent_tasks
 from slurm_rl.slurm.supervisor import EXIT_KILLED, STOP_SIGNALS, Supervisor
 from slurm_rl.slurm.watch import AttemptWatch, end_nodes
 
@@ -199,28 +199,30 @@ class Controller:
             time.sleep(POLL_S)
         watch.look(is_stopped=False)
         if self.machines is None:
-            self._settle_silent(attempt, nodes.returncode or 0)
+            self._settle_silent(attempt, nodes.returncode or 0, is_late=watch.is_late)
         return read_end(attempt, nodes.returncode, asked=bool(self.stopped_by))
 
-    def _settle_silent(self, attempt: AttemptDir, status: int) -> None:
+    def _settle_silent(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:
         """Give agents that never spoke a record with the cause; other machines do so themselves."""
-        if self.hosts is None:
+        if is_late:
+            settle_late_agents(self.plan, attempt, self.chosen or [socket.gethostname()])
+        elif self.hosts is None:
             settle_silent_agent(self.plan, attempt, 0, socket.gethostname(), attempt.log("node-0"), status)
         else:
             settle_silent_tasks(self.plan, attempt, self.chosen, find_task_errors(attempt))
 
     def _start_nodes(self, attempt: AttemptDir) -> Nodes | None:
+        image = image_path(self.plan.container["runtime"], self.plan.container["image"])
+        if image is not None:
+            check_image_file(image)
         if self.machines is not None:
             self.machines.wait_for_all(lambda: self.stopped_by != "")
-            self._check_image(attempt)
             return None if self.stopped_by else self.machines.start_agents(attempt, os.environ)
         if self.hosts is None:
-            self._check_image(attempt)
             return start_local_agent(self.plan, attempt, self.job_key, os.environ)
         self.chosen = self.hosts.choose(attempt, os.environ)
         fields = {"left_out": self.hosts.unfit} if self.hosts.unfit else {}
         append_event(self.run_dir, "preflight/passed", attempt=attempt.number, nodes=self.chosen, **fields)
-        self._check_image(attempt)
         if self.stopped_by:
             return None
         return start_slurm_agents(self.plan, attempt, self.chosen, self.job_key, os.environ)
@@ -229,19 +231,6 @@ class Controller:
         if self.machines is not None and self.machines.notice:
             # Whoever lends the machine takes it back, as Slurm does at the time limit.
             self.stopped_by = self.stopped_by or "scheduler"
-
-    def _check_image(self, attempt: AttemptDir) -> None:
-        """A wrong image is bad input: there is no second attempt."""
-        if self.plan.container["image"] is None:
-            return
-        hosts = None if self.hosts is None else self.chosen
-        try:
-            check_attempt_image(self.plan, attempt, hosts, self.job_key, os.environ, lambda: self.stopped_by != "")
-        except SlurmRLError:
-            if self.stopped_by:
-                return  # It was cut off, and says nothing of the image.
-            raise
-        append_event(self.run_dir, "image/checked", attempt=attempt.number, image=self.plan.container["image"])
 
     def _clean_up(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
         """Clean nodes whose agent could not; an attempt that failed because a node is gone is no failure."""

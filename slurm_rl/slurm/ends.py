@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
-from slurm_rl.slurm.attempts import EXIT_FAILED, AttemptEnd
+from slurm_rl.slurm.attempts import EXIT_BAD_INPUT, EXIT_FAILED, AttemptEnd
 
 KILLED = "its controller was killed: by a requeue, a preemption without warning, or the loss of its node"
 _MAX_CAUSES = 5
@@ -34,16 +34,24 @@ def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
         return AttemptEnd("failed", "; ".join([*causes, found.get("cause", "")]), found["exit_code"])
     cause = "; ".join(causes) or f"the trainer died without a word (exit status {status})"
     cause = f"{cause}; see {attempt.logs}"
-    return (
-        AttemptEnd("lost", f"not all was saved in time: {cause}") if asked else AttemptEnd("failed", cause, EXIT_FAILED)
-    )
+    if asked:
+        return AttemptEnd("lost", f"not all was saved in time: {cause}")
+    is_input = any(record.get("exit_code") == EXIT_BAD_INPUT for record in _read_records(attempt))
+    return AttemptEnd("failed", cause, EXIT_BAD_INPUT if is_input else EXIT_FAILED)
 
 
 def find_causes(attempt: AttemptDir) -> list[str]:
-    """What ended the nodes' step, the first to go first."""
-    records = [read_json(path) for path in sorted(attempt.path.glob("node-*.json"))]
-    errors = [f"{record['host']}: {record['error']}" for record in records if "error" in record]
+    """What ended the nodes' step, the first to go first; what several nodes say stands once."""
+    hosts_of: dict[str, list[str]] = {}
+    for record in _read_records(attempt):
+        if "error" in record:
+            hosts_of.setdefault(record["error"], []).append(record["host"])
+    errors = [f"{', '.join(hosts)}: {error}" for error, hosts in hosts_of.items()]
     return (find_dead_tasks(attempt) + errors)[:_MAX_CAUSES]
+
+
+def _read_records(attempt: AttemptDir) -> list[dict[str, Any]]:
+    return [read_json(path) for path in sorted(attempt.path.glob("node-*.json"))]
 
 
 def find_dead_tasks(attempt: AttemptDir) -> list[str]:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurm_rl.errors import BringUpError
+from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.machines.secret import TOKEN_VARIABLE
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.container import Wrapped
@@ -47,7 +47,13 @@ def start_agent(
     try:
         return start_child(with_host_setup(plan, wrapped.argv), full, attempt.log(f"node-{rank}"), death_signal)
     except OSError as error:
-        raise BringUpError(explain(str(error), EXIT_NOT_STARTED, wrapped.argv[0])) from None
+        if plan.container["image"] is None:
+            raise BringUpError(explain(str(error), EXIT_NOT_STARTED, wrapped.argv[0])) from None
+        raise ConfigError(
+            f"{wrapped.argv[0]} must be on PATH",
+            seen=str(error),
+            action="load its module, or choose another container.runtime",
+        ) from None
 
 
 def container_cleanup(plan: JobPlan, attempt: AttemptDir, job_key: str) -> tuple[str, ...]:

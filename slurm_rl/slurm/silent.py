@@ -10,24 +10,32 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.setup import SETUP_ACTION, SETUP_RULE
 from slurm_rl.plan.step import TASK_LOG
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
+from slurm_rl.slurm.attempts import EXIT_BAD_INPUT
 from slurm_rl.slurm.commands import JobInfo
 from slurm_rl.slurm.states import JobState
 
 EXIT_NOT_STARTED = 127
 """As a shell says that a program is not there."""
 _MOST = 300
+_IMAGE_LINES = 6
 OURS = "slurm_rl: "  # begins what the batch script says; see plan/sbatch.py
 _NO_PYTHON = re.compile(r"(No such file or directory|not found|Permission denied|cannot execute|Exec format error)")
 _PYXIS = re.compile(r"\berror: pyxis: (?!.*child \d+ failed)")
+# What is no cause in the log that it shows of enroot, or follows from an earlier line.
+_PYXIS_NOISE = re.compile(
+    r"pyxis: *($|printing enroot log|container was not started successfully by another"
+    r"|\[INFO\]|Parallel unsquashfs|\d+ inodes|created \d+)"
+)
+_OTHER_PYTHON = re.compile(r"^(ModuleNotFound|Import|Syntax|Attribute|Type)Error\b", re.MULTILINE)
 _NO_MODULE = re.compile(r"ModuleNotFoundError|ImportError")
 
 
-def last_words(log: Path) -> str:
-    """The last line of a log that tells something, cut to what a message can hold; "" of none."""
+def last_words(log: Path, num_lines: int = 1) -> str:
+    """The last lines of a log that tell something, each cut to what a message can hold; "" of none."""
     if not log.is_file():
         return ""
     lines = choose_telling(log.read_text(encoding="utf-8", errors="replace").splitlines())
-    return lines[-1][-_MOST:] if lines else ""
+    return "\n".join(line[-_MOST:] for line in lines[-num_lines:])
 
 
 def choose_telling(lines: Iterable[str]) -> list[str]:
@@ -38,7 +46,7 @@ def choose_telling(lines: Iterable[str]) -> list[str]:
     ['slurmstepd: error: pyxis: --container-mounts: source path does not exist: /x']
     """
     told = [line.strip() for line in lines if line.strip()]
-    return [line for line in told if _PYXIS.search(line)] or told
+    return [line for line in told if _PYXIS.search(line) and not _PYXIS_NOISE.search(line)] or told
 
 
 def explain(words: str, status: int, python: str) -> str:
@@ -63,11 +71,40 @@ def explain(words: str, status: int, python: str) -> str:
     return f"its agent never started (exit status {status}): {words or 'no word'}"
 
 
+def explain_image(plan: JobPlan, words: str) -> str:
+    """The cause when a container did not start, or has no Python."""
+    return (
+        f"the image must start and have {plan.python} ({plan.container['runtime']} {plan.container['image'] or ''}); "
+        f"got {words or 'no word'}. Next: see whether the image is there on the nodes, and what is in it "
+        "(python -m slurm_rl image check); make it: python -m slurm_rl image build"
+    )
+
+
 def settle_silent_agent(plan: JobPlan, attempt: AttemptDir, rank: int, host: str, log: Path, status: int) -> None:
     """Write the record of an agent that ended before it could do so itself."""
-    if status != 0 and not attempt.node(rank).is_file():
-        error = explain(last_words(log), status, plan.python)
-        write_json(attempt.node(rank), {"host": host, "rank": rank, "state": "ended", "error": error})
+    if status == 0 or attempt.node(rank).is_file():
+        return
+    record = {"host": host, "rank": rank, "state": "ended"}
+    words = last_words(log)
+    if plan.container["image"] is None or SETUP_RULE in words:
+        record["error"] = explain(words, status, plan.python)
+    else:
+        words = last_words(log, _IMAGE_LINES)
+        record["error"] = explain_image(plan, words)
+        # What an image lacks it lacks everywhere and again; a node may fail to start it for once.
+        is_without = _NO_PYTHON.search(words) and Path(plan.python).name in words
+        if is_without or _OTHER_PYTHON.search(words):
+            record["exit_code"] = EXIT_BAD_INPUT
+    write_json(attempt.node(rank), record)
+
+
+def settle_late_agents(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str]) -> None:
+    """The same for agents that never started, after the deadline for that."""
+    rule = f"the node agent must start within {plan.limits.start_timeout_s:g} s (job.start_timeout_s)"
+    for rank, host in enumerate(hosts):
+        if not attempt.node(rank).is_file():
+            error = f"{rule}; it has not. Next: see {attempt.logs}, and how long a node takes to start the image"
+            write_json(attempt.node(rank), {"host": host, "rank": rank, "state": "ended", "error": error})
 
 
 def settle_silent_tasks(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], srun_errors: Sequence[str]) -> None:

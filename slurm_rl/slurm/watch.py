@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 
@@ -26,12 +27,24 @@ class AttemptWatch:
         self.srun_log_size = 0
         self.forwarded = False
         self.stopped_at: float | None = None
+        self.late_at = time.monotonic() + plan.limits.start_timeout_s
+        self.is_late = False
+        """Agents had not started when they should have, and the attempt was ended."""
 
     def look(self, *, is_stopped: bool) -> None:
         self.phases.look()
         self._look_for_dead_nodes()
         if is_stopped and not self.forwarded:
             self._forward_stop()
+        elif time.monotonic() > self.late_at:
+            self._end_if_silent()
+
+    def _end_if_silent(self) -> None:
+        """An image that never comes starts no agent, who could look at the time; asked once."""
+        self.late_at = math.inf
+        if not self._agents_listen():
+            self.is_late = True
+            self.nodes.terminate()
 
     def _forward_stop(self) -> None:
         """SIGUSR2 to the agents: the head tells the trainer to save, the others stay until it has."""

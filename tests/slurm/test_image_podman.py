@@ -1,4 +1,4 @@
-"""Images that a run must not start in, by podman on a real Slurm; test_image_cpu.py has one that it trains in."""
+"""Images that a run must not start in, and entering one, by podman on a real Slurm; test_image_cpu.py trains in one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.conftest import make_shared_dir
-from tests.slurm.podman import BUSYBOX, clean_nodes, make_store, python_of_this_machine
-from tests.slurm.submitting import cli, quote, wait_for_end
+from tests.slurm.light_python import make_light_python
+from tests.slurm.podman import BUSYBOX, clean_nodes, containers, make_store, python_of_this_machine
+from tests.slurm.submitting import cli, quote, submit, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -59,10 +60,39 @@ def test_a_run_in_a_wrong_image_is_refused_before_it_starts_and_not_tried_again(
     assert len(list((run / "attempts").glob("[0-9]*"))) == 1
 
 
-def test_an_image_that_no_node_has_is_refused(cluster: Cluster, shared_dir: Path, podman: dict[str, str]) -> None:
+def test_an_image_that_no_node_has_is_the_cause(cluster: Cluster, shared_dir: Path, podman: dict[str, str]) -> None:
     run = shared_dir / "run"
     words = ["+exp=demo", "+cluster=slurm_cpu", *in_podman("localhost/nowhere:1"), f"run_dir={quote(run)}"]
-    assert cli(cluster, shared_dir, *words, env=podman).returncode == 0
+    assert cli(cluster, shared_dir, *words, "job.max_failures=0", env=podman).returncode == 0
     end = wait_for_end(run)
-    assert end["state"] == "failed" and end["exit_code"] == 2
+    assert end["state"] == "failed"
     assert "the image must start" in end["cause"] and "localhost/nowhere" in end["cause"]
+
+
+@pytest.mark.parametrize("real_ray", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_running_container_is_entered_and_its_log_is_seen(
+    cluster: Cluster, shared_dir: Path, podman: dict[str, str], real_ray: bool
+) -> None:
+    """Its Ray has its files on the node's own disk, where the preflight looked."""
+    run, second = shared_dir / "run", cluster.nodes[1]
+    python = make_light_python(shared_dir, real_ray=real_ray)
+    words = in_podman(BUSYBOX, *python_of_this_machine(), f"{shared_dir}:{shared_dir}")
+    submit(cluster, run, python, *[word for word in words if not word.startswith("cluster.python")], env=podman)
+    wait_for_step(run)
+    there = cluster.run(["sh", "-c", "ls -d /tmp/srl-*"], node=second).stdout.split()
+    assert len(there) == 1
+    enter = ("attach", str(run), "--node=1", "--")
+    # busybox has no other program by this name, so it is the image.
+    shell = cli(cluster, shared_dir, *enter, "/bin/cat", "/proc/1/cmdline", env=podman)
+    assert b"slurm_rl.node.agent" in shell.stdout.encode() and "--attempt" in shell.stdout, shell.stderr
+    shell = cli(cluster, shared_dir, *enter, "/bin/sh", "-c", f"test -d {there[0]} && echo seen", env=podman)
+    assert shell.stdout == "seen\n", shell.stderr
+    if real_ray:
+        script = "import ray; ray.init('auto', log_to_driver=False); print(len(ray.nodes()))"
+        shell = cli(cluster, shared_dir, *enter, sys.executable, "-c", script, env=podman)
+        assert shell.stdout.splitlines()[-1:] == ["2"], shell.stderr
+    assert len(containers(cluster, second, podman)) == 1
+    assert "trainer of attempt 1 goes on" in cli(cluster, shared_dir, "logs", str(run)).stdout
+    (run / "finish").touch()
+    assert wait_for_end(run)["state"] == "finished"
+    assert containers(cluster, second, podman) == []

@@ -1,6 +1,11 @@
-"""An image of ours under enroot and pyxis, where they are: they are in no package index, so CI has neither.
+"""Containers under enroot and pyxis, where they are; test_image_podman.py holds the same of podman everywhere.
 
-PATH=<enroot's bin>:$PATH SLURM_RL_PYXIS=<path>/spank_pyxis.so pytest tests/slurm/test_image_pyxis.py
+Neither is in a package index, so CI has none. On a machine with enroot 4 on PATH, a spank_pyxis.so of pyxis 0.24
+built against this Slurm's headers (Debian: libslurm-dev), user namespaces, squashfs-tools, jq, file and bsdmainutils:
+
+    SLURM_RL_PYXIS=<path>/spank_pyxis.so pytest tests/slurm/test_image_pyxis.py
+
+The plugin reads enroot from the PATH of slurmd, which is that of the tests.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,30 +23,44 @@ import pytest
 from tests.podman_kit import install_missing, make_busybox_root
 from tests.slurm.cluster import Cluster, ensure_packages, is_possible
 from tests.slurm.conftest import make_shared_dir
+from tests.slurm.light_python import make_light_python
 from tests.slurm.podman import python_of_this_machine
-from tests.slurm.submitting import cli, wait_for_end
+from tests.slurm.submitting import cli, quote, wait_for_end, wait_for_step
+from tests.whole_run import OVERRIDES
 
 PLUGIN = os.environ.get("SLURM_RL_PYXIS")
 pytestmark = [
     pytest.mark.slurm,
     pytest.mark.skipif(not PLUGIN or shutil.which("enroot") is None, reason="needs enroot, and SLURM_RL_PYXIS"),
 ]
+# enroot with folders of each node's own, since /root is one for all; it notes what it is asked for, and by whom.
+ENROOT = """#!/bin/sh
+echo "$(hostname) $1" >> {log}
+export ENROOT_DATA_PATH=/tmp/enroot/data ENROOT_CACHE_PATH=/tmp/enroot/cache ENROOT_RUNTIME_PATH=/tmp/enroot/run
+exec {enroot} "$@"
+"""
 
 
 @pytest.fixture(scope="module")
 def pyxis_cluster() -> Iterator[Cluster]:
-    """A cluster of its own, whose srun has pyxis."""
+    """A cluster of its own, whose srun has pyxis, and whose nodes note in <root>/enroot.log how they use enroot."""
     if reason := is_possible():
         pytest.skip(reason)
     ensure_packages(accounting=False)
     install_missing({"busybox": "busybox-static", "mksquashfs": "squashfs-tools"})
     root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
-    plugins = Path(tempfile.mkdtemp(prefix="slrl-pyxis-", dir="/var/tmp")) / "plugstack.conf"
+    folder = Path(tempfile.mkdtemp(prefix="slrl-pyxis-", dir="/var/tmp"))
     # Each node has a /tmp of its own; unnamed containers need no epilog.
-    plugins.write_text(f"required {PLUGIN} runtime_path=/tmp/pyxis container_scope=global\n")
-    with Cluster(root, num_nodes=2, settings={"PlugStackConfig": str(plugins)}) as cluster:
-        yield cluster
-    shutil.rmtree(plugins.parent)
+    (folder / "plugstack.conf").write_text(f"required {PLUGIN} runtime_path=/tmp/pyxis container_scope=global\n")
+    (folder / "enroot").write_text(ENROOT.format(log=root / "enroot.log", enroot=shutil.which("enroot")))
+    (folder / "enroot").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        shared = [Path(__file__).parents[2], Path(sys.prefix)]
+        settings = {"PlugStackConfig": str(folder / "plugstack.conf")}
+        with Cluster(root, num_nodes=2, shared=shared, settings=settings) as cluster:
+            yield cluster
+    shutil.rmtree(folder)
     shutil.rmtree(root)
 
 
@@ -52,22 +72,96 @@ def image(pyxis_cluster: Cluster) -> list[str]:
     words = ["container.runtime=pyxis", f"container.image={folder}/rl.sqsh"]
     done = cli(pyxis_cluster, folder, "image", "import", f"--from={folder}/root.tar", *words)
     assert done.returncode == 0, done.stderr
-    return [*words, f"cluster.python={sys.executable}"]
+    return [*words, "+cluster=slurm_cpu"]
 
 
-def test_check_looks_into_the_sqsh_on_a_node(pyxis_cluster: Cluster, image: list[str]) -> None:
-    folder = make_shared_dir(pyxis_cluster)
-    mounts = f"container.mounts=[{','.join(python_of_this_machine())}]"
-    done = cli(pyxis_cluster, folder, "image", "check", "+cluster=slurm_cpu", *image, mounts)
+@pytest.fixture
+def folder(pyxis_cluster: Cluster) -> Path:
+    return make_shared_dir(pyxis_cluster)
+
+
+def mounts(*more: object) -> str:
+    return f"container.mounts=[{','.join([*python_of_this_machine(), *map(str, more)])}]"
+
+
+def test_check_looks_into_the_sqsh_on_a_node(pyxis_cluster: Cluster, image: list[str], folder: Path) -> None:
+    words = ["image", "check", *image, f"cluster.python={sys.executable}", mounts()]
+    done = cli(pyxis_cluster, folder, *words)
     assert done.returncode == 0, done.stderr
     assert f"rl.sqsh on {pyxis_cluster.nodes[0]}: as expected" in done.stdout
 
 
-def test_a_sqsh_without_python_is_refused_and_not_tried_again(pyxis_cluster: Cluster, image: list[str]) -> None:
-    run = make_shared_dir(pyxis_cluster) / "run"
-    done = cli(pyxis_cluster, run.parent, "+exp=demo", "+cluster=slurm_cpu", *image, f"run_dir={run}")
+def test_a_sqsh_without_python_is_refused_and_not_tried_again(
+    pyxis_cluster: Cluster, image: list[str], folder: Path
+) -> None:
+    words = [*OVERRIDES, *image, f"cluster.python={sys.executable}", f"run_dir={folder}/run"]
+    done = cli(pyxis_cluster, folder, *words)
     assert done.returncode == 0 and "rl.sqsh (" in done.stderr, done.stderr
-    end = wait_for_end(run)
+    end = wait_for_end(folder / "run")
     assert end["state"] == "failed" and end["exit_code"] == 2
     assert "the image must start" in end["cause"] and sys.executable in end["cause"]
-    assert len(list((run / "attempts").glob("[0-9]*"))) == 1
+    assert len(list((folder / "run/attempts").glob("[0-9]*"))) == 1
+
+
+def test_an_image_that_is_not_as_planned_is_refused_and_not_tried_again(
+    pyxis_cluster: Cluster, image: list[str], folder: Path
+) -> None:
+    """Debian's own Python has none of the packages."""
+    system = ",".join(word for word in python_of_this_machine() if word.startswith(("/usr:", "/lib")))
+    words = [*OVERRIDES, *image, "cluster.python=/usr/bin/python3", f"container.mounts=[{system}]"]
+    assert cli(pyxis_cluster, folder, *words, f"run_dir={folder}/run").returncode == 0
+    end = wait_for_end(folder / "run")
+    assert end["state"] == "failed" and end["exit_code"] == 2
+    assert "torch is not there, expected" in end["cause"] and "image build --force" in end["cause"]
+    assert len(list((folder / "run/attempts").glob("[0-9]*"))) == 1
+
+
+def test_what_pyxis_says_is_the_cause(pyxis_cluster: Cluster, image: list[str], folder: Path) -> None:
+    words = [*OVERRIDES, *image, f"cluster.python={sys.executable}", mounts("/nowhere/data")]
+    assert cli(pyxis_cluster, folder, *words, f"run_dir={folder}/run").returncode == 0
+    end = wait_for_end(folder / "run")
+    assert end["state"] == "failed" and "/nowhere/data" in end["cause"], end
+    assert "pyxis: " in end["cause"] and "spank: required plugin" not in end["cause"]
+
+
+def test_a_run_unpacks_its_image_once_a_node_and_can_be_entered(
+    pyxis_cluster: Cluster, image: list[str], folder: Path
+) -> None:
+    """With Ray's files on the node's own disk, where the preflight looked."""
+    run, log = folder / "run", pyxis_cluster.root / "enroot.log"
+    log.write_text("")
+    python = make_light_python(folder, real_ray=True)
+    words = [*OVERRIDES, *image, f"cluster.python={quote(python)}", mounts(folder), "cluster.num_nodes=2"]
+    done = cli(pyxis_cluster, folder, *words, f"run_dir={run}", "container.setup=['echo set-up-inside']")
+    assert done.returncode == 0, done.stderr
+    wait_for_step(run)
+    uses = Counter(log.read_text().splitlines())
+    assert [uses[f"{node} create"] for node in pyxis_cluster.nodes] == [1, 1], uses
+    second = pyxis_cluster.nodes[1]
+    there = pyxis_cluster.run(["sh", "-c", "ls -d /tmp/srl-*"], node=second).stdout.split()
+    assert len(there) == 1
+    script = "import ray, socket; ray.init('auto', log_to_driver=False); print(len(ray.nodes()), socket.gethostname())"
+    shell = cli(pyxis_cluster, folder, "attach", str(run), "--node=1", "--", sys.executable, "-c", script)
+    assert shell.stdout.splitlines()[-1:] == [f"2 {second}"], shell.stderr
+    # busybox alone has this one, so it is the image; and nothing was unpacked for it.
+    shell = cli(pyxis_cluster, folder, "attach", str(run), "--node=1", "--", "/bin/busybox", "ls", "-d", there[0])
+    assert shell.stdout.split() == there, shell.stderr
+    assert Counter(log.read_text().splitlines())[f"{second} create"] == 1
+    (run / "finish").touch()
+    assert wait_for_end(run)["state"] == "finished"
+    assert "trainer of attempt 1 goes on" in cli(pyxis_cluster, folder, "logs", str(run)).stdout
+    for node in pyxis_cluster.nodes:
+        left = pyxis_cluster.run(["sh", "-c", "ls -d /tmp/srl-*; enroot list"], node=node)
+        assert left.stdout == "", left.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_demo_trains_under_pyxis_and_its_log_shows_its_steps(
+    pyxis_cluster: Cluster, image: list[str], folder: Path
+) -> None:
+    run = folder / "run"
+    words = [*OVERRIDES, *image, f"cluster.python={sys.executable}", mounts(), "trainer.num_steps=3"]
+    assert cli(pyxis_cluster, folder, *words, f"run_dir={run}").returncode == 0
+    assert wait_for_end(run, timeout_s=900)["state"] == "finished"
+    assert "grpo step 43" in cli(pyxis_cluster, folder, "logs", str(run)).stdout

@@ -78,6 +78,9 @@ def _apptainer(request: Request) -> Wrapped:
     return Wrapped((), (*args, *container.extra_args, request.image, *request.argv), env)
 
 
+# Caches land there; /tmp may be the host's, where those of two users would meet. Compiled code is loaded from them.
+_HOME = ("--tmpfs=/home/slurm_rl:exec,mode=1777", "--env=HOME=/home/slurm_rl")
+
 # keep-groups: in a rootless container the right to open the devices comes from the user's own groups.
 _PODMAN_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
     "nvidia": ("--device=nvidia.com/gpu=all",),
@@ -91,7 +94,7 @@ def _podman(request: Request) -> Wrapped:
     # rootless container is the caller.
     options = [*_PODMAN_DEVICES[request.accelerator], "--user=0:0"]
     if not request.container.writable:
-        options += ["--read-only", "--env=HOME=/tmp"]
+        options += ["--read-only", *_HOME]
     cleanup = ("podman", "rm", "--force", "--ignore", "--time=10", request.name)
     return _run_command("podman", options, request, cleanup)
 
@@ -108,9 +111,11 @@ def _docker(request: Request) -> Wrapped:
     options = [*_DOCKER_DEVICES[request.accelerator], f"--user={request.user or '0:0'}"]
     if request.user is not None:
         # Such a user has no home in the image.
-        options += ["--env=HOME=/tmp", "--env=USER=slurm_rl"]
+        options += [*_HOME, "--env=USER=slurm_rl"]
     if not request.container.writable:
-        options += ["--read-only", "--tmpfs=/tmp"]
+        options.append("--read-only")
+        if not any(mount.target == "/tmp" for mount in request.mounts):
+            options.append("--tmpfs=/tmp")
     return _run_command("docker", options, request, ("docker", "rm", "--force", request.name))
 
 

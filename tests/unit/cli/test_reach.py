@@ -33,7 +33,7 @@ def plan_of(*words: str, run_dir: str = "/shared/runs/a b") -> JobPlan:
 
 def shell_in(runtime: str, image: str) -> list[str]:
     plan = plan_of("+cluster=nvidia_h100", f"container.runtime={runtime}", f"container.image={image}")
-    found = build_attach(plan, ["/bin/bash"], job_key="77", attempt=2, host="n3", env=ENV, user=(1000, 1000))
+    found = build_attach(plan, ["/bin/bash"], job_key="77", attempt=2, host="n3", env=ENV, pid=4242, user=(1000, 1000))
     assert found.env["RAY_ADDRESS"] == ENV["RAY_ADDRESS"]
     assert not any(ENV["RAY_ADDRESS"] in word for word in found.argv), "values stand in no argv"
     start = ["srun", "--jobid=77", "--overlap", "--nodes=1", "--ntasks=1", "--nodelist=n3", "--mem=0", "--mpi=none"]
@@ -42,7 +42,7 @@ def shell_in(runtime: str, image: str) -> list[str]:
 
 
 def test_a_shell_without_a_container_is_a_step_beside_the_runs_own() -> None:
-    found = build_attach(plan_of("+cluster=nvidia_h100"), ["bash"], job_key="77", attempt=1, host="n0", env={})
+    found = build_attach(plan_of("+cluster=nvidia_h100"), ["bash"], job_key="77", attempt=1, host="n0", pid=1, env={})
     assert found.argv[-1] == "bash"
     assert "--overlap" in found.argv
     assert found.env["PYTHONPATH"] == "/shared/runs/a b/code"
@@ -63,17 +63,19 @@ def test_of_other_runtimes_the_same_image_is_opened_with_the_runs_mounts() -> No
     assert argv[-2:] == ["/images/rl.sif", "/bin/bash"]
 
 
-def test_pyxis_options_stand_before_the_command() -> None:
+def test_under_pyxis_the_agents_container_is_entered_by_its_process() -> None:
+    """A second one would be unpacked again, and have another /tmp. No variable comes out of a value's lines."""
+    env = ENV | {"SCRIPT": "a\nLD_PRELOAD=b"}
     plan = plan_of("+cluster=nvidia_h100", "container.runtime=pyxis", "container.image=/i.sqsh", run_dir="/shared/a")
-    argv = build_attach(plan, ["bash", "-l"], job_key="77", attempt=1, host="n0", env=ENV).argv
-    assert argv[-2:] == ["bash", "-l"]
-    assert "--container-image=/i.sqsh" in argv
-    assert "--container-mounts=/shared/a:/shared/a" in argv
+    argv = build_attach(plan, ["bash", "-l"], job_key="77", attempt=1, host="n0", pid=4242, env=env).argv
+    assert argv[argv.index("enroot") :][:2] == ["enroot", "exec"] and argv[-3:] == ["4242", "bash", "-l"]
+    assert "--env=RAY_ADDRESS" in argv and "--env=SCRIPT" not in argv
+    assert not [word for word in argv if word.startswith("--container")]
 
 
 def test_setup_lines_come_first_and_survive_the_shell() -> None:
     plan = plan_of("+cluster=slurm_cpu", "cluster.setup=[\"export A='x y'\"]")
-    found = build_attach(plan, ["echo", "a b"], job_key="77", attempt=1, host=None, env={}, tty=False)
+    found = build_attach(plan, ["echo", "a b"], job_key="77", attempt=1, host=None, pid=1, env={}, tty=False)
     assert found.argv[:2] == ["/bin/bash", "-c"]
     assert subprocess.run(found.argv, capture_output=True, text=True).stdout == "a b\n"
 
@@ -86,6 +88,7 @@ def live(tmp_path: Path) -> Iterator[RunDir]:
     attempt = run.attempt(1)
     attempt.logs.mkdir(parents=True)
     write_json(attempt.start, {"job": "local-1-1"})
+    write_json(attempt.node(0), {"host": "n0", "pid": 1})
     publish_head(attempt, HeadRecord("n0", "127.0.0.1", PORTS.gcs, 1))
     create_token(run, 1)
     controller = subprocess.Popen(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,13 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.image.judge import find_mismatches, judge_reports, render_versions
 from slurm_rl.node.image_report import PREFIX, collect_report, parse_report
+from slurm_rl.node.own_image import check_own_image, check_same_image
+from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.expected import PYTHON, expected_versions, satisfies
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.image_check import check_attempt_image, check_image
-from tests.unit.image.programs import Programs
+from slurm_rl.plan.judge import find_mismatches, render_versions
+from slurm_rl.slurm.image_check import check_image
 from tests.unit.image.test_image_files import sqsh
 
 PROJECT = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
@@ -118,12 +117,26 @@ def test_versions_compare_by_their_numbers(version: str, conditions: str, is_rig
     assert satisfies(version, conditions) is is_right
 
 
+def test_an_agent_refuses_an_image_that_is_not_as_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in there is told by the agent's own Python."""
+    without = replace(plan_for(), container=plan_for().container | {"image": None})
+    assert check_own_image(without) is None
+    wanted = replace(plan_for(), expected={"numpy": ""})
+    found = check_own_image(wanted)
+    assert found is not None and found["numpy"]
+    with pytest.raises(ConfigError, match=r"(?s)localhost/rl:1\).*numpy is .*, expected 0.1: build it again"):
+        check_own_image(replace(wanted, expected={"numpy": "==0.1"}))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(ConfigError, match="must tell its versions; got no word"):
+        check_own_image(wanted)
+
+
 def test_nodes_with_different_images_are_told_apart() -> None:
-    other = CPU | {"flash-attn": "2.8.3", "torch": "2.9.0"}
-    lines = judge_reports(plan_for(), {"n1": {"versions": CPU}, "n2": {"versions": other}})
-    assert [line for line in lines if line.startswith("n2: torch is 2.9.0")]
-    assert [line for line in lines if "flash-attn must be the same on all nodes (n1 has None, n2 has 2.8.3)" in line]
-    assert judge_reports(plan_for(), {"n1": {"versions": CPU}, "n2": {"versions": CPU}}) == []
+    head, other = HeadRecord("n1", "10.0.0.1", 1, 2, CPU), CPU | {"flash-attn": "2.8.3", "nvidia driver": "9"}
+    check_same_image(head, "n2", CPU)
+    with pytest.raises(ConfigError, match=r"flash-attn must be the same on all nodes \(n1 has None, n2 has 2.8.3\)"):
+        check_same_image(head, "n2", other)
+    check_same_image(HeadRecord("n1", "10.0.0.1", 1, 2), "n2", None)
 
 
 def test_the_report_runs_in_a_bare_python_without_our_code(tmp_path: Path) -> None:
@@ -141,64 +154,30 @@ def answer(*lines: str) -> list[str]:
     return ["/bin/sh", "-c", f"printf '%s\\n' {' '.join(map(repr, lines))}"]
 
 
-def report_of(versions: dict[str, Any], host: str = "h") -> str:
-    return PREFIX + json.dumps({"host": host, "versions": versions})
+def report_of(versions: dict[str, Any]) -> str:
+    return PREFIX + json.dumps({"host": "h", "versions": versions})
 
 
-def test_reports_are_read_by_the_name_in_them_and_judged(tmp_path: Path) -> None:
-    """srun's task numbers need not follow the order of the hosts."""
-    argv = answer(f"1: {report_of(CPU, 'a')}", "0: a banner", f"0: {report_of(CPU, 'b')}")
-    assert sorted(check_image(plan_for(), argv, {}, ["a", "b"], timeout_s=30)) == ["a", "b"]
+def test_a_report_is_found_among_other_lines_and_judged() -> None:
+    assert check_image(plan_for(), answer("a banner", report_of(CPU)), {}, timeout_s=30)["host"] == "h"
     with pytest.raises(ConfigError, match=r"(?s)as the plan expects.*ray is 2.9.0, expected 2.60.0"):
-        check_image(plan_for(), answer(report_of(CPU | {"ray": "2.9.0"})), {}, ["a"], timeout_s=30)
+        check_image(plan_for(), answer(report_of(CPU | {"ray": "2.9.0"})), {}, timeout_s=30)
 
 
-def test_no_answer_is_the_images_fault_when_every_task_says_so(tmp_path: Path) -> None:
+def test_an_image_without_an_answer_is_named_with_the_words_that_came() -> None:
     refused = answer("Error: image not known", "srun: error: a: task 0: Exited with exit code 125")
-    with pytest.raises(ConfigError, match="image not known") as error:
-        check_image(plan_for(), refused, {}, ["a", "b"], timeout_s=30)
-    assert "image build" in str(error.value)
-    one_of_two = answer(f"0: {report_of(CPU, 'a')}", "srun: error: b: task 1: Exited with exit code 125")
-    with pytest.raises(BringUpError, match="no report from b"):
-        check_image(plan_for(), one_of_two, {}, ["a", "b"], timeout_s=30)
-    with pytest.raises(BringUpError, match="Unable to create step"):
-        check_image(plan_for(), answer("srun: error: Unable to create step"), {}, ["a", "b"], timeout_s=30)
+    with pytest.raises(ConfigError, match=r"podman localhost/rl:1.*image not known(?s:.)*image build"):
+        check_image(plan_for(), refused, {}, timeout_s=30)
     with pytest.raises(BringUpError, match=r"no answer within 0\.2 s"):
-        check_image(plan_for(), ["/bin/sleep", "30"], {}, ["a"], timeout_s=0.2)
+        check_image(plan_for(), ["/bin/sleep", "30"], {}, timeout_s=0.2)
     with pytest.raises(ConfigError, match="/no/such/runtime must be on PATH"):
-        check_image(plan_for(), ["/no/such/runtime"], {}, ["a"], timeout_s=30)
-
-
-def test_a_stop_cuts_the_question_off() -> None:
-    """Before the time limit the controller must have its hands free."""
-    asked = iter([False, True])
-    started = time.monotonic()
-    with pytest.raises(BringUpError, match="no answer"):
-        check_image(plan_for(), ["/bin/sleep", "600"], {}, ["a"], timeout_s=600, is_stopped=lambda: next(asked))
-    assert time.monotonic() - started < 300
+        check_image(plan_for(), ["/no/such/runtime"], {}, timeout_s=30)
 
 
 def test_a_damaged_file_is_found_before_any_container_starts(tmp_path: Path) -> None:
     path = tmp_path / "rl.sqsh"
     path.write_bytes(sqsh(5000)[:100])
     with pytest.raises(ConfigError, match="must be whole"):
-        check_image(plan_for("pyxis", str(path)), ["/no/such/program"], {}, ["a"], timeout_s=1)
-    bad = replace(plan_for("pyxis", str(tmp_path / "none.sqsh")))
+        check_image(plan_for("pyxis", str(path)), ["/no/such/program"], {}, timeout_s=1)
     with pytest.raises(ConfigError, match="must be there"):
-        check_image(bad, ["/no/such/program"], {}, ["a"], timeout_s=1)
-
-
-def test_the_controller_asks_all_nodes_by_one_srun_in_the_runs_own_container(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    image = tmp_path / "rl.sqsh"
-    image.write_bytes(sqsh(500))
-    programs = Programs(tmp_path / "bin")
-    programs.add("srun", "".join(f"print({f'{rank}: {report_of(CPU, host)}'!r})\n" for rank, host in enumerate("ba")))
-    monkeypatch.setenv("PATH", str(programs.folder))
-    plan = plan_for("pyxis", str(image))
-    check_attempt_image(plan, RunDir(plan.run_dir).attempt(1), ["a", "b"], "7", {"PATH": str(programs.folder)}, bool)
-    (call,) = programs.calls()
-    assert call.startswith("srun --nodes=2 --ntasks=2 ") and " --nodelist=a,b " in call and " --label " in call
-    assert f" --container-image={image} " in call and " --container-mounts=/runs/1:/runs/1 " in call
-    assert call.endswith(" python3 -m slurm_rl.node.image_report")
+        check_image(plan_for("pyxis", str(tmp_path / "none.sqsh")), ["/no/such/program"], {}, timeout_s=1)

@@ -19,7 +19,7 @@ from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, wrap
 from slurm_rl.plan.container.mounts import render_bind
 from slurm_rl.plan.container.runtimes import RUNTIMES, SLURM_NAMES
 from slurm_rl.plan.job import SubmitFacts, build_plan
-from slurm_rl.plan.step import build_nodes_step, wrap_agent
+from slurm_rl.plan.step import build_nodes_step, wrap_agent, wrap_report
 
 ARGV = ("python", "-m", "slurm_rl.node.agent")
 ENV = {"NCCL_DEBUG": "WARN", "B": "a value, with 'quotes' $(id)\n"}
@@ -139,8 +139,10 @@ def test_podman_and_docker_end_exactly_their_container() -> None:
 def test_a_read_only_image() -> None:
     assert "--container-readonly" in wrapped("pyxis", writable=False).srun_args
     assert "--writable-tmpfs" not in wrapped("apptainer", writable=False).argv
-    assert {"--read-only", "--env=HOME=/tmp"} <= set(wrapped("podman", writable=False).argv)
+    assert {"--read-only", "--env=HOME=/home/slurm_rl"} <= set(wrapped("podman", writable=False).argv)
     assert {"--read-only", "--tmpfs=/tmp"} <= set(wrapped("docker", writable=False).argv)
+    # One place has one mount.
+    assert "--tmpfs=/tmp" not in wrapped("docker", writable=False, mounts=(Mount("/tmp", "/tmp"),)).argv
 
 
 @pytest.mark.parametrize("runtime", ["podman", "docker"])
@@ -249,6 +251,22 @@ def test_lines_for_the_container_run_in_it(runtime: str) -> None:
     wrapped = wrap(["python", "x.py"], {}, [], container, accelerator="cpu", name="a")
     assert wrapped.argv[-3:-1] == ("/bin/sh", "-c")
     assert "{ source /opt/env\n} ||" in wrapped.argv[-1] and wrapped.argv[-1].endswith("exec python x.py")
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "podman", "docker"])
+def test_the_nodes_own_disk_is_in_the_container_where_the_preflight_looked(runtime: str) -> None:
+    """A container's /tmp may be memory. What the user mounts there stands."""
+    words = ["+exp=demo", "+cluster=slurm_cpu", f"container.runtime={runtime}", "container.image=/i.sqsh"]
+    for more, seen in (("cluster.tmp_root=/scratch", "/scratch"), ("container.mounts=[/disk:/tmp]", "/disk")):
+        plan = build_plan(load_config([*words, more]), "/scratch/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
+        for agent in (wrap_agent(plan, 1, "7", None), wrap_report(plan, plan.run_dir, "x", None)):
+            text = " ".join([*agent.srun_args, *agent.argv])
+            assert (
+                f"{seen}:{plan.tmp_root}" if runtime == "pyxis" else f"source={seen},target={plan.tmp_root}"
+            ) in text
+            # What lies below is mounted after it.
+            assert text.index("/scratch/runs/a") > text.index(seen) or seen == "/disk"
+            assert text.count("/tmp") == (seen == "/disk")
 
 
 def test_under_pyxis_no_line_for_the_host_runs_in_the_container() -> None:

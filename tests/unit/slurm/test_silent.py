@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +13,10 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.setup import with_setup
-from slurm_rl.run_dir import AttemptDir, RunDir, read_json
-from slurm_rl.slurm.ends import find_causes
-from slurm_rl.slurm.silent import explain, settle_silent_agent, settle_silent_tasks
+from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
+from slurm_rl.slurm.ends import find_causes, read_end
+from slurm_rl.slurm.silent import explain, settle_late_agents, settle_silent_agent, settle_silent_tasks
+from slurm_rl.slurm.watch import AttemptWatch
 
 
 @pytest.fixture
@@ -61,6 +64,73 @@ def test_the_task_that_never_spoke_is_named_by_its_node(plan: JobPlan, attempt: 
     assert not attempt.node(0).is_file()
     (cause,) = find_causes(attempt)
     assert cause.startswith("n2: /env/bin/python must be there on every node")
+
+
+# As pyxis 0.24 says it.
+NO_SOURCE = """slurmstepd-c1: error: pyxis: --container-mounts: source path does not exist: /nowhere/data
+slurmstepd-c1: error: pyxis: couldn't create enroot start configuration script
+slurmstepd-c1: error: pyxis: printing enroot log file:
+slurmstepd-c1: error: pyxis:     [INFO] Extracting squashfs filesystem...
+slurmstepd-c1: error: pyxis:     Parallel unsquashfs: Using 2 processors
+slurmstepd-c1: error: pyxis:     10 inodes (17 blocks) to write
+slurmstepd-c1: error: pyxis:     
+slurmstepd-c1: error: pyxis:     created 4 files
+slurmstepd-c1: error: pyxis:     created 0 hardlinks
+slurmstepd-c1: error: pyxis: container was not started successfully by another task
+slurmstepd-c1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
+slurmstepd-c1: error: Failed to invoke spank plugin stack
+"""
+NO_REGISTRY = """slurmstepd-a1: error: pyxis: child 413 failed with error code: 6
+slurmstepd-a1: error: pyxis: failed to import docker image: localhost/nowhere:1
+slurmstepd-a1: error: pyxis: printing enroot log file:
+slurmstepd-a1: error: pyxis:     [INFO] Querying registry for permission grant
+slurmstepd-a1: error: pyxis:     curl: (6) Could not resolve host: registry-1.docker.io
+slurmstepd-a1: error: spank: required plugin spank_pyxis.so: task_init() failed with rc=-1
+slurmstepd-a1: error: Failed to invoke spank plugin stack
+slurmstepd-a1: error: pyxis: child 436 failed with error code: 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("runtime", "words", "said", "is_input"),
+    [
+        ("pyxis", NO_SOURCE, "source path does not exist: /nowhere/data", False),
+        ("pyxis", NO_REGISTRY, "curl: (6) Could not resolve host", False),
+        ("pyxis", "slurmstepd: error: execve(): python3: No such file or directory\n", "execve(): python3", True),
+        ("podman", "Error: crun: executable file `python3` not found in $PATH: No such file\n", "python3", True),
+        ("podman", "Traceback:\n  (code)\nImportError: cannot import name 'UTC' from 'datetime'\n", "'UTC'", True),
+        ("podman", "Error: localhost/rl:1: image not known\n", "image not known", False),
+    ],
+)
+def test_an_image_that_does_not_start_is_named_with_the_runtimes_own_words(
+    attempt: AttemptDir, runtime: str, words: str, said: str, is_input: bool
+) -> None:
+    """What the image lacks is not tried again."""
+    told = ["+exp=demo", "+cluster=slurm_cpu", f"container.runtime={runtime}", "container.image=/images/rl.sqsh"]
+    plan = build_plan(load_config(told), "/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
+    for task in (0, 1):
+        attempt.log(f"task-{task}").write_text(words)
+    attempt.log("srun").write_text("srun: error: n1: task 0: Exited with exit code 1\n")
+    both = ["n1: task 0: Exited with exit code 1", "n2: task 1: Exited with exit code 1"]
+    settle_silent_tasks(plan, attempt, ["n1", "n2"], both)
+    end = read_end(attempt, 1, asked=False)
+    assert said in end.cause and f"n1, n2: the image must start and have python3 ({runtime} /images/rl" in end.cause
+    assert "image build" in end.cause
+    assert not [noise for noise in ("spank: required", "[INFO]", "created 4", "child 413") if noise in end.cause]
+    assert (end.outcome, end.exit_code) == ("failed", 2 if is_input else 1)
+
+
+def test_agents_that_never_start_end_the_attempt_at_the_deadline(plan: JobPlan, attempt: AttemptDir) -> None:
+    """As when an image never comes. The one that has started keeps its word."""
+    hurried = replace(plan, num_nodes=2, limits=replace(plan.limits, start_timeout_s=0.0))
+    write_json(attempt.node(0), {"host": "n1", "rank": 0, "state": "ended"})
+    nodes = subprocess.Popen(["sleep", "600"])
+    watch = AttemptWatch(RunDir(attempt.path), hurried, attempt, nodes, None)
+    watch.look(is_stopped=False)
+    assert nodes.wait() == -signal.SIGTERM and watch.is_late
+    settle_late_agents(hurried, attempt, ["n1", "n2"])
+    (cause,) = find_causes(attempt)
+    assert cause.startswith("n2: the node agent must start within 0 s (job.start_timeout_s)")
 
 
 def test_an_agent_that_spoke_keeps_its_word(plan: JobPlan, attempt: AttemptDir) -> None:

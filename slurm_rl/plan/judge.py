@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from slurm_rl.errors import ConfigError
 from slurm_rl.plan.expected import satisfies
 from slurm_rl.plan.job import JobPlan
+
+Versions = Mapping[str, "str | None"]
+"""By name, as image_report tells them; what is absent is None. Quoted, since an agent in an old Python tells it so."""
 
 # Newest first: the oldest driver that runs a major version of CUDA (NVIDIA, CUDA Compatibility, table 1).
 _DRIVER_OF_CUDA = {13: 580, 12: 525, 11: 450}
@@ -35,22 +38,31 @@ class Mismatch:
         return f"{self.name} is {self.seen or 'not there'}, expected {self.expected}: {self.remedy}"
 
 
-def judge_reports(plan: JobPlan, reports: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """What is wrong, by the line: what all hosts share once, the rest with its host, and where hosts differ."""
-    versions = {host: report["versions"] for host, report in reports.items()}
-    hosts_of: dict[str, list[str]] = {}
-    for host, found in versions.items():
-        for mismatch in find_mismatches(found, plan.expected, plan.container["runtime"]):
-            hosts_of.setdefault(str(mismatch), []).append(host)
-    lines = [text if len(on) == len(reports) else f"{', '.join(on)}: {text}" for text, on in hosts_of.items()]
-    for name in sorted({name for found in versions.values() for name in found} - _OF_THE_NODE):
-        if len({found.get(name) for found in versions.values()}) > 1:
-            held = ", ".join(f"{host} has {found.get(name)}" for host, found in versions.items())
-            lines.append(f"{name} must be the same on all nodes ({held}): give each node the same image")
-    return lines
+def check_versions(plan: JobPlan, versions: Versions) -> None:
+    """Raise ConfigError when the image is not as the plan expects: what is wrong by the line, each with its remedy."""
+    wrong = find_mismatches(versions, plan.expected, plan.container["runtime"])
+    if wrong:
+        raise ConfigError(
+            f"the image must be as the plan expects ({plan.container['image'] or 'no container'})",
+            seen="\n  " + "\n  ".join(map(str, wrong)),
+        )
 
 
-def find_mismatches(versions: Mapping[str, str | None], expected: Mapping[str, str], runtime: str) -> list[Mismatch]:
+def find_differences(one: str, its: Versions, other: str, others: Versions) -> list[str]:
+    """What two hosts do not have in common, drivers apart.
+
+    >>> find_differences("n1", {"ray": "2.60.0"}, "n2", {"ray": "2.9.0", "amdgpu driver": "6"})
+    ['ray must be the same on all nodes (n1 has 2.60.0, n2 has 2.9.0): give each node the same image']
+    """
+    return [
+        f"{name} must be the same on all nodes ({one} has {its.get(name)}, {other} has {others.get(name)}): "
+        "give each node the same image"
+        for name in sorted((its.keys() | others.keys()) - _OF_THE_NODE)
+        if its.get(name) != others.get(name)
+    ]
+
+
+def find_mismatches(versions: Versions, expected: Mapping[str, str], runtime: str) -> list[Mismatch]:
     """What of `expected` (see plan/expected.py) is not in `versions`, and what to do about each.
 
     >>> find_mismatches({"ray": "2.9.0"}, {"ray": "==2.60.0"}, "podman")[0].seen
@@ -83,7 +95,7 @@ def _remedy(name: str, runtime: str) -> str:
     }.get(name, _REBUILD)
 
 
-def render_versions(versions: Mapping[str, str | None], expected: Mapping[str, str]) -> str:
+def render_versions(versions: Versions, expected: Mapping[str, str]) -> str:
     """A line for each thing that is there or expected."""
     names = [*expected, *(name for name in versions if name not in expected and versions[name])]
     return "\n".join(

@@ -1,0 +1,55 @@
+"""What a node agent asks of the image around it before anything starts there. Standard library alone.
+
+The agent asks, and no step before it, because the runtime unpacks an image again for every step.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from slurm_rl.errors import ConfigError
+from slurm_rl.node.image_report import parse_report
+from slurm_rl.node.rendezvous import HeadRecord
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.judge import Versions, check_versions, find_differences
+
+_DEADLINE_S = 120.0
+
+
+def check_own_image(plan: JobPlan) -> Versions | None:
+    """Versions in the image; None for a plan without one.
+
+    Raises:
+        ConfigError: something is not as the plan expects; each with its remedy.
+    """
+    if plan.container["image"] is None:
+        return None
+    versions = _read_versions()
+    check_versions(plan, versions)
+    return versions
+
+
+def check_same_image(head: HeadRecord, host: str, versions: Versions | None) -> None:
+    """Hold this node's image against the head's.
+
+    Raises:
+        ConfigError: a version differs.
+    """
+    differences = find_differences(head.host, head.versions or {}, host, versions or {})
+    if differences:
+        raise ConfigError("all nodes must have the same image", seen="\n  " + "\n  ".join(differences))
+
+
+def _read_versions() -> Versions:
+    # By a process of its own: RCCL, asked for its version, starts threads that stay.
+    argv = [sys.executable, "-m", "slurm_rl.node.image_report"]
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        raise ConfigError("the image's Python must tell its versions", seen=f"no word in {_DEADLINE_S:g} s") from None
+    report = parse_report(done.stdout)
+    if report is None:
+        raise ConfigError("the image's Python must tell its versions", seen=done.stderr.strip()[-500:] or "no word")
+    versions: Versions = report["versions"]
+    return versions
