@@ -51,6 +51,14 @@ def test_a_node_that_knows_more_than_the_trainer_comes_first(tmp_path: Path) -> 
     assert read_end(attempt, 1, asked=False).cause == "n2: raylet died; rollout-0 must live"
 
 
+def test_bad_input_on_one_node_is_the_runs_whatever_the_trainer_says(tmp_path: Path) -> None:
+    attempt = make_attempt(tmp_path)
+    write_json(attempt.node(1), {"host": "n2", "state": "ended", "error": "another image", "exit_code": 2})
+    assert read_end(attempt, 1, asked=False).exit_code == 2
+    write_json(attempt.outcome, {"outcome": "failed", "exit_code": 1, "cause": "rollout-0 must live"})
+    assert read_end(attempt, 1, asked=False).exit_code == 2
+
+
 def test_saved_though_nobody_asked_is_a_failure_of_the_node(tmp_path: Path) -> None:
     attempt = make_attempt(tmp_path)
     say(attempt, SRUN)
