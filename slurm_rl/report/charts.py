@@ -37,46 +37,39 @@ class Curve:
     stage: str = "grpo"
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A line chart to draw when any of its curves has values."""
-
-    title: str
-    curves: tuple[Curve, ...]
-
-
-LINE_CHARTS = (
-    Chart("Reward", (Curve("mean", "reward/mean"),)),
-    Chart("Accuracy", (Curve("greedy", "accuracy/greedy", "eval"), Curve("sampled", "accuracy/sampled", "eval"))),
-    Chart("KL to the reference", (Curve("KL", "kl/reference"),)),
-    Chart("Entropy", (Curve("mean", "entropy/mean"),)),
-    Chart("Completion length, tokens", (Curve("mean", "completion/length_mean"),)),
-    Chart("Truncated completions, share", (Curve("truncated", "completion/truncated"),)),
-    Chart("Gradient norm", (Curve("norm", "policy/grad_norm"),)),
-    Chart("Clipped tokens, share", (Curve("clipped", "policy/clip_fraction"),)),
-    Chart("Sampler against policy, largest logprob gap", (Curve("largest", "mismatch/max"),)),
-    Chart("Sampler against policy, KL", (Curve("KL", "mismatch/kl"),)),
-    Chart("Warm-up loss", (Curve("loss", "policy/loss", "warmup"),)),
-    Chart("GRPO loss", (Curve("loss", "policy/loss"),)),
-    Chart("Critic: explained variance", (Curve("explained", "critic/explained_variance"),)),
-    Chart("Critic loss", (Curve("loss", "critic/loss"),)),
-    Chart("KL coefficient", (Curve("coefficient", "kl/coefficient"),)),
-    Chart("Loss", tuple(Curve(MAIN_STAGES[task], "policy/loss", task) for task in ("sft", "rm", "dpo"))),
-    Chart("Held-out loss", (Curve("loss", "eval/loss", "eval"),)),
-    Chart(
-        "Held-out accuracy",
-        (Curve("exact match", "eval/exact_match", "eval"), Curve("pairs right", "eval/accuracy", "eval")),
+LINE_CHARTS: dict[str, tuple[Curve, ...]] = {
+    "Reward": (Curve("mean", "reward/mean"),),
+    "Accuracy": (Curve("greedy", "accuracy/greedy", "eval"), Curve("sampled", "accuracy/sampled", "eval")),
+    "KL to the reference": (Curve("KL", "kl/reference"),),
+    "Entropy": (Curve("mean", "entropy/mean"),),
+    "Completion length, tokens": (Curve("mean", "completion/length_mean"),),
+    "Truncated completions, share": (Curve("truncated", "completion/truncated"),),
+    "Gradient norm": (Curve("norm", "policy/grad_norm"),),
+    "Clipped tokens, share": (Curve("clipped", "policy/clip_fraction"),),
+    "Sampler against policy, largest logprob gap": (Curve("largest", "mismatch/max"),),
+    "Sampler against policy, KL": (Curve("KL", "mismatch/kl"),),
+    "Warm-up loss": (Curve("loss", "policy/loss", "warmup"),),
+    "GRPO loss": (Curve("loss", "policy/loss"),),
+    "Critic: explained variance": (Curve("explained", "critic/explained_variance"),),
+    "Critic loss": (Curve("loss", "critic/loss"),),
+    "KL coefficient": (Curve("coefficient", "kl/coefficient"),),
+    "Loss": tuple(Curve(MAIN_STAGES[task], "policy/loss", task) for task in ("sft", "rm", "dpo")),
+    "Held-out loss": (Curve("loss", "eval/loss", "eval"),),
+    "Held-out accuracy": (
+        Curve("exact match", "eval/exact_match", "eval"),
+        Curve("pairs right", "eval/accuracy", "eval"),
     ),
-    Chart("Tokens a second", tuple(Curve(name, "time/tokens_per_s", task) for task, name in MAIN_STAGES.items())),
-)
+    "Tokens a second": tuple(Curve(name, "time/tokens_per_s", task) for task, name in MAIN_STAGES.items()),
+}
+"""Title to the curves of a chart; it is drawn when any of them has values."""
 
 
 def build_charts(rows: list[Row]) -> Iterator[tuple[str, str]]:
     """(title, SVG) of the charts for which there are values."""
-    for chart in LINE_CHARTS:
-        curves = {curve.label: points for curve in chart.curves if (points := select_points(rows, curve))}
+    for title, shown in LINE_CHARTS.items():
+        curves = {curve.label: points for curve in shown if (points := select_points(rows, curve))}
         if curves:
-            yield chart.title, draw_lines(curves)
+            yield title, draw_lines(curves)
     timed = [row for row in rows if row["stage"] == "grpo" and "time/step_s" in row]
     if timed:
         yield "Time of a step, seconds", _draw_phases(timed)
@@ -84,12 +77,12 @@ def build_charts(rows: list[Row]) -> Iterator[tuple[str, str]]:
 
 def compare_runs(runs: Mapping[str, list[Row]]) -> Iterator[tuple[str, str]]:
     """(title, SVG) of each curve that a run has, all runs in one chart."""
-    for chart in LINE_CHARTS:
-        for curve in chart.curves:
+    for title, shown in LINE_CHARTS.items():
+        for curve in shown:
             # A run without it stays, so that every run has one colour.
             curves = {name: select_points(rows, curve) for name, rows in runs.items()}
             if any(curves.values()):
-                yield chart.title if len(chart.curves) == 1 else f"{chart.title}, {curve.label}", draw_lines(curves)
+                yield title if len(shown) == 1 else f"{title}, {curve.label}", draw_lines(curves)
 
 
 def select_points(rows: list[Row], curve: Curve) -> list[Point]:
@@ -116,10 +109,10 @@ def moving_mean(points: list[Point], half_width: int) -> list[Point]:
 def format_number(value: float) -> str:
     """A number as short as it can be read.
 
-    >>> [format_number(v) for v in (0, 1200, 0.25, 0.1 + 0.2, 0.000012)]
-    ['0', '1,200', '0.25', '0.3', '1.2e-05']
+    >>> [format_number(v) for v in (0, 2500000.0, 0.25, 0.1 + 0.2, 0.000012)]
+    ['0', '2,500,000', '0.25', '0.3', '1.2e-05']
     """
-    return f"{value:,.6g}"
+    return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:,.6g}"
 
 
 def draw_lines(curves: Mapping[str, list[Point]]) -> str:
@@ -133,7 +126,7 @@ def draw_lines(curves: Mapping[str, list[Point]]) -> str:
     values = [value for points in binned.values() for _, value in points]
     starts_at_zero = 0 < min(values) < max(values) / 2
     kind = "marked" if not is_long else "raw" if is_alone else "smooth"
-    chart = pygal.XY(**_look(kind), show_legend=not is_alone, dots_size=4, include_x_axis=starts_at_zero)
+    chart = pygal.XY(**_look(kind, len(binned)), dots_size=4, include_x_axis=starts_at_zero)
     for label, points in binned.items():
         chart.add(label, [{"value": (x, y), "tooltip": _tip(x, label, y)} for x, y in points])
         if is_long and is_alone:
@@ -148,9 +141,10 @@ def _smooth(points: list[Point]) -> list[Point]:
 def _draw_phases(rows: list[Row]) -> str:
     import pygal
 
-    chart = pygal.StackedBar(**_look("stacked"), x_labels_major_count=6, show_minor_x_labels=False)
+    phases = [*PHASES, "other"]
+    chart = pygal.StackedBar(**_look("stacked", len(phases)), x_labels_major_count=6, show_minor_x_labels=False)
     steps = [split_step(row) for row in rows]
-    for phase in [*PHASES, "other"]:
+    for phase in phases:
         points = bin_points([(row["step"], step[phase]) for row, step in zip(rows, steps, strict=True)])
         chart.x_labels = [format_number(x) for x, _ in points]
         chart.add(phase, [{"value": y, "tooltip": f"{_tip(x, phase, y)} s"} for x, y in points])
@@ -161,7 +155,7 @@ def _tip(step: float, label: str, value: float) -> str:
     return f"step {format_number(step)}: {label} {format_number(value)}"
 
 
-def _look(kind: str) -> dict[str, Any]:
+def _look(kind: str, num_labels: int) -> dict[str, Any]:
     from pygal.style import Style
 
     return {
@@ -171,10 +165,11 @@ def _look(kind: str) -> dict[str, Any]:
         "width": 560,
         "height": 260,
         "margin": 6,
+        "margin_right": 22,
         "css": [],
         "js": [],
+        "show_legend": num_labels > 1,
         "legend_at_bottom": True,
-        "legend_at_bottom_columns": 3,
         "min_scale": 3,
         "max_scale": 6,
         "truncate_label": -1,

@@ -13,7 +13,7 @@ from slurm_rl.report.events import describe_event, read_events
 from slurm_rl.report.leaderboard import Standing, build_table
 from slurm_rl.report.meta import RunMeta, collect_meta, read_config_text
 from slurm_rl.report.page import render_page, render_section, render_table
-from slurm_rl.report.summary import build_summary, describe_rows, format_seconds
+from slurm_rl.report.summary import MAIN_STAGES, build_summary, describe_rows, format_seconds
 from slurm_rl.run_dir import RunDir, write_text
 
 SAMPLES_A_SIDE = 6
@@ -72,7 +72,7 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if kind in before or kind in after:
             change = " → ".join(f"{side[kind]:.1%}" if kind in side else "–" for side in (before, after))
             tiles.append((f"accuracy, {kind}", change))
-    tiles.append(("GRPO steps", f"{summary['steps']:,}"))
+    tiles.append((f"{MAIN_STAGES[summary['stage']]} steps", f"{summary['steps']:,}"))
     if summary["reward"]["last"] is not None:
         tiles.append(("reward", f"{summary['reward']['first']:.2f} → {summary['reward']['last']:.2f}"))
     if summary["tokens_per_s"] is not None:

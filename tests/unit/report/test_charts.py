@@ -24,6 +24,17 @@ def test_every_point_tells_its_values() -> None:
     assert tips(svg) == ["step 0: a 0", "step 5: a 1", "step 5: b 0.3"]
 
 
+@pytest.mark.parametrize("num", [2, 3, 4, 6])
+def test_several_curves_are_named_below(num: int) -> None:
+    svg = ElementTree.fromstring(draw_lines({f"run {n}": [(1, 0.0), (2, n)] for n in range(num)}))
+    (legends,) = svg.findall(".//g[@class='legends']")
+    top = float(re.findall(r"[\d.]+", legends.attrib["transform"])[1])
+    texts = list(legends.iter("text"))
+    assert [text.text for text in texts] == [f"run {n}" for n in range(num)]
+    height = float(svg.attrib["viewBox"].split()[3])
+    assert max(top + float(text.attrib["y"]) for text in texts) < height
+
+
 def test_a_long_curve_alone_keeps_its_values_behind_its_mean() -> None:
     points = [(float(step), float(step % 2)) for step in range(FEW_POINTS + 1)]
     alone, two = draw_lines({"a": points}), draw_lines({"a": points, "b": points})
