@@ -2,7 +2,7 @@
 
     <url>/<run>/step-40/<files>          the bytes of the checkpoint, in any order
     <url>/<run>/step-40/manifest.json    after them: size and SHA-256 of every file
-    <url>/<run>/step-40/complete.json    last: SHA-256 of the manifest. Without it there is no checkpoint.
+    <url>/<run>/step-40/complete.json    last: SHA-256 of the manifest, signed. Without it there is no checkpoint.
 
 No bucket can rename a folder, so the marker takes the place of the rename: whatever is cut off before it is
 passed over, and what stands before it is proven by hashes when it comes back. Removing goes the other way, the
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import hmac
 import json
 import re
 import time
@@ -37,18 +38,31 @@ _KINDS = ("files", "run")
 Result = TypeVar("Result")
 
 
+class NotOursError(CheckpointError):
+    """A copy that somebody wrote who does not know the run's key."""
+
+
 class RemoteFolder:
     """One run's folder on a URL. One process writes.
 
     Args:
         retry_s: waits before an operation that failed is tried again.
+        key: signs what is written; asked for when it is needed.
+        verify: `download` believes what was signed with it, and nothing else.
         require_ours: raises when another process writes now; asked before a copy begins, counts or goes.
     """
 
     def __init__(
-        self, url: str, *, retry_s: Sequence[float] = _RETRY_S, require_ours: Callable[[], None] = lambda: None
+        self,
+        url: str,
+        *,
+        key: Callable[[], str],
+        verify: bool = True,
+        retry_s: Sequence[float] = _RETRY_S,
+        require_ours: Callable[[], None] = lambda: None,
     ) -> None:
-        self.url, self.retry_s, self.require_ours = url.rstrip("/"), retry_s, require_ours
+        self.url, self.key, self.verify = url.rstrip("/"), key, verify
+        self.retry_s, self.require_ours = retry_s, require_ours
         self.fs, self.root = open_filesystem(self.url)
 
     # ---- writing ---------------------------------------------------------------------------------
@@ -72,7 +86,8 @@ class RemoteFolder:
         with ThreadPoolExecutor(_THREADS) as pool:
             described = dict(zip(files, pool.map(_describe, files.values()), strict=True))
         manifest = json.dumps(described, sort_keys=True).encode()
-        marker = json.dumps({"manifest": hashlib.sha256(manifest).hexdigest()}).encode()
+        marked = {"manifest": hashlib.sha256(manifest).hexdigest(), "hmac": self._sign(name, manifest)}
+        marker = json.dumps(marked).encode()
         target = f"{self.root}/{name}"
         if self._read(f"{target}/{MARKER}") == marker and self._read(f"{target}/{MANIFEST}") == manifest:
             return 0
@@ -105,19 +120,35 @@ class RemoteFolder:
     # ---- reading ---------------------------------------------------------------------------------
 
     def steps(self) -> list[int]:
-        """Steps with a marker, newest first; whether their bytes are right is known after `download`."""
-        return [step for step in self._listed_steps() if self.is_complete(f"step-{step}")]
+        """Steps with a marker, newest first; whether they are right and ours is known after `download`."""
+        return [step for step in self._listed_steps() if self.is_there(f"step-{step}")]
+
+    def is_there(self, name: str) -> bool:
+        """Whether the marker is there and is that of the manifest, whoever wrote them."""
+        manifest = self._read(f"{self.root}/{name}/{MANIFEST}")
+        return manifest is not None and (
+            self._read_marker(name).get("manifest") == hashlib.sha256(manifest).hexdigest()
+        )
 
     def is_complete(self, name: str) -> bool:
-        """Whether the marker is there and is that of the manifest."""
-        manifest, marker = self._read(f"{self.root}/{name}/{MANIFEST}"), self._read(f"{self.root}/{name}/{MARKER}")
-        if manifest is None or marker is None:
-            return False
+        """The same of what was written with our key."""
+        return self.is_there(name) and self._is_signed(name, self._read(f"{self.root}/{name}/{MANIFEST}") or b"")
+
+    def _read_marker(self, name: str) -> dict[str, Any]:
         try:
-            found = json.loads(marker)
+            found = json.loads(self._read(f"{self.root}/{name}/{MARKER}") or b"null")
         except ValueError:
-            return False
-        return isinstance(found, dict) and found.get("manifest") == hashlib.sha256(manifest).hexdigest()
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _is_signed(self, name: str, manifest: bytes) -> bool:
+        found = str(self._read_marker(name).get("hmac")).encode()
+        return hmac.compare_digest(found, self._sign(name, manifest).encode())
+
+    def _sign(self, name: str, manifest: bytes) -> str:
+        # With the names of run and step: a copy of another does not count in its place.
+        text = f"{self.url.rpartition('/')[2]}/{name}\n".encode() + manifest
+        return hmac.new(self.key().encode(), text, hashlib.sha256).hexdigest()
 
     def download(self, name: str, folder: Path, run: Path) -> dict[str, Any]:
         """Fetch what `upload` copied: the folder's files into `folder`, the extra ones into `run`; both are new.
@@ -126,10 +157,14 @@ class RemoteFolder:
             Size and SHA-256 of the folder's files, by relative name.
 
         Raises:
+            NotOursError: it is not signed with our key.
             CheckpointError: something is missing, or is not as it was written.
         """
         # Whoever may write the bucket writes the manifest too: nothing is believed of it before it is looked at.
-        manifest = parse_manifest(self._read(f"{self.root}/{name}/{MANIFEST}") or b"", f"{self.url}/{name}/{MANIFEST}")
+        text = self._read(f"{self.root}/{name}/{MANIFEST}") or b""
+        if self.verify and not self._is_signed(name, text):
+            raise NotOursError("a copy must be signed with the key of this run", seen=f"{self.url}/{name}")
+        manifest = parse_manifest(text, f"{self.url}/{name}/{MANIFEST}")
 
         def fetch(relative: str) -> None:
             kind, _, rest = relative.partition("/")

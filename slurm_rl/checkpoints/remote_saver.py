@@ -8,11 +8,12 @@ from collections.abc import Collection
 from pathlib import Path
 
 from slurm_rl.checkpoints.folders import written_beside
-from slurm_rl.checkpoints.remote import RemoteFolder
+from slurm_rl.checkpoints.remote import NotOursError, RemoteFolder
 from slurm_rl.checkpoints.store import MANIFEST, CheckpointStore
 from slurm_rl.disk import is_full
-from slurm_rl.errors import CheckpointError, RunDirError
+from slurm_rl.errors import CheckpointError, ConfigError, RunDirError
 from slurm_rl.run_dir import RunDir, append_event, read_json
+from slurm_rl.run_secret import TOKEN_VARIABLE, checkpoint_key_file
 
 REFERENCE = "reference"
 
@@ -55,17 +56,32 @@ class RemoteSaver:
 
         Returns:
             Whether there is one.
+
+        Raises:
+            ConfigError: there is nothing here, and there nothing that our key signed.
         """
-        for step in (step for step in self.remote.steps() if step > local_step):
+        newer = [step for step in self.remote.steps() if step > local_step]
+        foreign = []
+        for step in newer:
             try:
                 self._fetch(step)
             except CheckpointError as error:
+                foreign += [step] if isinstance(error, NotOursError) else []
                 if error.__cause__ is not None and is_full(error.__cause__):
                     raise  # the copy may be whole; without it the run would begin anew
                 append_event(self.run_dir, "checkpoint/skipped", reason=f"copy of step {step}: {error}")
                 continue
             append_event(self.run_dir, "checkpoint/fetched", step=step, url=self.remote.url)
             return True
+        if foreign == newer and newer and local_step < 0:
+            raise ConfigError(
+                "copies of checkpoints are believed only with the key that signed them",
+                seen=f"steps {', '.join(map(str, newer))} in {self.remote.url}, none of them signed with "
+                f"{checkpoint_key_file(self.run_dir)}",
+                action=f"put that file of the lost run directory there; or remove it and export {TOKEN_VARIABLE} as it "
+                "was when the run began; or checkpoint.verify=false, if nobody else may write there; or choose "
+                "another run_dir to begin anew",
+            )
         return False
 
     def _fetch(self, step: int) -> None:
@@ -97,7 +113,7 @@ class RemoteSaver:
 
     def _fetch_reference(self) -> None:
         """The reference that the warm-up made, which the policy of a later step cannot give any more."""
-        if self.run_dir.reference.is_dir() or not self.remote.is_complete(REFERENCE):
+        if self.run_dir.reference.is_dir() or not self.remote.is_there(REFERENCE):
             return
         with written_beside(self.run_dir.reference) as folder:
             self.remote.download(REFERENCE, folder, folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,6 +18,7 @@ from slurm_rl.checkpoints.remote_saver import RemoteSaver
 from slurm_rl.checkpoints.store import Checkpoint, CheckpointStore, cannot_write
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import RunDir, append_event
+from slurm_rl.run_secret import checkpoint_key
 
 State = TypeVar("State")
 _POLL_S = 0.1
@@ -28,6 +31,7 @@ class StepSaver:
         background: `save` returns when what it saves is copied; files are finished, hashed and named meanwhile.
         timeout_s: for those files to be there.
         url: where checkpoints are copied to; None: nowhere.
+        verify: take back only what was signed with the run's key.
         is_stopped: the run was asked to leave; a checkpoint under way then has `stop_s` to end.
 
     Raises:
@@ -42,6 +46,7 @@ class StepSaver:
         background: bool = False,
         timeout_s: float = 3600.0,
         url: str | None = None,
+        verify: bool = True,
         is_stopped: Callable[[], bool] = lambda: False,
         stop_s: float = 60.0,
     ) -> None:
@@ -50,7 +55,10 @@ class StepSaver:
         self.store = CheckpointStore(run.checkpoints, run.require_ours)
         self.remote = None
         if url is not None:
-            folder = RemoteFolder(f"{url}/{run.path.name}", require_ours=run.require_ours)
+            # One rank needs it, and one alone may make it.
+            key = functools.partial(checkpoint_key, run, os.environ)
+            place = f"{url}/{run.path.name}"
+            folder = RemoteFolder(place, key=key, verify=verify, require_ours=run.require_ours)
             self.remote = RemoteSaver(run, self.store, folder)
         self.saved_step = -1
         self.started = 0.0

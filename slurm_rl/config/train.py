@@ -273,6 +273,9 @@ class CheckpointConfig(Section):
     url: str | None = None
     """Where each checkpoint is copied to, in the background, as `<url>/<name of the run directory>`: gs://, s3:// or
     any URL of fsspec's. A run whose directory is lost or older goes on from there; null: no copies."""
+    verify: bool = True
+    """Take a copy back only when it is signed with this run's key, which is secrets/checkpoint-key of the run
+    directory, made of SLURM_RL_TOKEN where that is set. false: whoever may write there may change the policy."""
 
     @field_validator("url")
     @classmethod

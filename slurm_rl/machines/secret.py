@@ -15,10 +15,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.run_dir import RunDir, write_text
+from slurm_rl.run_dir import RunDir
+from slurm_rl.run_secret import TOKEN_VARIABLE, keep_secret, read_secret, token_from_environment
 
-TOKEN_VARIABLE = "SLURM_RL_TOKEN"
-_LEAST_LENGTH = 16
 _POLL_S = 0.2
 
 
@@ -26,34 +25,11 @@ def secret_file(run: RunDir) -> Path:
     return run.secrets / "machines-token"
 
 
-def secret_from_environment(env: Mapping[str, str]) -> str | None:
-    """None where the variable is not set.
-
-    Raises:
-        ConfigError: it is too short to be a secret.
-    """
-    value = env.get(TOKEN_VARIABLE, "").strip()
-    if value and len(value) < _LEAST_LENGTH:
-        raise ConfigError(
-            f"{TOKEN_VARIABLE} must have at least {_LEAST_LENGTH} characters",
-            seen=f"{len(value)} characters",
-            action="make one: python -c 'import secrets; print(secrets.token_hex(32))'",
-        )
-    return value or None
-
-
 def head_secret(run: RunDir, env: Mapping[str, str]) -> str:
     """The head's: from the environment, or made now and kept 0600 in the run directory."""
-    value = secret_from_environment(env)
+    value = token_from_environment(env)
     path = secret_file(run)
-    if value is None and path.is_file():
-        return path.read_text(encoding="ascii").strip()
-    if value is None:
-        value = secrets.token_hex(32)
-        run.secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
-        run.secrets.chmod(0o700)
-        write_text(path, value, mode=0o600)
-    return value
+    return value or read_secret(path) or keep_secret(run, path, secrets.token_hex(32))
 
 
 def worker_secret(run_dir: str | None, env: Mapping[str, str], timeout_s: float, is_stopped: Callable[[], bool]) -> str:
@@ -65,14 +41,14 @@ def worker_secret(run_dir: str | None, env: Mapping[str, str], timeout_s: float,
     Raises:
         ConfigError: neither is to be had.
     """
-    value = secret_from_environment(env)
+    value = token_from_environment(env)
     if value is not None:
         return value
     deadline = time.monotonic() + timeout_s
     path = secret_file(RunDir(run_dir)) if run_dir is not None else None
     while path is not None and time.monotonic() < deadline and not is_stopped():
-        if path.is_file():
-            return path.read_text(encoding="ascii").strip()
+        if found := read_secret(path):
+            return found
         time.sleep(_POLL_S)
     raise ConfigError(
         f"{TOKEN_VARIABLE} must be set to one secret on every machine of the run",

@@ -23,6 +23,7 @@ from slurm_rl.machines.nodes import Nodes
 from slurm_rl.node.ray_cluster import create_token, token_file
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, report_damage, write_json, write_last
+from slurm_rl.run_secret import checkpoint_key
 from slurm_rl.slurm.attempts import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -154,6 +155,8 @@ class Controller:
         if self.plan.torchrun is None:
             token = self.machines.ray_token(attempt.number) if self.machines else None
             create_token(self.run_dir, attempt.number, token)
+        # Here, since the trainer's environment has no token that it could be made of.
+        checkpoint_key(self.run_dir, os.environ)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
         append_event(self.run_dir, "attempt/started", attempt=attempt.number, job=self.job_key, slurm_restarts=restarts)
         return attempt

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.machines.secret import TOKEN_VARIABLE
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.step import build_nodes_step, build_srun, node_words, with_host_setup, wrap_agent
 from slurm_rl.run_dir import AttemptDir
+from slurm_rl.run_secret import TOKEN_VARIABLE
 from slurm_rl.slurm.silent import EXIT_NOT_STARTED, explain
 
 

@@ -62,7 +62,7 @@ def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
     engine = build_engine(config, model_path, objective, place)
     budget = find_budget(run, config)
     objective, add_reference = prepare_reference(run, config, model_path, objective, engine, budget)
-    saver = PolicySaver(run, config.checkpoint.keep, engine, config.checkpoint.url)
+    saver = PolicySaver(run, config.checkpoint, engine)
     is_first = place.rank == 0
     metrics = (
         MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json")) if is_first else None

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from slurm_rl.checkpoints.step_saver import StepSaver, parse_state
+from slurm_rl.config.train import CheckpointConfig
 from slurm_rl.engine import distributed
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.errors import CheckpointError
@@ -39,9 +40,9 @@ class LoopState:
 class PolicySaver:
     """Saves and restores engine and state together; every method is called on all ranks."""
 
-    def __init__(self, run: RunDir, keep: int, engine: PolicyEngine, url: str | None = None) -> None:
+    def __init__(self, run: RunDir, saving: CheckpointConfig, engine: PolicyEngine) -> None:
         self.run_dir, self.engine = run, engine
-        self.saver = StepSaver(run, keep, url=url)
+        self.saver = StepSaver(run, saving.keep, url=saving.url, verify=saving.verify)
         self.saved_step = -1
 
     def restore(self) -> LoopState | None:

@@ -8,12 +8,16 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.jsonl import read_rows
+from slurm_rl.run_secret import TOKEN_VARIABLE
 from tests.train.test_run import kill_driver_when
 from tests.whole_run import exact_rows, start_run
 
 
 @pytest.mark.slow
-def test_a_run_that_lost_its_folder_goes_on_from_its_url_to_the_same_numbers(whole_run: Path, tmp_path: Path) -> None:
+def test_a_run_that_lost_its_folder_goes_on_from_its_url_to_the_same_numbers(
+    whole_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "the same on every machine")
     run_dir, url = tmp_path / "lost", f"checkpoint.url='file://{tmp_path}/bucket'"
 
     def copied(step: int) -> bool:

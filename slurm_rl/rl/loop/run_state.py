@@ -62,6 +62,7 @@ class RunSaver:
             background=saving.background,
             timeout_s=limit_s,
             url=saving.url,
+            verify=saving.verify,
             is_stopped=is_stopped,
             stop_s=config.job.signal_lead_s / 2,
         )

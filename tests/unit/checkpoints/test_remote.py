@@ -21,7 +21,10 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import CheckpointError, ConfigError, MissingLibraryError
 from slurm_rl.jsonl import append_row, read_rows
 from slurm_rl.run_dir import RunDir, write_json
+from slurm_rl.run_secret import TOKEN_VARIABLE
 from tests.small_disk import small_disk
+
+KEY = "the key of these tests"
 
 
 class PowerCutError(RuntimeError):
@@ -73,7 +76,7 @@ def make(root: Path, step: int) -> Path:
 
 def open_run(root: Path, url: str) -> tuple[RunDir, RemoteSaver]:
     run = RunDir(root)
-    return run, RemoteSaver(run, CheckpointStore(run.checkpoints), RemoteFolder(url, retry_s=()))
+    return run, RemoteSaver(run, CheckpointStore(run.checkpoints), RemoteFolder(url, key=lambda: KEY, retry_s=()))
 
 
 def fetched_step(root: Path, url: str) -> int | None:
@@ -91,8 +94,8 @@ def fetched_step(root: Path, url: str) -> int | None:
 
 def test_what_is_uploaded_comes_back_with_every_byte_and_only_once(tmp_path: Path, url: str) -> None:
     make(tmp_path / "a", 4)
-    assert RemoteFolder(url).upload("step-4", tmp_path / "a" / "checkpoints" / "step-4") > 0
-    assert RemoteFolder(url).upload("step-4", tmp_path / "a" / "checkpoints" / "step-4") == 0
+    assert RemoteFolder(url, key=lambda: KEY).upload("step-4", tmp_path / "a" / "checkpoints" / "step-4") > 0
+    assert RemoteFolder(url, key=lambda: KEY).upload("step-4", tmp_path / "a" / "checkpoints" / "step-4") == 0
     assert fetched_step(tmp_path / "b", url) == 4
 
 
@@ -177,7 +180,8 @@ def forge(saver: RemoteSaver, step: int, change: Callable[[dict[str, Any]], Any]
     text = change(manifest)
     text = text if isinstance(text, bytes) else json.dumps(manifest).encode()
     saver.remote.fs.pipe_file(f"{place}/manifest.json", text)
-    marker = {"manifest": hashlib.sha256(text).hexdigest()}
+    # Signed, so that what is behind the signature is looked at, too.
+    marker = {"manifest": hashlib.sha256(text).hexdigest(), "hmac": saver.remote._sign(f"step-{step}", text)}
     saver.remote.fs.pipe_file(f"{place}/complete.json", json.dumps(marker).encode())
 
 
@@ -302,32 +306,75 @@ def save(saver: StepSaver, step: int) -> None:
     saver.save(step, {"step": step}, lambda folder: (folder / "rank-0.pt").write_bytes(bytes([step])) and None)
 
 
-def test_the_saver_copies_in_the_background_and_comes_back_on_a_new_machine(tmp_path: Path, url: str) -> None:
+def test_the_saver_copies_in_the_background_and_comes_back_on_a_new_machine(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "the same wherever it is started")
     place = url.removesuffix("/run")
     saver = StepSaver(RunDir(tmp_path / "a" / "run"), 2, background=True, url=place)
     for step in (1, 2, 3):
         save(saver, step)
     saver.wait()
-    assert RemoteFolder(url).steps() == [3, 2]
+    assert RemoteFolder(url, key=lambda: KEY).steps() == [3, 2]
     newest = StepSaver(RunDir(tmp_path / "b" / "run"), 2, url=place).newest()
     assert newest is not None
     assert (newest.step, (newest.path / "rank-0.pt").read_bytes()) == (3, b"\x03")
+
+
+def test_what_another_wrote_is_passed_over_and_written_over(tmp_path: Path, url: str) -> None:
+    """Whole, with a marker that fits, signed with another key or for another step."""
+    _, saver = open_run(tmp_path / "a", url)
+    for step in (1, 2, 3):
+        make(tmp_path / "a", step)
+        saver.copy(step)
+    make(tmp_path / "evil", 9)
+    evil = RemoteFolder(url, key=lambda: "another", retry_s=())
+    evil.upload("step-9", tmp_path / "evil" / "checkpoints" / "step-9")
+    evil.upload("step-3", tmp_path / "evil" / "checkpoints" / "step-9")
+    for name in ("manifest.json", "complete.json"):
+        saver.remote.fs.copy(f"{saver.remote.root}/step-1/{name}", f"{saver.remote.root}/step-2/{name}")
+    assert fetched_step(tmp_path / "b", url) == 1
+    skipped = [row["reason"] for row in read_rows(RunDir(tmp_path / "b").events) if "reason" in row]
+    assert [reason[:14] for reason in skipped] == ["copy of step 9", "copy of step 3", "copy of step 2"]
+    assert all("signed with the key of this run" in reason for reason in skipped)
+    saver.copy_if_missing(3)
+    assert fetched_step(tmp_path / "c", url) == 3
+
+
+def test_without_the_key_a_run_does_not_begin_anew_beside_its_copies(tmp_path: Path, url: str) -> None:
+    place = url.removesuffix("/run")
+    first = RunDir(tmp_path / "a" / "run")
+    save(StepSaver(first, 2, url=place), 1)
+    key = first.secrets / "checkpoint-key"
+    assert (key.stat().st_mode & 0o777, first.secrets.stat().st_mode & 0o777) == (0o600, 0o700)
+    fresh = RunDir(tmp_path / "b" / "run")
+    with pytest.raises(ConfigError, match=r"only with the key that signed them; got steps 1 .*verify=false"):
+        StepSaver(fresh, 2, url=place).newest()
+    brought = RunDir(tmp_path / "c" / "run")
+    brought.secrets.mkdir(parents=True)
+    (brought.secrets / "checkpoint-key").write_bytes(key.read_bytes())
+    assert StepSaver(brought, 2, url=place).newest() is not None
+    assert StepSaver(fresh, 2, url=place, verify=False).newest() is not None
+    # With a checkpoint of its own a run goes on from that.
+    (first.secrets / "checkpoint-key").unlink()
+    newest = StepSaver(first, 2, url=place).newest()
+    assert newest is not None and newest.step == 1
 
 
 def test_a_copy_that_was_cut_off_is_made_good_by_the_next_start(tmp_path: Path, url: str) -> None:
     place = url.removesuffix("/run")
     run = RunDir(tmp_path / "run")
     save(StepSaver(run, 2), 1)
-    assert RemoteFolder(url).steps() == []
+    assert RemoteFolder(url, key=lambda: KEY).steps() == []
     assert StepSaver(run, 2, url=place).newest() is not None
-    assert RemoteFolder(url).steps() == [1]
+    assert RemoteFolder(url, key=lambda: KEY).steps() == [1]
 
 
 def test_a_failed_write_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote.time, "sleep", lambda seconds: None)
     make(tmp_path / "a", 1)
     url = f"memory://{secrets.token_hex(4)}/run"
-    folder = RemoteFolder(url)
+    folder = RemoteFolder(url, key=lambda: KEY)
     folder.fs = CutOff(folder.fs, 2, half=True)
     folder.upload("step-1", tmp_path / "a" / "checkpoints" / "step-1")
     assert fetched_step(tmp_path / "b", url) == 1
@@ -340,14 +387,14 @@ def test_a_library_that_is_not_there_is_named_with_its_pip_line(url: str, librar
         __import__(library)
     except ImportError:
         with pytest.raises(MissingLibraryError, match=f"pip install {library}"):
-            RemoteFolder(url)
+            RemoteFolder(url, key=lambda: KEY)
     else:
         pytest.skip(f"{library} is installed")
 
 
 def test_a_protocol_that_nobody_knows_is_bad_input() -> None:
     with pytest.raises(ConfigError, match="must know the protocol"):
-        RemoteFolder("nosuch://bucket/a")
+        RemoteFolder("nosuch://bucket/a", key=lambda: KEY)
 
 
 @pytest.mark.parametrize("value", ["/shared/runs", "gs://", "s3://key:secret@bucket/a", "https://host/a?token=secret"])
