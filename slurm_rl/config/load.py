@@ -230,8 +230,8 @@ def _unknown_key(key: str) -> ConfigError:
             action="external.args.<name>=<value>; `python -m slurm_rl --cfg job` shows those of the preset",
         )
     if key in set(valid_keys()):
-        seen = f"{key}, and {section} is null with these groups"
-        action = f"choose a group that has {section}"
+        seen = f"{key}, and {section} is null with these groups, or has no such key in them"
+        action = f"choose a group that has {section}; where it has, write +{key}=<value>"
         return ConfigError("a key can be set where its section is on", seen=seen, action=action)
     near = nearest_key(key)
     hint = f"did you mean {near}?" if near else "see `python -m slurm_rl --cfg job` for every key"

@@ -36,7 +36,7 @@ from slurm_rl.node.private_folder import make_private_folder
 from slurm_rl.node.processes import attempt_mark, become_subreaper, end_marked, start_child, write_into
 from slurm_rl.node.ray_cluster import (
     build_ray_start_argv,
-    describe_ray_end,
+    explain_ray_end,
     keep_ray_logs,
     ray_tmp_dir,
     remove_older_tmp_dirs,
@@ -209,7 +209,7 @@ class NodeAgent:
                 return 0
             time.sleep(POLL_S)
         is_late = not self.role.is_head and self._head_has_ended()
-        return judge_torchrun(self.attempt, self.role, self.driver.returncode, is_late=is_late)
+        return judge_torchrun(self.plan, self.attempt, self.role, self.driver.returncode, is_late=is_late)
 
     def _torchrun_has_ended(self) -> bool:
         return self.driver is not None and self.driver.poll() is not None
@@ -217,12 +217,7 @@ class NodeAgent:
     def _check_ray(self, where: str) -> None:
         if self.ray is not None and self.ray.poll() is not None:
             # The trainer would notice in its own time; a dead cluster is certain now.
-            log = self.attempt.log(f"ray-{self.role.rank}")
-            raise BringUpError(
-                f"Ray on {where} must outlive the trainer",
-                seen=describe_ray_end(log, self.ray.returncode),
-                where=log.name,
-            )
+            raise explain_ray_end(self.plan, self.attempt.log(f"ray-{self.role.rank}"), self.ray.returncode, where)
 
     def _check_terminated(self) -> None:
         """After SIGTERM: leave before SIGKILL, and when the controller says that a node died: then nobody saves.
@@ -273,7 +268,8 @@ class NodeAgent:
         return self._bring_up_is_over()
 
     def _bring_up_is_over(self) -> bool:
-        return self.stop_signal is not None or self._ray_has_ended()
+        self._check_ray("this node")
+        return self.stop_signal is not None
 
     def _ray_has_ended(self) -> bool:
         return self.ray is not None and self.ray.poll() is not None

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from slurm_rl.errors import BringUpError
+from slurm_rl.node.modules import find_lack_in
 from slurm_rl.node.ports import PortPlan
 from slurm_rl.node.private_folder import copy_own_files, is_our_folder
 from slurm_rl.node.rendezvous import HeadRecord
@@ -78,6 +79,12 @@ def remove_older_tmp_dirs(tmp_dir: Path) -> None:
         older = path.name.rpartition("-")[2]
         if older.isdigit() and int(older) < int(number) and is_our_folder(path):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def explain_ray_end(plan: JobPlan, log: Path, status: int, where: str) -> BringUpError:
+    """Why `ray start` ended before the trainer, as an error to raise."""
+    rule = f"Ray on {where} must outlive the trainer"
+    return find_lack_in(plan.python, log) or BringUpError(rule, seen=describe_ray_end(log, status), where=log.name)
 
 
 def describe_ray_end(log: Path, status: int) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from slurm_rl.errors import BringUpError, TrainingError
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.driver import HANDLER_S, catches
+from slurm_rl.node.modules import find_lack_in
 from slurm_rl.node.processes import find_marked, parent_of, start_child
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
@@ -97,7 +98,9 @@ def _how(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}{hint}" if code < 0 else f"ended with exit status {code}"
 
 
-def judge_torchrun(attempt: AttemptDir, role: NodeRole, returncode: int, *, is_late: bool = False) -> int:
+def judge_torchrun(
+    plan: JobPlan, attempt: AttemptDir, role: NodeRole, returncode: int, *, is_late: bool = False
+) -> int:
     """The exit status of this node, once its torchrun has ended.
 
     Rank 0 says in outcome.json how the run ended. Ranks whose peers died fail too, by an error of the network;
@@ -109,6 +112,7 @@ def judge_torchrun(attempt: AttemptDir, role: NodeRole, returncode: int, *, is_l
 
     Raises:
         TrainingError: a rank of this node did not end in order.
+        BringUpError: this node's Python has no torch.
     """
     seen = describe_torchrun_end(torchrun_log(attempt, role), returncode)
     found = read_json(attempt.outcome) if role.is_head and attempt.outcome.is_file() else None
@@ -117,6 +121,8 @@ def judge_torchrun(attempt: AttemptDir, role: NodeRole, returncode: int, *, is_l
     is_blameless = returncode == 0 or (is_late and not re.match(r"rank \d+ was killed by SIGKILL", seen))
     if not role.is_head and is_blameless:
         return 0
+    if lack := find_lack_in(plan.python, torchrun_log(attempt, role)):
+        raise lack
     raise TrainingError(
         "every rank under torchrun must end in order, and rank 0 must say how the run ended",
         seen=seen,

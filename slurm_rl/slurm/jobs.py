@@ -19,7 +19,7 @@ from slurm_rl.slurm import commands
 from slurm_rl.slurm.attempts import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from slurm_rl.slurm.commands import JobInfo
 from slurm_rl.slurm.own_folder import require_own_run
-from slurm_rl.slurm.silent import explain_silent_job
+from slurm_rl.slurm.silent import explain_entrypoint, explain_silent_job
 from slurm_rl.slurm.states import JobState
 
 if TYPE_CHECKING:
@@ -169,6 +169,9 @@ def _ray_state(run: RunDir, job: Mapping[str, Any]) -> RunState:
         return RunState("unknown", str(error))
     if found is None:
         return RunState("dead", f"Ray knows no {where}")
+    if found.exit_code is not None and (cause := explain_entrypoint(run, found.message, found.exit_code)):
+        _record_failed(run, cause)
+        return RunState("failed", cause)
     stopped = found.status == "STOPPED" or found.exit_code == EXIT_INTERRUPTED
     word = "interrupted" if stopped else _RAY_WORDS.get(found.status, "unknown")
     detail = where if word in ("running", "finished") else f"{where}: {found.message[-_MOST_MESSAGE:].strip()}"

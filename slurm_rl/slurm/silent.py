@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from slurm_rl.node.modules import find_lack
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.setup import SETUP_ACTION, SETUP_RULE
 from slurm_rl.plan.step import TASK_LOG
@@ -14,8 +15,8 @@ from slurm_rl.slurm.attempts import EXIT_BAD_INPUT
 from slurm_rl.slurm.commands import JobInfo
 from slurm_rl.slurm.states import JobState
 
-EXIT_NOT_STARTED = 127
-"""As a shell says that a program is not there."""
+EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED = 126, 127
+"""As a shell says that a program may not be run, or is not there."""
 _MOST = 300
 _IMAGE_LINES = 6
 OURS = "slurm_rl: "  # begins what the batch script says; see plan/sbatch.py
@@ -27,7 +28,6 @@ _PYXIS_NOISE = re.compile(
     r"|\[INFO\]|Parallel unsquashfs|\d+ inodes|created \d+)"
 )
 _OTHER_PYTHON = re.compile(r"^(ModuleNotFound|Import|Syntax|Attribute|Type)Error\b", re.MULTILINE)
-_NO_MODULE = re.compile(r"ModuleNotFoundError|ImportError")
 
 
 def last_words(log: Path, num_lines: int = 1) -> str:
@@ -58,12 +58,9 @@ def explain(words: str, status: int, python: str) -> str:
     """
     if SETUP_RULE in words:
         return f"{words.removeprefix('slurm_rl: ')}. {SETUP_ACTION}"
-    if _NO_MODULE.search(words):
-        return (
-            f"{python} must have what slurm_rl needs; got {words}. "
-            "Next: install slurm_rl there, or set cluster.python to an environment that has it"
-        )
-    if status in (2, 126, EXIT_NOT_STARTED) and _NO_PYTHON.search(words):
+    if lack := find_lack(python, words):
+        return str(lack)
+    if status in (2, EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED) and _NO_PYTHON.search(words):
         return (
             f"{python} must be there on every node; got {words}. "
             "Next: set cluster.python to an interpreter on a file system that all nodes share"
@@ -133,6 +130,22 @@ def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
     plan = JobPlan.from_json(read_json(run.plan))
     words = last_words(log)
     return explain(words, 1, plan.host_python) if words else None
+
+
+def explain_entrypoint(run: RunDir, message: str, exit_code: int) -> str | None:
+    """Why a job of a Ray cluster ended before it had a run directory there; None when that is not how it ended.
+
+    Args:
+        message: Ray's, which ends with what the job wrote last.
+    """
+    lines = choose_telling(message.splitlines())
+    if exit_code == EXIT_BAD_INPUT and lines and lines[-1].startswith(OURS):
+        return lines[-1].removeprefix(OURS)
+    if exit_code in (EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED):
+        # The shell's own line stands anywhere in Ray's message, or nowhere.
+        told = [line for line in lines if _NO_PYTHON.search(line)] or [f"exit status {exit_code}: not found"]
+        return explain(told[-1][-_MOST:], exit_code, JobPlan.from_json(read_json(run.plan)).python)
+    return None
 
 
 def _is_of_job(run: RunDir, number: int, job_id: str) -> bool:

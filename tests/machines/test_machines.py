@@ -6,6 +6,8 @@ each test.
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -129,6 +131,33 @@ def test_a_setup_line_that_fails_on_one_machine_is_the_cause(machines: Machines)
     assert (head.wait(), worker.wait()) == (1, 1), head.output + worker.output
     assert "m2: each line of cluster.setup and container.setup must succeed on every node" in run.end["cause"]
     assert "correct it" in head.output and "correct it" in worker.output
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (None, "must be there on every node"),
+        # Without the packages of its environment.
+        ([sys.executable, "-S"], "must have what slurm_rl needs; got "),
+    ],
+    ids=["absent", "bare"],
+)
+def test_a_python_that_one_machine_lacks_is_the_cause(machines: Machines, program: list[str] | None, said: str) -> None:
+    python, name = machines.root / "t" / "python", f"python-{'bare' if program else 'absent'}"
+    for number, words in ((1, [str(machines.python)]), (2, program)):
+        path = machines.root / "own" / str(number) / "t" / "python"
+        path.unlink(missing_ok=True)
+        if words:
+            path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+            path.chmod(0o755)
+    run = Run(machines.shared / name)
+    words = machines.words(
+        run.run_dir.path, f"cluster.python={python}", "job.max_failures=0", port=machines.next_port()
+    )
+    nodes = [machines.start(rank + 1, dstack(machines, rank), *words) for rank in (0, 1)]
+    assert [node.wait() for node in nodes] == [1, 1], [node.output for node in nodes]
+    assert f"m2: {python} {said}" in run.end["cause"] or f"{machines.ip(2)}: {python} {said}" in run.end["cause"]
+    assert "cluster.python" in nodes[0].output
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from slurm_rl.errors import ConfigError
         (["cluster.env.FOO=1"], "add an entry: +cluster.env.FOO=<value>"),
         (["cluster.env={FOO:1}"], "add an entry: +cluster.env.<name>=<value>"),
         (["model=hf", "model.path=/m", "model.tiny.num_heads=2"], "model.tiny is null with these groups"),
+        (["exp=command", "external.argv=[a]", "external.model=m"], "where it has, write +external.model=<value>"),
         (["model.lora.rank=3"], "choose a group that has model.lora"),
     ],
 )

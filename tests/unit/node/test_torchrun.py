@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.errors import TrainingError
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import BringUpError, TrainingError
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.processes import become_subreaper, find_marked, mark_env
 from slurm_rl.node.torchrun import RankSignals, describe_torchrun_end, judge_torchrun
+from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, write_json
 
 # As torch 2.13 writes it.
@@ -38,6 +40,7 @@ Root Cause (first observed failure):
   exitcode  : {code} (pid: 4243)
   error_file: <N/A>
 """
+PLAN = build_plan(load_config(["+exp=demo"]), "/r", SubmitFacts("/env/bin/python", 2, "1"))
 HEAD, OTHER = NodeRole(0, 2, "7"), NodeRole(1, 2, "7")
 
 # Stands for torchrun: two children of the agent's child, each with a handler of its own after a while.
@@ -72,7 +75,7 @@ def judge(tmp_path: Path, role: NodeRole, code: str, outcome: dict[str, object] 
     attempt.log("driver" if role.is_head else "torchrun-1").write_text(LOG.format(code=code) if code else "")
     if outcome is not None:
         write_json(attempt.outcome, outcome)
-    return judge_torchrun(attempt, role, 1 if code else 0, **late)
+    return judge_torchrun(PLAN, attempt, role, 1 if code else 0, **late)
 
 
 def test_rank_0_has_the_word_on_how_the_run_ended(tmp_path: Path) -> None:
@@ -99,6 +102,16 @@ def test_a_node_that_ends_after_the_head_tells_of_a_killed_rank_and_of_nothing_e
 def test_ranks_that_end_without_a_word_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="rank 0 must say how"):
         judge(tmp_path, HEAD, "", None)
+
+
+def test_a_python_without_torch_is_named(tmp_path: Path) -> None:
+    attempt = RunDir(tmp_path).attempt(1)
+    attempt.logs.mkdir(parents=True)
+    # As Python says it of -m.
+    words = "Error while finding module specification for 'torch.distributed.run'"
+    attempt.log("driver").write_text(f"{words} (ModuleNotFoundError: No module named 'torch')\n")
+    with pytest.raises(BringUpError, match=r"/env/bin/python must have.*No module named 'torch'.*set cluster.python"):
+        judge_torchrun(PLAN, attempt, HEAD, 1)
 
 
 def start_ranks(mark: str, kind: str, heard: Path) -> subprocess.Popen[bytes]:

@@ -116,6 +116,27 @@ def test_status_is_rays_word_in_ours(
     assert str(ray.get("message", "")) in output
 
 
+@pytest.mark.parametrize(
+    ("said", "exit_code", "cause"),
+    [
+        ("sh: 1: exec: python7: not found\nRunning", 127, "python7 must be there on every node; got sh: 1: exec"),
+        ("Running entrypoint for job x: exec python7", 127, "python7 must be there on every node; got exit status"),
+        ("slurm_rl: the Ray cluster's image must have vllm", 2, "the Ray cluster's image must have vllm"),
+    ],
+)
+def test_what_ended_a_job_before_its_run_began_is_kept(
+    cluster: FakeCluster, capsys: pytest.CaptureFixture[str], said: str, exit_code: int, cause: str
+) -> None:
+    """The run directory is on the cluster, or nowhere; Ray forgets when the cluster goes."""
+    submit(cluster, "cluster.python=python7")
+    message = f"Job entrypoint command failed with exit code {exit_code}, last available logs (...):\n{said}\n"
+    job_of(cluster).update({"status": "FAILED", "message": message, "driver_exit_code": exit_code})
+    assert main(["status", "run"]) == 0
+    assert f"state   failed: {cause}" in capsys.readouterr().out
+    end = read_json(Path("run/end.json"))
+    assert (end["state"], end["exit_code"], end["cause"].startswith(cause)) == ("failed", 2, True)
+
+
 def test_logs_are_those_that_ray_has(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     submit(cluster)
     cluster.logs = "first\nlast\n"
