@@ -1,4 +1,14 @@
-"""File systems that take no more: which one it is, and the room that a run keeps for its last words.
+"""File systems that fail: what a run does then, which one it is, and the room that it keeps for its last words.
+
+One rule for all that is written, in whatever process:
+
+    refuses   (full, over quota, read-only, its device or server failing)  What cannot be written ends the attempt,
+              with the path, the system's word and the next action as its cause; a checkpoint that was not whole
+              goes, older ones stay. Further attempts follow as after any failure (job.max_failures), and `resume`
+              goes on from the newest checkpoint once the file system writes again. An event, which a run can do
+              without, costs itself alone and is told on stderr.
+    hangs     Who writes or reads waits, for it may come back; then all goes on. A run that is cancelled does not
+              wait: see slurm/supervisor.py. What the kernel holds ends when the file system answers.
 
 Standard library alone.
 """
@@ -8,18 +18,63 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
+_NEXT = {
+    errno.ENOSPC: "make room there",
+    errno.EDQUOT: "remove files of yours there, or have the quota raised",
+    errno.EROFS: "have it mounted for writing",
+    errno.EIO: "have its device or server looked at",
+    errno.ESTALE: "have it mounted anew",
+}
+"""By what a file system says when it refuses, and not the path or its rights."""
 _RESERVE_BYTES = 1 << 20
 
 
-def is_full(error: BaseException) -> bool:
-    """Whether a file system or a quota has no room; torch says so in a RuntimeError's words alone."""
-    if isinstance(error, OSError):
-        return error.errno in _FULL
-    return any(os.strerror(code) in str(error) for code in _FULL)
+def find_refusal(error: object) -> int | None:
+    """The errno when a file system refuses; Rust and C++ libraries, and shutil, say so in words alone."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno if error.errno in _NEXT else None
+    return next((code for code in _NEXT if os.strerror(code) in str(error)), None)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What a file system refuses in the block becomes an OSError that names the path: a failed `write` names none."""
+    try:
+        yield
+    except Exception as error:
+        code = find_refusal(error)
+        if code is None:
+            raise
+        if not isinstance(error, OSError) or error.errno is None:
+            raise OSError(code, os.strerror(code), str(path)) from error
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+def explain_refusal(error: BaseException, path: Path) -> str | None:
+    """Path, the system's word, the file system and what to do; None when the error is no refusal.
+
+    Args:
+        path: of what was written, where the error names none.
+    """
+    code = find_refusal(error)
+    if code is None:
+        return None
+    named = getattr(error, "filename", None)
+    where = describe_disk(Path(os.fsdecode(named)) if isinstance(named, str | bytes) else path)
+    return f"a file system must take what is written; got {error}; {where}. Next: {next_action(error)}"
+
+
+def next_action(error: object) -> str:
+    """What the user should do about a refusal; also one that is told in words alone."""
+    code = find_refusal(error)
+    return _NEXT[code] if code is not None else "make that file system writable"
 
 
 def describe_disk(path: Path) -> str:
@@ -27,9 +82,9 @@ def describe_disk(path: Path) -> str:
 
     A quota shows in the error's own words (`Disk quota exceeded`), not here.
     """
-    while not path.exists() and path != path.parent:
-        path = path.parent
     try:
+        while not path.exists() and path != path.parent:
+            path = path.parent
         device, mount = path.stat().st_dev, path.absolute()
         while mount != mount.parent and mount.parent.stat().st_dev == device:
             mount = mount.parent
@@ -41,6 +96,26 @@ def describe_disk(path: Path) -> str:
     return f"{mount} has {free:.1f} of {size:.1f} GB free{files}"
 
 
+def answers(path: Path, within_s: float) -> bool:
+    """Whether the file system below `path` says anything at all, be it an error.
+
+    Another process asks, which is left behind when the kernel holds it.
+    """
+    asked = subprocess.Popen(
+        ["stat", "--file-system", "--", str(path)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+    )
+    try:
+        asked.wait(within_s)
+    except subprocess.TimeoutExpired:
+        asked.kill()
+        return False
+    return True
+
+
 def keep_room(path: Path) -> None:
     """Make a file that holds a megabyte, to be removed when the disk is full and something must still be said.
 
@@ -50,12 +125,13 @@ def keep_room(path: Path) -> None:
     if path.is_file() and path.stat().st_size == _RESERVE_BYTES:
         return
     try:
-        with path.open("wb") as file:
+        with naming(path), path.open("wb") as file:
             file.write(os.urandom(_RESERVE_BYTES))  # what can be compressed would hold less
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
         raise
 
 

@@ -10,6 +10,7 @@ readers, keeps its bytes, and is told by its number.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
@@ -18,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.disk import say
+from slurm_rl.disk import naming, say
 
 Row = dict[str, Any]
 
@@ -36,10 +37,15 @@ def append_row(path: Path, row: Row) -> int:
         How many bytes of a line without an end were cut off before it.
 
     Raises:
-        OSError: it cannot be written, as on a full disk; the file holds no part of it.
+        OSError: it cannot be written, as on a full disk; the file holds no whole line of it.
     """
     line = json.dumps(row, allow_nan=False).encode() + b"\n"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return _append(path, line)
+
+
+def _append(path: Path, line: bytes) -> int:
     with _threads, path.open("ab+", buffering=0) as file:
         _lock(file.fileno(), path)
         size = os.fstat(file.fileno()).st_size
@@ -51,7 +57,8 @@ def append_row(path: Path, row: Row) -> int:
             while line:
                 line = line[file.write(line) :]
         except OSError:
-            file.truncate(end)
+            with contextlib.suppress(OSError):  # then the next append does it
+                file.truncate(end)
             raise
     return size - end
 

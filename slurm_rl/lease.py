@@ -125,14 +125,15 @@ def _claim(folder: Path, epoch: int, own: Holder) -> bool:
     """Whether this process is the one that got the number."""
     content = json.dumps(asdict(own)).encode()
     beside = folder / f".{own.pid}-{secrets.token_hex(8)}"
-    with beside.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
     try:
+        with beside.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         return _link(beside, folder / f"{epoch}.json", content)
     finally:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
 
 
 def _link(source: Path, target: Path, content: bytes) -> bool:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl import jsonl
-from slurm_rl.disk import describe_disk, say
+from slurm_rl.disk import describe_disk, naming, say
 from slurm_rl.errors import LeaseError, RunDirError
 from slurm_rl.lease import require_epoch
 
@@ -234,20 +234,27 @@ def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:
 
 
 def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """The same of bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(fd, "wb") as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(beside).replace(path)
-    except BaseException:
-        Path(beside).unlink(missing_ok=True)
-        raise
-    fsync_dir(path.parent)
+    """The same of bytes.
+
+    Raises:
+        OSError: it cannot be written; it names the path.
+    """
+    with naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(fd, "wb") as file:
+                os.fchmod(file.fileno(), mode)
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(beside).replace(path)
+        except BaseException:
+            # What failed is what is told; a read-only file system also refuses this.
+            with contextlib.suppress(OSError):
+                Path(beside).unlink(missing_ok=True)
+            raise
+        fsync_dir(path.parent)
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:

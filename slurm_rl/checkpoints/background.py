@@ -11,16 +11,19 @@ get: telling it takes a rename alone.
 from __future__ import annotations
 
 import contextlib
+import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_rl.checkpoints.folders import fsync_file
-from slurm_rl.disk import describe_disk, say
+from slurm_rl.disk import describe_disk, find_refusal, naming, next_action, say
 from slurm_rl.errors import CheckpointError
 
 _POLL_S = 0.02
+# A waiter asks the file system itself so often: its writer may have had no way to tell.
+_ASK_S = 5.0
 _REASON_BYTES = 1000
 
 
@@ -28,18 +31,20 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     """Call `write` with a path beside `path`, which appears when its bytes are on disk.
 
     Raises:
-        OSError, RuntimeError: of `write`; torch reports a full disk as a RuntimeError.
+        OSError: it cannot be written; it names the path.
+        Exception: others of `write`.
     """
     part = path.with_name(path.name + ".part")
-    try:
-        write(part)
-        fsync_file(part)
-    except BaseException:
-        # The room that it holds on a full disk is needed.
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
-    part.rename(path)
+    with naming(path):
+        try:
+            write(part)
+            fsync_file(part)
+            part.rename(path)
+        except BaseException:
+            # The room that it holds on a full disk is needed.
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
 
 
 class BackgroundWriter:
@@ -101,24 +106,45 @@ def _reserved(path: Path) -> Path:
     return path.with_name(path.name + ".error.part")
 
 
+def _ask(folder: Path) -> str:
+    """What the file system says to a write; "" when it takes one."""
+    asking = folder / f".asked-{secrets.token_hex(4)}"
+    try:
+        asking.write_bytes(b" ")
+        fsync_file(asking)
+    except OSError as error:
+        return f"{type(error).__name__}: {error}" if find_refusal(error) is not None else ""
+    finally:
+        with contextlib.suppress(OSError):
+            asking.unlink(missing_ok=True)
+    return ""
+
+
 def wait_for_files(paths: Sequence[Path], timeout_s: float, given_up: threading.Event) -> None:
     """Return when all are there.
 
     Raises:
         CheckpointError: a writer failed, none came within `timeout_s`, or `given_up` was set.
     """
-    deadline = time.monotonic() + timeout_s
+    start = time.monotonic()
+    asked_at = start
     for path in paths:
         reason = _reason(path)
         while not path.exists():
+            now = time.monotonic()
+            text = ""
             if reason.exists():
-                text = reason.read_text(encoding="utf-8", errors="replace").strip() or "the disk took no reason either"
+                text = reason.read_text(encoding="utf-8", errors="replace").strip() or _ask(path.parent) or "no reason"
+            elif now > asked_at + _ASK_S:
+                # A file system that takes nothing any more takes no reason either.
+                asked_at, text = now, _ask(path.parent)
+            if text:
                 raise CheckpointError(
                     f"the policy must be able to write its checkpoint ({text})",
                     seen=f"{path}, where {describe_disk(path.parent)}",
-                    action="make room on that file system; the previous checkpoint is untouched",
+                    action=f"{next_action(text)}; the previous checkpoint is untouched",
                 )
-            if given_up.is_set() or time.monotonic() > deadline:
+            if given_up.is_set() or now > start + timeout_s:
                 raise CheckpointError(
                     f"the policy must write its checkpoint within {timeout_s:g} s"
                     + (", or before the run is left" if given_up.is_set() else ""),

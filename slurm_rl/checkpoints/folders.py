@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from slurm_rl.disk import naming
 from slurm_rl.run_dir import fsync_dir
 
 
@@ -17,7 +18,16 @@ def written_beside(folder: Path) -> Iterator[Path]:
     """Yield an empty folder to fill; it becomes `folder` when the block ends, and is gone when it raises.
 
     An existing `folder` is replaced; for the blink between two renames there is none.
+
+    Raises:
+        OSError: it cannot be written, whatever library said so; it names a path.
     """
+    with naming(folder), _written_beside(folder) as beside:
+        yield beside
+
+
+@contextmanager
+def _written_beside(folder: Path) -> Iterator[Path]:
     folder.parent.mkdir(parents=True, exist_ok=True)
     tag = secrets.token_hex(4)
     beside = folder.parent / f".{folder.name}.tmp-{tag}"

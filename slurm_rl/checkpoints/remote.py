@@ -23,6 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slurm_rl.disk import find_refusal, naming, next_action
 from slurm_rl.errors import CheckpointError
 from slurm_rl.filesystem import open_filesystem
 
@@ -173,13 +174,17 @@ class RemoteFolder:
             size = self._try("read", relative, lambda: self.fs.info(source)["size"])
             if size == manifest[relative]["size"]:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                self._try("read", relative, lambda: self.fs.get_file(source, str(target)))
+                self._try("read", relative, lambda: self._get(source, target))
             if size != manifest[relative]["size"] or _describe(target) != manifest[relative]:
                 raise CheckpointError("a copy must hold the bytes that were written", seen=f"{self.url}/{name}/{rest}")
 
         with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(fetch, manifest))
         return {name.removeprefix("files/"): found for name, found in manifest.items() if name.startswith("files/")}
+
+    def _get(self, source: str, target: Path) -> None:
+        with naming(target):
+            self.fs.get_file(source, str(target))
 
     def _listed_steps(self) -> list[int]:
         def names() -> list[str]:
@@ -230,11 +235,12 @@ class RemoteFolder:
                 return operation()
             except Exception as error:  # every library behind fsspec has errors of its own
                 if wait_s is None:
+                    refused = find_refusal(error) is not None
+                    action = next_action(error) if refused else "look at the bucket, its credentials and its quota"
                     raise CheckpointError(
                         f"{self.url} must let itself be {what} ({type(error).__name__}: {error})",
                         seen=path or self.root,
-                        action="look at the bucket, its credentials and its quota; the checkpoints in the run "
-                        "directory are untouched",
+                        action=f"{action}; the checkpoints in the run directory are untouched",
                     ) from error
                 time.sleep(wait_s)
         raise AssertionError("the last round returns or raises")

@@ -10,7 +10,7 @@ from pathlib import Path
 from slurm_rl.checkpoints.folders import written_beside
 from slurm_rl.checkpoints.remote import NotOursError, RemoteFolder
 from slurm_rl.checkpoints.store import MANIFEST, CheckpointStore
-from slurm_rl.disk import is_full
+from slurm_rl.disk import find_refusal, next_action
 from slurm_rl.errors import CheckpointError, ConfigError, RunDirError
 from slurm_rl.run_dir import RunDir, append_event, read_json
 from slurm_rl.run_secret import TOKEN_VARIABLE, checkpoint_key_file
@@ -67,7 +67,7 @@ class RemoteSaver:
                 self._fetch(step)
             except CheckpointError as error:
                 foreign += [step] if isinstance(error, NotOursError) else []
-                if error.__cause__ is not None and is_full(error.__cause__):
+                if error.__cause__ is not None and find_refusal(error.__cause__):
                     raise  # the copy may be whole; without it the run would begin anew
                 append_event(self.run_dir, "checkpoint/skipped", reason=f"copy of step {step}: {error}")
                 continue
@@ -105,7 +105,9 @@ class RemoteSaver:
             self.store.commit(step, body["meta"])
         except (OSError, RunDirError, KeyError, TypeError) as error:
             raise CheckpointError(
-                "a copy must be one that can be written here", seen=f"{type(error).__name__}: {error}"
+                "a copy must be one that can be written here",
+                seen=f"{type(error).__name__}: {error}",
+                action=None if find_refusal(error) is None else f"{next_action(error)}, then resume",
             ) from error
         finally:
             shutil.rmtree(beside, ignore_errors=True)

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.checkpoints.folders import fsync_file
-from slurm_rl.disk import describe_disk
+from slurm_rl.disk import describe_disk, next_action
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import fsync_dir, write_json
 
@@ -142,6 +142,9 @@ class CheckpointStore:
 
         Returns:
             The steps removed.
+
+        Raises:
+            CheckpointError: the file system refuses.
         """
         paths = self._newest_first()
         newest = self.latest()
@@ -152,8 +155,15 @@ class CheckpointStore:
             self.require_ours()
             # Renamed first: a kill halfway leaves no half checkpoint under a checkpoint's name.
             doomed = self._beside(_step_of(path))
-            path.rename(doomed)
-            shutil.rmtree(doomed)
+            try:
+                path.rename(doomed)
+                shutil.rmtree(doomed)
+            except OSError as error:
+                raise CheckpointError(
+                    f"older checkpoints must let themselves be removed ({error.strerror}; {describe_disk(path)})",
+                    seen=str(path),
+                    action=f"{next_action(error)}; newer ones are whole",
+                ) from error
             removed.append(_step_of(path))
         return removed
 
@@ -231,5 +241,5 @@ def cannot_write(path: Path, error: OSError) -> CheckpointError:
     return CheckpointError(
         f"a checkpoint must be written whole ({error.strerror or error}; {describe_disk(path)})",
         seen=str(path),
-        action="make room or repair that file system; older checkpoints are untouched",
+        action=f"{next_action(error)}; older checkpoints are untouched",
     )

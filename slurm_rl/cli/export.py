@@ -8,6 +8,7 @@ from pathlib import Path
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.load import load_config
+from slurm_rl.disk import next_action
 from slurm_rl.errors import ConfigError
 from slurm_rl.export.dstack import render_dstack
 from slurm_rl.export.xpk import XpkTarget, render_xpk
@@ -44,5 +45,7 @@ def _write(path: Path, text: str, mode: int) -> None:
     try:
         write_text(path, text, mode=mode)
     except OSError as error:
-        raise ConfigError("--out must be writable", seen=f"{path} ({error.strerror})") from None
+        raise ConfigError(
+            "--out must be writable", seen=f"{path} ({error.strerror})", action=f"{next_action(error)}, or name another"
+        ) from None
     print(path, file=sys.stderr)

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+from slurm_rl.disk import explain_refusal
 from slurm_rl.report.html import write_report
 from slurm_rl.report.progress import follow
 from slurm_rl.report.summary import render_summary, write_summary
@@ -58,19 +59,32 @@ def _result(job: Any) -> int | None:
 
 
 def _finish(run: RunDir) -> int:
-    end: dict[str, Any] = (
-        read_json(run.end) if run.end.is_file() else {"exit_code": EXIT_FAILED, "cause": "the controller died"}
-    )
-    summary = write_summary(run)
-    write_report(run)
+    silent = f"its controller ended without a word; see {run.submitit}"
+    end: dict[str, Any] = read_json(run.end) if run.end.is_file() else {"exit_code": EXIT_FAILED, "cause": silent}
     code = int(end["exit_code"])
+    if code == EXIT_INTERRUPTED:
+        how = "and saved" if _is_saved(run) else f"with not all of it saved ({end['cause']})"
+        print(f"slurm_rl: interrupted {how}. Next: python -m slurm_rl resume {run.path}", file=sys.stderr)
+    elif code != EXIT_FINISHED:
+        print(f"slurm_rl: {end['cause']}", file=sys.stderr)
+        print(f"logs: {run.attempts / 'latest' / 'logs'}", file=sys.stderr)
+    try:
+        summary = write_summary(run)
+        write_report(run)
+    except OSError as error:
+        refusal = explain_refusal(error, run.path)
+        if refusal is None:
+            raise
+        print(f"slurm_rl: the report: {refusal}, then python -m slurm_rl report {run.path}", file=sys.stderr)
+        return code or EXIT_FAILED
     if code == EXIT_FINISHED:
         from rich.console import Console
 
         Console().print(render_summary(summary))
-    elif code == EXIT_INTERRUPTED:
-        print(f"slurm_rl: interrupted and saved. Next: python -m slurm_rl resume {run.path}", file=sys.stderr)
-    else:
-        print(f"slurm_rl: {end['cause']}", file=sys.stderr)
-        print(f"logs: {run.attempts / 'latest' / 'logs'}", file=sys.stderr)
     return code
+
+
+def _is_saved(run: RunDir) -> bool:
+    """Whether the last attempt said so."""
+    ends = [run.attempt(number).end for number in run.attempt_numbers()[-1:]]
+    return any(end.is_file() and read_json(end)["outcome"] == "checkpointed" for end in ends)

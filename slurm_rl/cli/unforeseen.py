@@ -6,15 +6,15 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from slurm_rl.disk import describe_disk, is_full
+from slurm_rl.disk import explain_refusal
 
 _SHOWN = 80
 
 
 def explain(error: Exception) -> str:
     """What to tell the user; of an error that is not the operating system's own, where its traceback is kept."""
-    if isinstance(error, OSError) and is_full(error):
-        return f"{error}; {describe_disk(Path(error.filename or '.'))}. Next: make room"
+    if refusal := explain_refusal(error, Path()):
+        return refusal
     if isinstance(error, OSError) and error.strerror and error.filename is not None:
         return f"this machine refuses: {error.strerror}; got {_shorten(str(error.filename))}"
     return keep_traceback(error)

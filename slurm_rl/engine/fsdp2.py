@@ -22,7 +22,7 @@ from slurm_rl.config.train import OptimConfig
 from slurm_rl.engine import optimizer as optimizers
 from slurm_rl.engine.backend import export_tensor
 from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
-from slurm_rl.engine.shards import SavedShards, rank_file
+from slurm_rl.engine.shards import SavedShards, rank_file, save_tensors
 from slurm_rl.errors import BringUpError
 
 
@@ -96,9 +96,9 @@ class FSDP2Backend:
         }
         path = _rank_file(folder)
         if writer is None:
-            write_whole(path, lambda part: torch.save(state, part))
+            write_whole(path, lambda part: save_tensors(state, part))
             return []
-        writer.start(path, lambda part: torch.save(state, part))
+        writer.start(path, lambda part: save_tensors(state, part))
         return [path]
 
     @torch.no_grad()

@@ -22,7 +22,7 @@ from slurm_rl.checkpoints.background import BackgroundWriter
 from slurm_rl.checkpoints.folders import written_beside
 from slurm_rl.config.model import LoraConfig, ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.disk import describe_disk
+from slurm_rl.disk import describe_disk, naming, next_action
 from slurm_rl.engine import distributed, lora
 from slurm_rl.engine.backend import build_backend
 from slurm_rl.engine.export import export_model
@@ -275,15 +275,16 @@ class PolicyEngine:
             The files still to come; wait for them with `background.wait_for_files`.
         """
         try:
-            if distributed.get_rank() == 0:
-                write_json(folder / "layout.json", self.layout)
-            save_rng(_rng_file(folder))
-            return self.backend.save(folder, self._writer if background else None)
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
+            with naming(folder):
+                if distributed.get_rank() == 0:
+                    write_json(folder / "layout.json", self.layout)
+                save_rng(_rng_file(folder))
+                return self.backend.save(folder, self._writer if background else None)
+        except (OSError, RuntimeError) as error:  # a library may have errors of its own
             raise CheckpointError(
                 f"policy rank {distributed.get_rank()} must be able to write its checkpoint ({error})",
                 seen=f"{folder}, where {describe_disk(folder)}",
-                action="make room on that file system; the previous checkpoint is untouched",
+                action=f"{next_action(error)}; the previous checkpoint is untouched",
             ) from error
 
     def load(self, folder: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from slurm_rl.engine.shards import save_tensors
+
 
 def save_rng(path: Path) -> None:
     """Write the state of this process; some kilobytes."""
@@ -24,7 +26,7 @@ def save_rng(path: Path) -> None:
     }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
-    torch.save(state, path)
+    save_tensors(state, path)
 
 
 def load_rng(path: Path) -> None:

@@ -11,13 +11,43 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
 from slurm_rl.engine.distributed import get_rank, get_world_size
 from slurm_rl.errors import CheckpointError
+
+
+class _Kept:
+    """A file that keeps the first error of its writes, of which torch tells `unexpected pos 640 vs 598`."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, content: bytes) -> int:
+        try:
+            return self.file.write(content)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def save_tensors(state: dict[str, Any], path: Path) -> None:
+    """torch.save; an OSError says why it could not."""
+    with path.open("wb") as file:
+        kept = _Kept(file)
+        try:
+            torch.save(state, kept)
+        except RuntimeError:
+            if kept.error is not None:
+                raise kept.error from None
+            raise
 
 
 def rank_file(folder: Path, rank: int) -> Path:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurm_rl.disk import naming
 from slurm_rl.errors import ConfigError
 from slurm_rl.image.engines import ImageConfig, Podman
 from slurm_rl.image.files import check_image_file
@@ -36,12 +37,13 @@ def write_beside(path: Path) -> Iterator[Path]:
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.touch()
-        beside.unlink()
-        yield beside
-        check_image_file(beside)
-        beside.chmod(0o644)
-        beside.replace(path)
+        with naming(path):
+            beside.touch()
+            beside.unlink()
+            yield beside
+            check_image_file(beside)
+            beside.chmod(0o644)
+            beside.replace(path)
     except OSError as error:
         raise explain_os_error(error) from None
     finally:

@@ -23,7 +23,7 @@ import time
 from types import FrameType
 from typing import Any
 
-from slurm_rl.disk import say
+from slurm_rl.disk import explain_refusal, say
 from slurm_rl.errors import BringUpError, SlurmRLError
 from slurm_rl.node.attempt import open_attempt, time_to_leave
 from slurm_rl.node.discovery import Flags, NodeRole, discover_role
@@ -94,18 +94,20 @@ class NodeAgent:
         become_subreaper()
         for signum in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_signal)
-        # The controller signals an agent only once it has its record.
-        self._write_record()
+        self._write_record()  # the controller signals an agent only once it has this
         append_event(self.run_dir, "node/started", attempt=self.attempt.number, rank=self.role.rank, host=self.host)
         status = 1
         try:
             status = self._run()
         except Leaving as why:
             say(f"leaving: {why}")
-        except SlurmRLError as error:
-            self.record |= {"error": str(error), "exit_code": error.exit_code}
-            say(f"{type(error).__name__}: {error}")
-            append_event(self.run_dir, "node/failed", attempt=self.attempt.number, host=self.host, cause=str(error))
+        except (SlurmRLError, OSError) as error:
+            cause = str(error) if isinstance(error, SlurmRLError) else explain_refusal(error, self.run_dir.path)
+            if cause is None:
+                raise
+            self.record |= {"error": cause, "exit_code": getattr(error, "exit_code", 1)}
+            say(f"{type(error).__name__}: {cause}")
+            append_event(self.run_dir, "node/failed", attempt=self.attempt.number, host=self.host, cause=cause)
         finally:
             self._clean_up(keep_logs=not (status == 0 or self.stop_signal))
             self._write_record(state="ended", status=status)

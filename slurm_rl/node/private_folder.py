@@ -13,6 +13,7 @@ import shutil
 import stat
 from pathlib import Path
 
+from slurm_rl.disk import naming
 from slurm_rl.errors import BringUpError
 
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -90,9 +91,10 @@ def copy_own_files(source: Path, target: Path, most_bytes: int) -> None:
 
 
 def _copy(content: bytes, target: Path, mode: int) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "wb") as file:
-        file.write(content)
+    with naming(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode), "wb") as file:
+            file.write(content)
 
 
 def name_of_user(uid: int) -> str:

@@ -15,6 +15,7 @@ import shutil
 import time
 from pathlib import Path
 
+from slurm_rl.disk import explain_refusal, say
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.modules import find_lack_in
 from slurm_rl.node.ports import PortPlan
@@ -97,9 +98,12 @@ def describe_ray_end(log: Path, status: int) -> str:
 
 def keep_ray_logs(tmp_dir: Path, target: Path) -> None:
     """Copy Ray's own logs, the short ones, out of the temp dir, with which they would die."""
-    for session in tmp_dir.glob("session_2*") if is_our_folder(tmp_dir) else ():
-        if is_our_folder(session):
-            copy_own_files(session / "logs", target, _LONGEST_LOG)
+    try:
+        for session in tmp_dir.glob("session_2*") if is_our_folder(tmp_dir) else ():
+            if is_our_folder(session):
+                copy_own_files(session / "logs", target, _LONGEST_LOG)
+    except OSError as error:
+        say(f"Ray's logs could not be kept: {explain_refusal(error, target) or error}")
 
 
 def token_file(run: RunDir, attempt: int) -> Path:

@@ -10,6 +10,7 @@ SIGTERM (`cancel`, `ray job stop`) reaches the trainer by itself: Ray sends it t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -226,8 +227,10 @@ def _say(text: str) -> None:
 def _copy(source: IO[bytes], log: IO[bytes]) -> None:
     for line in iter(source.readline, b""):
         if not log.closed:
-            log.write(line)
-            log.flush()
+            # A trainer whose output nobody takes would wait for ever, so on a full disk the log goes without.
+            with contextlib.suppress(OSError):
+                log.write(line)
+                log.flush()
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
 

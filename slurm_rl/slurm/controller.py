@@ -6,6 +6,7 @@ replays the old pickle loses nothing: all state is in the run directory.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import signal
@@ -14,8 +15,8 @@ import time
 from dataclasses import asdict, replace
 from types import FrameType
 
-from slurm_rl.disk import describe_disk, is_full, keep_room, say
-from slurm_rl.errors import LeaseError, SlurmRLError
+from slurm_rl.disk import explain_refusal, keep_room, say
+from slurm_rl.errors import LeaseError, RunDirError, SlurmRLError
 from slurm_rl.image.files import check_image_file, image_path
 from slurm_rl.lease import Lease
 from slurm_rl.machines.head import Machines
@@ -112,6 +113,11 @@ class Controller:
             if self.machines is not None:
                 self.machines.say_goodbye(state="failed", exit_code=EXIT_NOT_OURS, cause=str(error))
             return EXIT_NOT_OURS
+        except (OSError, RunDirError) as error:
+            cause = str(error) if isinstance(error, RunDirError) else explain_refusal(error, self.run_dir.path)
+            if cause is None:
+                raise
+            return self._end("fail", [AttemptEnd("failed", cause, saved_step=newest_step(self.run_dir))])
 
     def _lead(self) -> int:
         """Attempts until one settles the run, which is this controller's."""
@@ -122,11 +128,7 @@ class Controller:
         ends = load_ends(self.run_dir, self.job_key)
         decision: Decision = "fail" if stands_still(ends) else "retry"
         while decision == "retry":
-            try:
-                attempt = self._begin_attempt()
-            except OSError as error:
-                end = AttemptEnd("failed", self._explain(error), saved_step=newest_step(self.run_dir))
-                return self._end("fail", [*ends, end], end.cause)
+            attempt = self._begin_attempt()
             end = self._run_attempt(attempt)
             ends = load_ends(self.run_dir, self.job_key)
             # A full disk may have taken no word of it.
@@ -171,11 +173,13 @@ class Controller:
         except SlurmRLError as error:
             end = AttemptEnd("failed", str(error), error.exit_code)
         except OSError as error:
-            if not is_full(error):
+            cause = explain_refusal(error, self.run_dir.path)
+            if cause is None:
                 raise
-            end = AttemptEnd("failed", self._explain(error), EXIT_FAILED)
+            end = AttemptEnd("failed", cause, EXIT_FAILED)
         finally:
-            token_file(self.run_dir, attempt.number).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # how the attempt ended is told all the same
+                token_file(self.run_dir, attempt.number).unlink(missing_ok=True)
         end = self._clean_up(attempt, end)
         end = replace(end, saved_step=newest_step(self.run_dir), job_key=self.job_key)
         write_last(self.run_dir, attempt.end, asdict(end))
@@ -184,9 +188,6 @@ class Controller:
             self.run_dir, "attempt/ended", attempt=attempt.number, outcome=end.outcome, cause=end.cause, seconds=seconds
         )
         return end
-
-    def _explain(self, error: OSError) -> str:
-        return f"the run directory must have room for an attempt; got {error}; {describe_disk(self.run_dir.path)}"
 
     def _run_nodes(self, attempt: AttemptDir) -> AttemptEnd:
         nodes = self._start_nodes(attempt)
@@ -258,7 +259,8 @@ class Controller:
         write_last(
             self.run_dir, self.run_dir.end, {"state": state, "exit_code": code, "cause": cause, "step": last.saved_step}
         )
-        self.run_dir.reserve.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.run_dir.reserve.unlink(missing_ok=True)
         append_event(self.run_dir, "job/ended", state=state, cause=cause)
         if self.machines is not None:
             self.machines.say_goodbye(state=state, exit_code=code, cause=cause)

@@ -86,7 +86,10 @@ def read_record(attempt: AttemptDir, rank: int) -> dict[str, Any]:
 
 def newest_step(run: RunDir) -> int:
     """Newest step in the checkpoints, -1 for none, by names alone: the trainer finds out what verifies."""
-    paths = [path for pattern in _CHECKPOINTS for path in run.checkpoints.glob(pattern)]
+    try:
+        paths = [path for pattern in _CHECKPOINTS for path in run.checkpoints.glob(pattern)]
+    except OSError:  # a file system that does not even let itself be read
+        return -1
     found = [re.fullmatch(r"(?:(?:global_)?step[-_]?)?(\d+)", path.name) for path in paths]
     return max((int(match.group(1)) for match in found if match), default=-1)
 

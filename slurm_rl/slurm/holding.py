@@ -8,7 +8,7 @@ import shlex
 import socket
 from collections.abc import Callable, Iterator, Mapping
 
-from slurm_rl.disk import describe_disk, say
+from slurm_rl.disk import describe_disk, next_action, say
 from slurm_rl.errors import RunDirError, SlurmRLError
 from slurm_rl.holder import RESUME, Holder
 from slurm_rl.lease import Lease, read_standing, take
@@ -65,7 +65,7 @@ def _take(run: RunDir, own: Holder, is_stopped: Callable[[], bool] = lambda: Fal
         raise RunDirError(
             f"the run directory must be writable ({error.strerror}; {describe_disk(run.path)})",
             seen=str(run.path),
-            action="make room or repair that file system, then resume",
+            action=f"{next_action(error)}, then resume",
         ) from error
 
 

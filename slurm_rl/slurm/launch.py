@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from slurm_rl.disk import find_refusal
 from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.container import Wrapped
@@ -47,6 +48,8 @@ def start_agent(
     try:
         return start_child(with_host_setup(plan, wrapped.argv), full, attempt.log(f"node-{rank}"), death_signal)
     except OSError as error:
+        if find_refusal(error) is not None:
+            raise  # it is the log that cannot be written
         if plan.container["image"] is None:
             raise BringUpError(explain(str(error), EXIT_NOT_STARTED, wrapped.argv[0])) from None
         raise ConfigError(

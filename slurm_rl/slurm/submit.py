@@ -17,6 +17,7 @@ import yaml
 import slurm_rl
 from slurm_rl.config.functions import named_functions
 from slurm_rl.config.run import RunConfig
+from slurm_rl.disk import describe_disk, naming, next_action
 from slurm_rl.errors import RunDirError, SlurmRLError
 from slurm_rl.functions.copy import copy_files
 from slurm_rl.plan.job import JobPlan
@@ -51,15 +52,17 @@ def create_run(run: RunDir, config: RunConfig, plan: JobPlan, *, again: bool = F
     """
     check_is_free(run, again=again)
     try:
-        run.path.mkdir(parents=True, exist_ok=True)
-        snapshot_code(run.code)
-        copy_functions(run.code, [config])
-        write_run(run, config, plan)
+        with naming(run.path):
+            run.path.mkdir(parents=True, exist_ok=True)
+            snapshot_code(run.code)
+            copy_functions(run.code, [config])
+            write_run(run, config, plan)
     except OSError as error:
+        remove_run(run)
         raise RunDirError(
-            f"the run directory must be writable ({error.strerror})",
+            f"the run directory must be writable ({error.strerror}; {describe_disk(run.path)})",
             seen=str(run.path),
-            action="choose another run_dir",
+            action=f"{next_action(error)}, or choose another run_dir",
         ) from error
 
 
@@ -73,9 +76,9 @@ def remove_run(run: RunDir) -> None:
     """Take back what `create_run` and a refused submission left; nothing has run yet."""
     for folder in (run.code, run.submitit):
         shutil.rmtree(folder, ignore_errors=True)
-    for file in (run.plan, run.config):
-        file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
+        for file in (run.plan, run.config):
+            file.unlink(missing_ok=True)
         run.path.rmdir()
 
 

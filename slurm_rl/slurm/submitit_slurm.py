@@ -13,6 +13,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import controller_command, render_batch_script, sbatch_argv
+from slurm_rl.run_dir import write_text
 from slurm_rl.slurm.commands import submit
 
 
@@ -33,10 +34,8 @@ class PlanExecutor(SlurmExecutor):
         return render_batch_script(self.plan, controller_command(self.plan, self.plan.host_python))
 
     def _submit_command(self, command: str) -> Any:
-        folder = Path(self.plan.run_dir) / "submitit"
-        folder.mkdir(parents=True, exist_ok=True)
-        script = folder / "job.sh"
-        script.write_text(self._make_submission_file_text(command, ""), encoding="utf-8")
+        script = Path(self.plan.run_dir) / "submitit" / "job.sh"
+        write_text(script, self._make_submission_file_text(command, ""))
         job_id = submit([*sbatch_argv(self.plan.sbatch), str(script)])
         return self.job_class(folder=self.folder, job_id=job_id, tasks=[0])
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slurm_rl.config.run import RunConfig
+from slurm_rl.disk import describe_disk, naming, next_action
 from slurm_rl.errors import RunDirError, SlurmRLError, SubmitError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import write_text
@@ -47,18 +48,19 @@ def create_runs(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -> 
         RunDirError: the sweep directory cannot be written.
     """
     try:
-        sweep.path.mkdir(parents=True, exist_ok=True)
-        if not sweep.code.exists():
-            snapshot_code(sweep.code)
-        copy_functions(sweep.code, (run.config for run in runs))
-        _for_all(lambda run: _create_run(sweep, run), runs)
-        ledger = replace(ledger, runs=(*ledger.runs, *(SweepRun(run.index, run.overrides) for run in runs)))
-        save_ledger(sweep, ledger)
+        with naming(sweep.path):
+            sweep.path.mkdir(parents=True, exist_ok=True)
+            if not sweep.code.exists():
+                snapshot_code(sweep.code)
+            copy_functions(sweep.code, (run.config for run in runs))
+            _for_all(lambda run: _create_run(sweep, run), runs)
+            ledger = replace(ledger, runs=(*ledger.runs, *(SweepRun(run.index, run.overrides) for run in runs)))
+            save_ledger(sweep, ledger)
     except OSError as error:
         raise RunDirError(
-            f"the sweep directory must be writable ({error.strerror})",
+            f"the sweep directory must be writable ({error.strerror}; {describe_disk(sweep.path)})",
             seen=str(sweep.path),
-            action="choose another hydra.sweep.dir or cluster.run_root",
+            action=f"{next_action(error)}, or choose another hydra.sweep.dir or cluster.run_root",
         ) from error
     return ledger
 

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from slurm_rl.disk import describe_disk, is_full, say
+from slurm_rl.disk import explain_refusal, say
 from slurm_rl.errors import SlurmRLError, StopRequested
 from slurm_rl.node.driver import EXIT_CHECKPOINTED
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_last
@@ -37,10 +37,9 @@ def run_to_outcome(
         say(f"{type(error).__name__}: {error}")
         return end("failed", error.exit_code, cause=str(error), error=type(error).__name__)
     except Exception as error:
-        if is_full(error):
-            cause = f"a file system must have room for what the run writes; got {error}; {describe_disk(run.path)}"
+        if cause := explain_refusal(error, run.path):
             say(cause)
-            return end("failed", 1, cause=f"{cause}. Next: make room, then resume", error=type(error).__name__)
+            return end("failed", 1, cause=f"{cause}, then resume", error=type(error).__name__)
         # Not ours, so the traceback is what helps; the log keeps it and the cause names it.
         traceback.print_exc()
         if writes:

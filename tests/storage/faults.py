@@ -1,0 +1,49 @@
+"""A file system that fails on demand, below one folder of this process: faults.c, preloaded.
+
+Every library's calls go through it, also those of torch and safetensors, which no patch in Python would reach.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("faults.c")
+HANG = -1
+
+# What each of them refuses; a file system that is full still renames and removes, one that is read-only still syncs.
+KINDS = {errno.ENOSPC: "cws", errno.EDQUOT: "cws", errno.EROFS: "cwnr", errno.EIO: "cwsnro", errno.ESTALE: "cwsnro"}
+KINDS[HANG] = "cwsnro"
+
+
+def build(folder: Path) -> Path:
+    """Compile it; the library for LD_PRELOAD."""
+    library = folder / "faults.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"], check=True)
+    return library
+
+
+class Faults:
+    """The switch of a preloaded library."""
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(None)
+
+    @contextmanager
+    def failing(self, folder: Path, code: int, after: int) -> Iterator[None]:
+        """Every call below `folder` but the first `after` that the error may meet fails with it, or waits."""
+        self._library.faults_set(os.fsencode(folder), KINDS[code].encode(), code, after)
+        try:
+            yield
+        finally:
+            self._library.faults_clear()
+
+    @property
+    def hits(self) -> int:
+        """How many calls failed, or wait, since `failing` began."""
+        return int(self._library.faults_hit())

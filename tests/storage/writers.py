@@ -1,0 +1,720 @@
+"""Everything of the project that writes files: who, how it is called, and what of it must be there afterwards."""
+
+from __future__ import annotations
+
+import functools
+import io
+import os
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import slurm_rl
+from slurm_rl.config.load import load_config
+from slurm_rl.config.run import RunConfig
+from slurm_rl.jsonl import append_row, read_lines, read_rows
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir import RunDir, append_event, read_json, write_json, write_last, write_text
+
+
+@dataclass(frozen=True)
+class Case:
+    """One writer at work in a folder of its own."""
+
+    write: Callable[[], object]
+    is_written: Callable[[], bool]
+    """Whether what it writes is there, whole."""
+    is_kept: Callable[[], bool] = lambda: True
+    """Whether what was there before, or nothing, is there after a failure; never a half."""
+    raises: bool = True
+    """False of what a run can do without, or what must be said all the same: it is told on stderr."""
+
+
+@dataclass(frozen=True)
+class Writer:
+    files: str
+    code: tuple[str, ...]
+    """The functions, `module.qualified name` below slurm_rl."""
+    prepare: Callable[[Path], Case]
+
+
+WRITERS: dict[str, Writer] = {}
+_Prepare = Callable[[Path], Case]
+
+
+def writer(files: str, *code: str) -> Callable[[_Prepare], _Prepare]:
+    def add(prepare: _Prepare) -> _Prepare:
+        WRITERS[prepare.__name__] = Writer(files, code, prepare)
+        return prepare
+
+    return add
+
+
+@functools.cache
+def demo_config() -> RunConfig:
+    return load_config(["+exp=demo", "logging.wandb.mode=disabled"])
+
+
+@functools.cache
+def _any_plan() -> JobPlan:
+    return build_plan(demo_config(), "/runs/a", SubmitFacts("/python", 4, "1"))
+
+
+def demo_plan(run: RunDir) -> JobPlan:
+    return replace(_any_plan(), run_dir=str(run.path))
+
+
+def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
+    """Of a file that is renamed into its place."""
+    return lambda: not path.exists() or path.read_bytes() == old or path.read_bytes().endswith(b"\n")
+
+
+# ---- the run directory ---------------------------------------------------------------------------
+
+
+@writer(
+    "config.yaml plan.json code/",
+    "slurm.submit.create_run",
+    "slurm.submit.write_run",
+    "slurm.submit.snapshot_code",
+    "functions.copy._copy",
+    "slurm.sweep_submit._create_run",
+    "supervised.__main__.begin",
+    "ray_jobs.inside.open_run",
+    "cli.node._prepare",
+)
+def new_run(folder: Path) -> Case:
+    from slurm_rl.slurm.submit import create_run
+
+    package = folder.parent / "package" / "slurm_rl"
+    package.mkdir(parents=True, exist_ok=True)
+    (package / "__init__.py").write_text("x = 1\n")
+    runs: list[RunDir] = []
+
+    def write() -> None:
+        # Another one each time, as the user is told to: of a file system that is read-only nothing can be removed.
+        runs.append(RunDir(folder / f"run-{len(runs)}"))
+        saved, slurm_rl.__file__ = slurm_rl.__file__, str(package / "__init__.py")
+        try:
+            create_run(runs[-1], demo_config(), demo_plan(runs[-1]))
+        finally:
+            slurm_rl.__file__ = saved
+
+    return Case(write, lambda: (runs[-1].require().code / "slurm_rl/__init__.py").is_file())
+
+
+@writer(
+    "job.json",
+    "slurm.submit.record_job",
+    "slurm.submit.submit_run",
+    "slurm.jobs.record_cancelled",
+    "slurm.jobs._record_failed",
+)
+def job_record(folder: Path) -> Case:
+    from slurm_rl.slurm.submit import record_job
+
+    run = RunDir(folder)
+    return Case(
+        lambda: record_job(run, "local", "7"),
+        lambda: read_json(run.job)["job_id"] == "7",
+        old_or_new(run.job, b""),
+    )
+
+
+@writer("sweep.json arrays/", "slurm.ledger.save_ledger", "slurm.sweep_submit.create_runs")
+def sweep(folder: Path) -> Case:
+    from slurm_rl.slurm.ledger import Ledger, SweepDir, SweepRun, load_ledger, save_ledger
+
+    old, new = Ledger("a", "m", False), Ledger("a", "m", False, (SweepRun(0, ("optim.lr=1",)),))
+    save_ledger(SweepDir(folder), old)
+    return Case(
+        lambda: save_ledger(SweepDir(folder), new),
+        lambda: load_ledger(SweepDir(folder)) == new,
+        lambda: load_ledger(SweepDir(folder)) in (old, new),
+    )
+
+
+@writer(
+    "submitit/job.sh",
+    "slurm.submitit_slurm.PlanExecutor._submit_command",
+    "slurm.sweep_submit._submit_array",
+    "slurm.sweep_submit._next_array",
+)
+def batch_script(folder: Path) -> Case:
+    from slurm_rl.slurm import submitit_slurm
+
+    run = RunDir(folder)
+    executor = submitit_slurm.PlanExecutor(replace(demo_plan(run), sbatch={"partition": "a"}))
+
+    def write() -> None:
+        saved, submitit_slurm.submit = submitit_slurm.submit, lambda argv: "7"
+        try:
+            executor._submit_command("true")
+        finally:
+            submitit_slurm.submit = saved
+
+    script = run.submitit / "job.sh"
+    return Case(write, lambda: script.read_text().endswith("\n"), old_or_new(script, b""))
+
+
+@writer(
+    "attempts/<n>/start.json .reserve secrets/",
+    "slurm.controller.Controller._begin_attempt",
+    "disk.keep_room",
+    "run_dir.RunDir.point_latest_at",
+    "node.ray_cluster.create_token",
+    "run_secret.keep_secret",
+    "ray_jobs.inside.RayJobController._run_attempt",
+)
+def attempt_start(folder: Path) -> Case:
+    from slurm_rl.slurm.controller import Controller
+
+    run = RunDir(folder)
+    write_json(run.plan, demo_plan(run).to_json())
+    controller = Controller(run)
+    started = lambda: [n for n in run.attempt_numbers() if run.attempt(n).start.is_file()]  # noqa: E731
+    return Case(controller._begin_attempt, lambda: run.attempt(max(started())).logs.is_dir() and run.reserve.is_file())
+
+
+@writer(
+    "attempts/<n>/end.json outcome.json node-<n>.json, end.json",
+    "run_dir.write_last",
+    "slurm.controller.Controller._run_attempt",
+    "slurm.controller.Controller._end",
+    "slurm.controller.run_controller",
+    "ray_jobs.inside.RayJobController._end",
+    "train.ending.run_to_outcome.end",
+    "node.agent.NodeAgent._write_record",
+)
+def last_words(folder: Path) -> Case:
+    run = RunDir(folder)
+    return Case(
+        lambda: write_last(run, run.end, {"state": "failed"}),
+        lambda: read_json(run.end) == {"state": "failed"},
+        old_or_new(run.end, b""),
+        raises=False,
+    )
+
+
+@writer(
+    "records by which agents and controller meet",
+    "node.rendezvous.publish_head",
+    "node.external.ExternalTrainer._end",
+    "node.external.main",
+    "slurm.ends.settle_killed_attempts",
+    "slurm.silent.settle_silent_agent",
+    "slurm.silent.settle_late_agents",
+    "slurm.watch.AttemptWatch._look_for_dead_nodes",
+    "slurm.preflight.run_preflight",
+    "machines.hub.write_place",
+    "machines.mirror.take_file",
+    "machines.nodes.MachineNodes._end_others",
+    "machines.worker.Worker._start_agent",
+    "ray_jobs.inside.RayJobController._run_trainer",
+    "node.agent.main",
+    "rl.workers.nodes.SharedNodes.wait",
+    "run_dir.write_text",
+    "run_dir.write_bytes",
+    "run_dir.write_json",
+)
+def agent_records(folder: Path) -> Case:
+    from slurm_rl.node.rendezvous import HeadRecord, publish_head
+
+    attempt = RunDir(folder).attempt(1)
+    write_text(attempt.head, "{}\n")
+    record = HeadRecord("n1", "10.0.0.1", 7000, 17)
+    return Case(
+        lambda: publish_head(attempt, record),
+        lambda: read_json(attempt.head)["host"] == "n1",
+        old_or_new(attempt.head, b"{}\n"),
+    )
+
+
+@writer(
+    "attempts/<n>/logs/",
+    "node.processes.start_child",
+    "node.processes.write_into",
+    "node.driver.start_driver",
+    "node.joined.start_waiting",
+    "node.torchrun.start_torchrun",
+    "node.agent.NodeAgent._start_ray",
+    "slurm.launch.start_agent",
+    "slurm.launch._start",
+    "rewards.supervise.RewardServices._start",
+)
+def logs(folder: Path) -> Case:
+    from slurm_rl.node.processes import start_child
+
+    log = folder / "driver.log"
+
+    def write() -> None:
+        child = start_child([sys.executable, "-S", "-c", "print('said')"], os.environ, log, 9)
+        assert child.wait(60) in (0, 120)  # Python's for a stdout that takes nothing
+
+    # A child's own output is its own: the trainer's is in `metrics`, which prints.
+    return Case(write, lambda: b"said" in log.read_bytes())
+
+
+@writer(
+    "kept copies of Ray's logs",
+    "node.private_folder._copy",
+)
+def ray_logs(folder: Path) -> Case:
+    from slurm_rl.node.ray_cluster import keep_ray_logs
+
+    logs = folder.parent / "ray" / "session_2026" / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    (logs / "raylet.out").write_text("said\n")
+    kept = folder / "ray-0" / "raylet.out"
+    return Case(
+        lambda: keep_ray_logs(logs.parents[1], folder / "ray-0"), lambda: kept.read_text() == "said\n", raises=False
+    )
+
+
+@writer(
+    "the reward services' config and token",
+    "rewards.supervise.RewardServices.__enter__",
+)
+def reward_services(folder: Path) -> Case:
+    from slurm_rl.rewards.supervise import RewardServices
+
+    services = RewardServices(demo_config().reward, folder, folder / "logs")
+    services._start_s = 0.0  # what is written comes before the first service
+
+    def write() -> None:
+        from slurm_rl.errors import RewardError
+
+        services._closing.set()
+        services._thread = _Unstarted()  # type: ignore[assignment]
+        services._replicas = []
+        try:
+            services.__enter__()
+        except RewardError as error:
+            assert "must be up" in str(error), error
+        services.__exit__(None, None, None)
+
+    return Case(write, lambda: (folder / "reward-token").read_text().strip() == services.token)
+
+
+class _Unstarted:
+    def start(self) -> None: ...
+    def join(self) -> None: ...
+
+
+@writer("lease/<epoch>.json", "lease.take", "lease._claim", "lease._link", "slurm.holding.take_run")
+def lease(folder: Path) -> Case:
+    from slurm_rl.holder import Holder
+    from slurm_rl.lease import read_standing
+    from slurm_rl.slurm.holding import _take
+
+    def is_held() -> bool:
+        standing = read_standing(folder / "lease")
+        return standing is not None and standing.holder is not None
+
+    def write() -> None:
+        # A command that could not give the run up is gone by the next one.
+        with _take(RunDir(folder), replace(Holder.of_this_process("local", "7"), pid=2**30)):
+            pass
+
+    return Case(write, is_held)
+
+
+# ---- line files ----------------------------------------------------------------------------------
+
+
+@writer("events.jsonl", "run_dir.append_event", "jsonl._append", "jsonl.append_row", "run_dir.append_row")
+def events(folder: Path) -> Case:
+    run = RunDir(folder)
+    append_event(run, "a/b", n=0)
+
+    def are_whole() -> bool:
+        return None not in read_lines(run.events)
+
+    return Case(
+        lambda: append_event(run, "a/b", n=1),
+        lambda: are_whole() and read_rows(run.events)[-1]["n"] == 1,
+        lambda: are_whole() and [row["n"] for row in read_rows(run.events)] in ([0], [0, 1]),
+        raises=False,
+    )
+
+
+@writer(
+    "metrics.jsonl tensorboard/",
+    "report.metrics.MetricsLogger.log",
+    "report.tensorboard_run.TensorBoardRun.__init__",
+    "machines.nodes.MachineNodes._take_news",
+)
+def metrics(folder: Path) -> Case:
+    from slurm_rl.report.metrics import MetricsLogger
+
+    run = RunDir(folder)
+    append_row(run.metrics, {"step": 0, "stage": "grpo"})
+    steps = lambda: [row["step"] for row in read_rows(run.metrics)]  # noqa: E731
+
+    def write() -> None:
+        logger = MetricsLogger(run, demo_config().logging.wandb, "a", {})
+        try:
+            logger.rewind(0)
+            logger.log(1, "grpo", {"loss": 0.5})
+        finally:
+            logger.close()
+
+    return Case(
+        write,
+        lambda: steps() == [0, 1] and bool(list(run.tensorboard.iterdir())),
+        lambda: None not in read_lines(run.metrics) and steps() in ([0], [0, 1]),
+    )
+
+
+@writer("metrics.jsonl samples.jsonl, rewound", "report.metrics.keep_rows_up_to")
+def rewind(folder: Path) -> Case:
+    from slurm_rl.report.metrics import keep_rows_up_to
+
+    path = folder / "metrics.jsonl"
+    for step in range(4):
+        append_row(path, {"step": step})
+    steps = lambda: [row["step"] for row in read_rows(path)]  # noqa: E731
+    return Case(lambda: keep_rows_up_to(path, 1), lambda: steps() == [0, 1], lambda: steps() in ([0, 1], [0, 1, 2, 3]))
+
+
+def _group() -> Any:
+    from slurm_rl.data.tokenize import EncodedPrompt
+    from slurm_rl.rewards.results import RewardItem, RewardResult
+    from slurm_rl.rl.groups import Completion, Group
+
+    prompt = EncodedPrompt(index=3, token_ids=[5, 12], text="3+", answer="7")
+    result = RewardResult(item=RewardItem(completion="7", answer="7"), value=1.0, parts={})
+    return Group(prompt, [Completion([9, 1], [-0.5, -0.25], "7", True, 4)], [result])
+
+
+@writer("samples.jsonl", "rl.loop.rollout_files.log_samples")
+def samples(folder: Path) -> Case:
+    from slurm_rl.rl.loop.rollout_files import log_samples
+
+    run = RunDir(folder)
+    return Case(
+        lambda: log_samples(run, 3, [_group()]),
+        lambda: read_rows(run.samples)[-1]["step"] == 3,
+        lambda: None not in read_lines(run.samples),
+    )
+
+
+@writer("rollouts/", "rl.loop.rollout_files.dump_groups")
+def rollouts(folder: Path) -> Case:
+    from slurm_rl.errors import DataError
+    from slurm_rl.rl.loop.rollout_files import dump_groups, replay_groups
+
+    def is_kept() -> bool:
+        try:
+            return replay_groups(folder, 3) == [_group()]
+        except DataError as error:
+            return "no step-3" in str(error)
+
+    return Case(lambda: dump_groups(folder, 3, [_group()]), lambda: replay_groups(folder, 3) == [_group()], is_kept)
+
+
+@writer(
+    "prompts.json wandb_id",
+    "data.identity.check_same_rows",
+    "report.wandb_run.load_id",
+    "report.wandb_run._try_open",
+)
+def identity(folder: Path) -> Case:
+    from slurm_rl.data.identity import check_same_rows
+    from slurm_rl.report.wandb_run import load_id
+
+    run = RunDir(folder)
+
+    def write() -> None:
+        check_same_rows(run, 1, 1, [b"a", b"b"])
+        load_id(run)
+
+    return Case(write, lambda: read_json(run.prompts)["num_train"] == 1 and len(load_id(run)) == 16)
+
+
+@writer(
+    "summary.json report.html",
+    "report.summary.write_summary",
+    "report.html.write_report",
+    "report.html.write_sweep_report",
+)
+def report(folder: Path) -> Case:
+    from slurm_rl.report.html import write_report
+    from slurm_rl.report.summary import write_summary
+
+    run = RunDir(folder)
+    write_json(run.plan, demo_plan(run).to_json())
+    write_text(run.config, "name: a\n")
+
+    def write() -> None:
+        write_summary(run)
+        write_report(run)
+
+    return Case(write, lambda: bool(read_json(run.summary)) and "</html>" in run.report.read_text())
+
+
+# ---- checkpoints and models ----------------------------------------------------------------------
+
+TENSORS = {"weight": torch.arange(40_000, dtype=torch.float32)}
+
+
+@writer(
+    "checkpoints/step-<k>/",
+    "checkpoints.store.CheckpointStore.begin",
+    "checkpoints.store.CheckpointStore.commit",
+    "checkpoints.store.CheckpointStore.prune",
+    "checkpoints.background.write_whole",
+    "engine.shards.save_tensors",
+    "engine.rng.save_rng",
+    "engine.policy.PolicyEngine.save",
+    "rl.loop.pipeline.save_rollouts",
+    "rl.loop.run_state.RunSaver.save.write",
+    "supervised.state.PolicySaver._begin",
+)
+def checkpoint(folder: Path) -> Case:
+    return _checkpoint(folder, background=False)
+
+
+@writer(
+    "checkpoints/step-<k>/ in the background",
+    "checkpoints.background._reserve_reason",
+    "checkpoints.background._write_or_say_why",
+    "checkpoints.background._ask",
+)
+def background_checkpoint(folder: Path) -> Case:
+    return _checkpoint(folder, background=True)
+
+
+def _checkpoint(folder: Path, *, background: bool) -> Case:
+    from slurm_rl.checkpoints import background as waiting
+    from slurm_rl.checkpoints import step_saver
+    from slurm_rl.checkpoints.background import BackgroundWriter, write_whole
+    from slurm_rl.checkpoints.step_saver import StepSaver
+    from slurm_rl.checkpoints.store import CheckpointStore
+    from slurm_rl.engine.rng import save_rng
+    from slurm_rl.engine.shards import save_tensors
+
+    waiting._ASK_S, step_saver._POLL_S = 0.02, 0.002
+    run, files = RunDir(folder), BackgroundWriter()
+
+    def fill(place: Path) -> list[Path]:
+        save_rng(place / "rng-0.pt")
+        path = place / "rank-0.pt"
+        if background:
+            files.start(path, lambda part: save_tensors(TENSORS, part))
+            return [path]
+        write_whole(path, lambda part: save_tensors(TENSORS, part))
+        return []
+
+    def save(step: int) -> None:
+        saver = StepSaver(run, 1, background=background, timeout_s=20.0)
+        saver.newest()
+        try:
+            saver.save(step, {}, fill)
+            saver.wait()
+        finally:
+            saver.close(20.0)
+            files.join()
+
+    def newest() -> int:
+        store = CheckpointStore(run.checkpoints)
+        found = store.latest()
+        assert found is not None and not store.skipped, store.skipped
+        return found.step
+
+    save(1)
+    return Case(lambda: save(2), lambda: newest() == 2, lambda: newest() in (1, 2))
+
+
+@writer(
+    "checkpoints/ of DeepSpeed, by its own code in PolicyEngine.save",
+    "engine.fsdp2.FSDP2Backend.save",
+)
+def torch_save(folder: Path) -> Case:
+    from slurm_rl.disk import naming
+
+    path = folder / "mp_rank_00_model_states.pt"
+
+    def write() -> None:
+        with naming(folder):
+            torch.save(TENSORS, path, _use_new_zipfile_serialization=False)
+
+    return Case(write, lambda: torch.load(path, weights_only=True)["weight"].equal(TENSORS["weight"]))
+
+
+@writer(
+    "export/ model/ reference/",
+    "checkpoints.folders._written_beside",
+    "engine.shard_files._ShardWriter._write",
+    "engine.shard_files._ShardWriter.finish",
+    "engine.export.export_model",
+    "engine.export.copy_processors",
+    "engine.convert.convert_checkpoint",
+    "engine.lora.save_adapter",
+    "engine.policy.PolicyEngine.export_adapter",
+    "engine.tiny.build_tiny_model",
+    "engine.tiny_vl.build_tiny_vl",
+    "supervised.reference._write",
+)
+def export(folder: Path) -> Case:
+    from safetensors.torch import load_file
+
+    from slurm_rl.checkpoints.folders import written_beside
+    from slurm_rl.engine.shard_files import write_shards
+
+    target = folder / "export"
+
+    def write() -> None:
+        with written_beside(target) as beside:
+            write_shards(beside, [("a", TENSORS["weight"]), ("b", TENSORS["weight"] + 1)], 200_000)
+
+    def is_written() -> bool:
+        found = {name: t for path in target.glob("*.safetensors") for name, t in load_file(path).items()}
+        return sorted(found) == ["a", "b"] and (target / "model.safetensors.index.json").is_file()
+
+    return Case(write, is_written, lambda: not target.exists() or is_written())
+
+
+# ---- copies and caches ---------------------------------------------------------------------------
+
+
+@writer("checkpoint.url, where it is a folder", "checkpoints.remote.RemoteFolder._make_parent")
+def remote_copy(folder: Path) -> Case:
+    from slurm_rl.checkpoints.remote import RemoteFolder
+    from slurm_rl.checkpoints.store import CheckpointStore
+
+    store = CheckpointStore(folder.parent / "local")
+    if store.latest() is None:
+        (store.begin(1) / "a.bin").write_bytes(bytes(20_000))
+        store.commit(1, {})
+    remote = RemoteFolder(f"file://{folder}", key=lambda: "k" * 32, retry_s=())
+    # A half copy has no marker.
+    return Case(
+        lambda: remote.upload("step-1", store.root / "step-1"),
+        lambda: remote.steps() == [1],
+        lambda: remote.steps() in ([], [1]),
+    )
+
+
+@writer(
+    "copies that come back",
+    "checkpoints.remote.RemoteFolder.download.fetch",
+    "checkpoints.remote_saver.RemoteSaver._fetch",
+    "checkpoints.remote_saver.RemoteSaver._fetch_reference",
+)
+def fetched_copy(folder: Path) -> Case:
+    from slurm_rl.checkpoints.remote import RemoteFolder
+    from slurm_rl.checkpoints.remote_saver import RemoteSaver
+    from slurm_rl.checkpoints.store import CheckpointStore
+
+    far, bucket = CheckpointStore(folder.parent / "far"), folder.parent / "bucket"
+    remote = RemoteFolder(f"file://{bucket}", key=lambda: "k" * 32, retry_s=())
+    if far.latest() is None:
+        (far.begin(1) / "a.bin").write_bytes(bytes(20_000))
+        far.commit(1, {})
+        remote.upload("step-1", far.root / "step-1")
+    run = RunDir(folder)
+    store = CheckpointStore(run.checkpoints)
+    saver = RemoteSaver(run, store, remote)
+    newest = lambda: getattr(store.latest(), "step", None)  # noqa: E731
+    return Case(lambda: saver.fetch_newer(-1), lambda: newest() == 1, lambda: newest() in (None, 1))
+
+
+@writer(
+    "prepare: rows and manifest", "prepare.rows.write_rows", "prepare.manifest.Manifest.save", "prepare.run.open_folder"
+)
+def prepared_rows(folder: Path) -> Case:
+    from slurm_rl.prepare.manifest import Manifest, load_manifest
+    from slurm_rl.prepare.rows import write_rows
+    from slurm_rl.prepare.run import open_folder
+
+    place = folder / "gsm8k"
+
+    def write() -> None:
+        with open_folder(place):
+            rows = write_rows(place, "train.jsonl", [{"a": 1}])
+            Manifest(name="a", folder=str(place), revision="r", commit="c", sources=[], outputs=[rows]).save()
+
+    def is_written() -> bool:
+        found = load_manifest(place)
+        return found is not None and not found.find_change(place, "r")
+
+    return Case(write, is_written, lambda: load_manifest(place) is None or is_written())
+
+
+@writer(
+    "prepare: archives and downloads",
+    "prepare.archive._create",
+    "prepare.recipes.mathv60k.build",
+    "prepare.download.fetch",
+    "prepare.download._download",
+    "prepare.download._move",
+    "prepare.model.prepare_model",
+)
+def prepared_images(folder: Path) -> Case:
+    from slurm_rl.prepare.archive import extract_archive
+
+    archive = folder.parent / "images.tar"
+    if not archive.exists():
+        with tarfile.open(archive, "w") as tar:
+            for name in "ab":
+                info = tarfile.TarInfo(f"{name}.png")
+                info.size = 3000
+                tar.addfile(info, io.BytesIO(bytes(3000)))
+    return Case(
+        lambda: extract_archive(archive, folder / "images", max_files=10, max_bytes=10_000),
+        lambda: all((folder / "images" / f"{name}.png").stat().st_size == 3000 for name in "ab"),
+    )
+
+
+@writer(
+    "images and their manifests",
+    "image.formats.write_beside",
+    "image.formats._unpacked",
+    "image.make._write_manifest",
+    "image.recipe.write_context",
+    "image.rootfs.write_layout",
+    "image.rootfs._write",
+    "cli.image_check.run_check",
+)
+def image(folder: Path) -> Case:
+    from slurm_rl.image.formats import write_beside
+
+    path = folder / "rl.sqsh"
+    content = bytearray(96)
+    content[:4], content[28:30], content[40:48] = b"hsqs", (4).to_bytes(2, "little"), (96).to_bytes(8, "little")
+
+    def write() -> None:
+        with write_beside(path) as beside:
+            beside.write_bytes(content)
+
+    return Case(write, path.is_file, lambda: not path.exists() or path.stat().st_size == len(content))
+
+
+@writer("export --out", "cli.export._write")
+def exported_text(folder: Path) -> Case:
+    from slurm_rl.cli.export import _write
+
+    path = folder / "train.dstack.yml"
+    return Case(
+        lambda: _write(path, "type: task\n", 0o644), lambda: path.read_text() == "type: task\n", old_or_new(path, b"")
+    )
+
+
+OUTSIDE = {
+    "__main__.main": "opens /dev/null",
+    "cli.unforeseen.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
+    "node.gpus._may_open": "asks whether a device may be opened",
+    "node.private_folder.make_private_folder": "the node's own temporary folder, not the run's",
+    "rewards.sandbox.inside.mounts.enter_own_root": "a tmpfs inside the sandbox",
+    "rewards.sandbox.inside.mounts._show": "a tmpfs inside the sandbox",
+    "rewards.sandbox.probe.probe_sandbox": "a file in the temporary folder that a sandbox must not see",
+    "rewards.sandbox.process.Sandboxed.__enter__": "the sandbox's folder in the temporary folder",
+    "rewards.sandbox.process.Sandboxed._write_job": "a pipe",
+}
+"""Writers whose files are not the run's, and why an error there is no matter of this table."""
