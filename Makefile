@@ -4,7 +4,10 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
-CONSTRAINTS := constraints.txt
+LOCKS := constraints.txt constraints-dev.txt
+UV ?= uv
+# Where pip's own configuration does not know torch's build for CPU: PyTorch's index of it.
+TORCH_INDEX ?=
 # Without --no-compile a minute goes into modules that nobody imports. The others are compiled once, by the first process
 # that imports them; where Python is told not to keep that, every process pays for torch's and vLLM's again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -48,26 +51,29 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# torchvision, torchaudio and torchcodec come with vLLM as CUDA builds; beside a CPU torch they cannot be imported, and
-# then neither can transformers' models. triton is a gigabyte that computes on GPUs alone.
-$(VENV)/.cpu: pyproject.toml $(CONSTRAINTS)
+# The locks (tests/lock.py) name all that .[cpu,dev] needs, each with the hashes of its files, so nothing has to be resolved
+# and nothing else can come in. pip installs one package after the other: two of them, with every other line each, take
+# 70 s instead of 118. What comes as source is built after that, with what is there: nothing is fetched for it.
+INSTALL := $(PIP) --no-deps --require-hashes --requirement /dev/stdin
+define install
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --constraint $(CONSTRAINTS) torch==2.13.0
-	$(PIP) --constraint $(CONSTRAINTS) --editable .[cpu]
-	$(BIN)/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	grep ^torch== constraints.txt | $(INSTALL) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	printf '%s\n' 1 2 | xargs -P 2 -I% sh -c "cat $(1) | grep -v -e ^torch== -e source$$ | sed -n '%~2p' | $(INSTALL)"
+	cat $(1) | grep source$$ | $(INSTALL) --no-build-isolation
+	$(PIP) --no-deps --no-build-isolation --editable .
+endef
+
+$(VENV)/.cpu: pyproject.toml constraints.txt
+	$(call install,constraints.txt)
 	touch $@
 
-# The lock names all that .[cpu,dev] needs (a test holds them together), so nothing has to be resolved. pip installs one
-# package after the other: two of them, with every other line each, take 70 s instead of 118.
-$(VENV)/.dev: pyproject.toml $(CONSTRAINTS)
-	$(PYTHON) -m venv $(VENV)
-	printf '%s\n' 1 2 | xargs -P 2 -I% sh -c "sed -n '%~2p' $(CONSTRAINTS) | $(PIP) --no-deps --requirement /dev/stdin"
-	$(PIP) --no-deps --editable .
+$(VENV)/.dev: pyproject.toml $(LOCKS)
+	$(call install,$(LOCKS))
 	touch $(VENV)/.cpu $@
 
-# Pins everything that is installed now; run it after a change of pyproject.toml.
+# Writes the locks anew from what is installed now; run it after a change of pyproject.toml, with uv at hand.
 lock: $(VENV)/.dev
-	$(BIN)/python -m pip freeze --all --exclude-editable | grep -v -E '^(pip|torchvision|torchaudio|torchcodec|triton)==' | sed 's/+cpu//' > $(CONSTRAINTS)
+	$(BIN)/python -m tests.lock $(UV)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

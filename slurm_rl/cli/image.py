@@ -1,4 +1,4 @@
-"""`image build|import|check`: the container image that a preset names, made and looked into."""
+"""`image build|import|check|bases`: the container image that a preset names, made and looked into."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.image.bases import raise_bases
 from slurm_rl.image.make import How, Target, build_image, import_image
 from slurm_rl.image.recipe import RECIPES, Recipe
 
-ACTIONS = ("build", "import", "check")
+ACTIONS = ("build", "import", "check", "bases")
 
 
 def run(words: list[str]) -> int:
@@ -24,6 +25,10 @@ def run(words: list[str]) -> int:
         from slurm_rl.cli.image_check import run_check
 
         return run_check(rest, config_dir=args.config_dir, timeout_s=args.timeout)
+    if action == "bases":
+        for ref, digest in raise_bases().items():
+            print(f"{digest or 'unknown'}  {ref}")
+        return 0
     config = load_config(check_overrides(rest), config_dir=args.config_dir, is_run=False)
     target = Target(config.container.runtime, config.container.image or "")
     how = How(args.engine, tuple(args.engine_arg), args.force)

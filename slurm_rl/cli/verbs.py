@@ -145,7 +145,7 @@ VERBS = {
     ),
     "image": Verb(
         "build, import or check the container image that the preset names",
-        "build|import|check [overrides]",
+        "build|import|check|bases [overrides]",
         "image build +cluster=nvidia_h100 container.runtime=pyxis container.image=/shared/rl.sqsh",
         (
             _CONFIG_DIR,

@@ -20,7 +20,15 @@ from slurm_rl.export.names import workload_name
 
 RUN_TOKEN = "SLURM_RL_TOKEN"
 """What the run's machines know each other by."""
-_EXTRAS = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}
+_FROM_LOCK = "pip install --no-deps --require-hashes -r /dev/stdin"
+# flash-attn takes half an hour to build; attention of torch's own does without.
+_INSTALL = {
+    "nvidia": [f"grep -v ^flash-attn== containers/cuda/constraints.txt | {_FROM_LOCK}"],
+    "cpu": [
+        f"grep ^torch== constraints.txt | {_FROM_LOCK} --index-url https://download.pytorch.org/whl/cpu",
+        f"grep -v ^torch== constraints.txt | {_FROM_LOCK}",
+    ],
+}
 # Slurm's name of it -> dstack's, where these differ.
 _GPU_NAMES = {"MI300": "MI300X"}
 # Beside Ray's object store: torch's and vLLM's own segments.
@@ -64,8 +72,8 @@ def build_task(
             action="--image <Docker reference>",
         )
     node = ["python", "-m", "slurm_rl", "node", *node_overrides(config, overrides)]
-    install = ["pip", "install", "-c", "constraints.txt", f".[{_EXTRAS[config.cluster.accelerator]}]"]
-    commands = [shlex.join(node)] if image else [shlex.join(install), shlex.join(node)]
+    install = [] if image else [*_INSTALL[config.cluster.accelerator], "pip install --no-deps ."]
+    commands = [*install, shlex.join(node)]
     task: dict[str, Any] = {
         "type": "task",
         "name": workload_name(config.name, "dstack"),

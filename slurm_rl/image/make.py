@@ -9,14 +9,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import ConfigError, SlurmRLError
-from slurm_rl.image import formats
+from slurm_rl.image import formats, parts
+from slurm_rl.image.bases import pin_bases, read_bases
 from slurm_rl.image.engines import Podman, choose_engine
-from slurm_rl.image.files import SUFFIXES, image_path, is_as_made, manifest_path
+from slurm_rl.image.files import SUFFIXES, bom_path, image_path, is_as_made, manifest_path
 from slurm_rl.image.formats import Source
 from slurm_rl.image.recipe import LABEL, Recipe, hash_recipe, write_context
 from slurm_rl.image.tools import say
@@ -71,12 +72,15 @@ def build_image(target: Target, recipe: Recipe, how: How) -> bool:
         engine = choose_engine(how.engine)
         formats.check_maker(target.runtime)
         tag = f"localhost/slurm_rl-{recipe.name}:{source_hash[:12]}" if target.path else target.image
+        facts: dict[str, Any] = {"recipe": recipe.name, "args": dict(recipe.args)}
         if how.force or not _is_in_store(engine, tag, source_hash):
-            engine.build(recipe, context, tag, source_hash, how.engine_args)
+            facts["bases"] = pin_bases(read_bases(recipe, context))
+            pinned = replace(recipe, args={**recipe.args, **facts["bases"]})
+            engine.build(pinned, context, tag, source_hash, how.engine_args)
         elif target.path is None:
             return False
     if target.path is not None:
-        _make_file(target, Source(engine, tag), source_hash, {"recipe": recipe.name, "args": dict(recipe.args)})
+        _make_file(target, Source(engine, tag), source_hash, facts)
     return True
 
 
@@ -181,10 +185,22 @@ def _hash_source(ref: str, is_tar: bool) -> str:
 
 def _make_file(target: Target, source: Source, source_hash: str, facts: dict[str, Any]) -> None:
     assert target.path is not None
-    versions = _report(source)
+    versions, bom = _report(source), _list_parts(source, target.image)
     _MAKERS[target.runtime](source, target.path)
     made_by = source.engine.program if source.engine else "tar"
     _write_manifest(target.path, source_hash, facts | {"made_by": made_by}, versions)
+    if bom is not None:
+        write_json(bom_path(target.path), bom)
+
+
+def _list_parts(source: Source, image: str) -> dict[str, Any] | None:
+    if source.engine is None:
+        return None
+    try:
+        return parts.build_bom(source.engine.run_python(source.ref, Path(parts.__file__)), image)
+    except SlurmRLError as error:
+        say(f"no bill of materials: {error}")
+        return None
 
 
 def _report(source: Source) -> dict[str, Any] | None:

@@ -47,9 +47,10 @@ def write_context(recipe: Recipe, folder: Path) -> None:
         (lists / "pyproject.toml", "pyproject.toml"),
         (lists / "constraints.txt", "constraints.txt"),
         (shipped / "requirements.py", "containers/requirements.py"),
-        (shipped / recipe.name / "Containerfile", recipe.containerfile),
     ):
         shutil.copyfile(source, folder / name)
+    for source in (shipped / recipe.name).iterdir():
+        shutil.copyfile(source, folder / "containers" / recipe.name / source.name)
     text = (folder / recipe.containerfile).read_text(encoding="utf-8")
     if re.search(r"^ARG BASE$", text, re.MULTILINE) and "BASE" not in recipe.args:
         raise ConfigError(

@@ -25,14 +25,21 @@ def name_of(requirement: str) -> str:
     return re.split(r"[\[<>=~! ]", requirement, maxsplit=1)[0].lower().replace("_", "-")
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)
-def test_an_image_gets_all_that_its_extra_names(recipe: Path) -> None:
+def test_the_image_without_a_lock_gets_all_that_its_extra_names() -> None:
     tree = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extra = recipe.parent.name
     extras = tree["optional-dependencies"]
-    wanted = {*tree["dependencies"], *extras[extra], *extras["train"], *extras["prepare"]}
-    assert set(requirements_of(extra)) == wanted - {"slurm_rl[train]", "slurm_rl[prepare]"}
-    assert f"requirements.py {extra} >" in recipe.read_text()
+    wanted = {*tree["dependencies"], *extras["rocm"], *extras["train"], *extras["prepare"]}
+    assert set(requirements_of("rocm")) == wanted - {"slurm_rl[train]", "slurm_rl[prepare]"}
+    assert "requirements.py rocm >" in (ROOT / "containers/rocm/Containerfile").read_text()
+
+
+@pytest.mark.parametrize(
+    "recipe", [path for path in RECIPES if path.parent.name != "rocm"], ids=lambda p: p.parent.name
+)
+def test_an_image_gets_nothing_but_what_its_lock_names_by_hash(recipe: Path) -> None:
+    text = recipe.read_text()
+    assert "--no-deps --require-hashes --requirement /dev/stdin" in text
+    assert "--extra-index-url" not in text and len(re.findall(r"\bpip install", text)) == 1
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)

