@@ -1,0 +1,32 @@
+"""No package of the locks has a known vulnerability that an update would mend, unless it stands here with its reason."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.lock import LOCKS, ROOT
+
+EXCUSED: dict[str, str] = {}
+"""Identifier of a vulnerability to why it does not reach us."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOCKS)
+def test_no_package_of_a_lock_has_a_known_vulnerability(name: str) -> None:
+    # The database of OSV, not the package index.
+    argv = [sys.executable, "-m", "pip_audit", "--vulnerability-service=osv", "--disable-pip", "--require-hashes"]
+    argv += ["--progress-spinner=off", "--format=json", f"--requirement={ROOT / LOCKS[name]}"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=600)
+    if "ConnectionError" in done.stderr or "NameResolutionError" in done.stderr:
+        pytest.skip(f"the database cannot be reached from here: {done.stderr.splitlines()[-1][:200]}")
+    found = {
+        vulnerability["id"]: f"{package['name']} {package['version']}, mended in {vulnerability['fix_versions']}"
+        for package in json.loads(done.stdout)["dependencies"]
+        for vulnerability in package.get("vulns", [])
+        if vulnerability["fix_versions"]
+    }
+    assert {one: words for one, words in found.items() if one not in EXCUSED} == {}
