@@ -1,4 +1,4 @@
-"""No package of the locks has a known vulnerability that an update would mend, unless it stands here with its reason."""
+"""No package of the locks has a known vulnerability that an update would mend, but those named here."""
 
 from __future__ import annotations
 

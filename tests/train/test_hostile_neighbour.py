@@ -1,0 +1,109 @@
+"""The demo beside a user who attacks it all the while: it ends with every digit, and nothing of it was his."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import RunDir
+from tests.hostile_neighbour import Neighbour
+from tests.train.test_run import temp_dir
+from tests.whole_run import exact_rows, start_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+# What is not a file of anybody, or the system's.
+_NOT_OURS = re.compile(r"^(?!/)|^/(dev/(?!shm/)|proc/|sys/|usr/|lib|bin/|etc/)| \(deleted\)$|^/memfd:")
+
+
+def processes_of(process: subprocess.Popen[str], mark: Path) -> list[psutil.Process]:
+    """All of the run, those of Ray too that are nobody's children: they know the run by their environment."""
+    found = {one.pid: one for one in psutil.Process(process.pid).children(recursive=True)}
+    for one in psutil.process_iter():
+        try:
+            if str(mark).encode() in Path(f"/proc/{one.pid}/environ").read_bytes():
+                found[one.pid] = one
+        except OSError:
+            continue
+    return list(found.values())
+
+
+def ports_of(processes: list[psutil.Process]) -> list[int]:
+    found = set()
+    for one in processes:
+        try:
+            found |= {c.laddr.port for c in one.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        except psutil.Error:
+            continue
+    return sorted(found)
+
+
+def open_to_others(processes: list[psutil.Process], python: Path) -> set[str]:
+    """Files that the run has open to write or shares as memory, outside of the installation, that anybody may reach."""
+    paths = set()
+    for one in processes:
+        try:
+            paths |= {file.path for file in one.open_files() if file.mode != "r"}
+            paths |= {
+                mapped.path for mapped in one.memory_maps() if mapped.path.startswith(("/dev/shm", "/tmp", "/var"))
+            }
+        except (psutil.Error, OSError):
+            continue
+    return {
+        path for path in paths if not _NOT_OURS.search(path) and not path.startswith(str(python)) and _reaches(path)
+    }
+
+
+def _reaches(path: str) -> bool:
+    try:
+        if not Path(path).stat().st_mode & (stat.S_IROTH | stat.S_IWOTH):
+            return False
+        return all(parent.stat().st_mode & stat.S_IXOTH for parent in Path(path).parents)
+    except OSError:
+        return False
+
+
+def test_the_demo_ends_with_every_digit_beside_a_hostile_neighbour(whole_run: Path, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("becoming another user needs root")
+    # He may come as far as the run's own folders.
+    for folder in (tmp_path, *list(tmp_path.parents)[:-2]):
+        folder.chmod(folder.stat().st_mode | 0o055)
+    run_dir, neighbour = tmp_path / "run", Neighbour(tmp_path / "neighbour")
+    before = os.umask(0o077)
+    try:
+        process = start_run(run_dir, "+reward=service", "reward.service.num_replicas=2")
+    finally:
+        os.umask(before)
+    open_files: set[str] = set()
+    num_ports = 0
+    with neighbour.at_work():
+        while process.poll() is None:
+            found = processes_of(process, run_dir)
+            ports = ports_of(found)
+            num_ports = max(num_ports, len(ports))
+            rows = read_rows(run_dir / "events.jsonl") if (run_dir / "events.jsonl").exists() else []
+            folders = [run_dir]
+            if any(row["kind"] == "attempt/started" for row in rows):
+                folders.append(temp_dir(run_dir))
+            neighbour.point_at(pids=[one.pid for one in found], ports=ports, folders=folders)
+            open_files |= open_to_others(found, Path(sys.prefix))
+            time.sleep(0.5)
+    output, _ = process.communicate()
+    assert process.returncode == 0, output
+    assert exact_rows(run_dir) == exact_rows(whole_run)
+    assert neighbour.loot == [] and open_files == set()
+    # He was there: Ray's ports and those of two services.
+    assert num_ports > 8
+    events = read_rows(RunDir(run_dir).events)
+    assert [row for row in events if row["kind"] == "reward/service_died"] == []
+    size = sum(path.stat().st_size for path in (run_dir / "attempts").rglob("*.log"))
+    assert size < 5_000_000 and len(events) < 200
