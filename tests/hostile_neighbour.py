@@ -5,12 +5,14 @@ He ends when his `stop` file is there, and writes what he managed as lines of hi
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - he cannot read our Python's modules any more
 import json
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -53,13 +55,14 @@ class Neighbour:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """As the other user, in a process of his own."""
-        thread = threading.Thread(target=as_stranger, args=(self._work,))
-        thread.start()
-        try:
-            yield
-        finally:
-            self._stop.touch()
-            thread.join()
+        with ThreadPoolExecutor(1) as thread:
+            work = thread.submit(as_stranger, self._work)
+            try:
+                yield
+            finally:
+                self._stop.touch()
+            # Who fell over his own feet has attacked nothing.
+            work.result()
 
     def _work(self) -> None:
         held: list[socket.socket] = []
