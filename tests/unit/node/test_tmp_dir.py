@@ -115,7 +115,9 @@ def test_only_our_own_regular_files_are_kept_as_logs_and_not_opened_to_others(pl
     (logs / "private.out").write_text("ours alone")
     (logs / "private.out").chmod(0o600)
     (logs / "link.out").symlink_to(secret)
-    os.link(secret, logs / "hard.out")
+    # Of another file: one with two names would be passed over for that alone.
+    (tmp_path / "other key").write_text("another")
+    os.link(tmp_path / "other key", logs / "hard.out")
     os.mkfifo(logs / "pipe.out")
     (logs / "empty.out").touch()
     logs.chmod(0o777)
