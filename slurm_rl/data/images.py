@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,10 +22,15 @@ from slurm_rl.errors import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageFile import ImageFile
 
 _DATA = "data:"
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF", b"P6", b"P5")
 """First bytes of JPEG, PNG, GIF, BMP, TIFF, WebP and PPM."""
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "PPM")
+"""Pillow's names of the same. It knows more, of which some start other programs."""
+MAX_PIXELS = 90_000_000
+"""270 MB in RGB; a file of kilobytes may claim more."""
 _HEAD_BYTES = 16
 _THREADS = 16
 
@@ -114,7 +120,7 @@ def open_image(source: str, where: str) -> Image:
 
     check_source(source, where)
     try:
-        with _open(source, where) as file, Image.open(file) as image:
+        with _open(source, where) as file, open_bounded(file) as image:
             return image.convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise _not_an_image(source, where, str(error)) from None
@@ -130,10 +136,27 @@ def read_size(source: str, where: str) -> tuple[int, int]:
 
     check_source(source, where)
     try:
-        with _open(source, where) as file, Image.open(file) as image:
+        with _open(source, where) as file, open_bounded(file) as image:
             return image.size
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise _not_an_image(source, where, str(error)) from None
+
+
+def open_bounded(file: IO[bytes]) -> ImageFile:
+    """The image of a file as yet undecoded: its head has been read, and its size is one that can be decoded.
+
+    Raises:
+        OSError: it is of no format that we read.
+        ValueError: it claims more than MAX_PIXELS.
+    """
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of sizes beyond its own bound, and odd metadata
+        image = Image.open(file, formats=FORMATS)
+    if image.width * image.height > MAX_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels, where {MAX_PIXELS:,} are the most")
+    return image
 
 
 def _open(source: str, where: str) -> IO[bytes]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from slurm_rl.data.images import open_bounded
 from slurm_rl.errors import ConfigError
 
 MAX_ASPECT = 200
@@ -43,12 +44,10 @@ def find_bad_images(
 
 def describe_damage(path: Path) -> str:
     """Why this image cannot be used, or "" when it can."""
-    from PIL import Image
-
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # odd metadata is no damage
-            with Image.open(path) as image:
+            with path.open("rb") as file, open_bounded(file) as image:
                 width, height = image.size
                 if max(width, height) > MAX_ASPECT * min(width, height):
                     return f"{width} x {height} pixels, longer than {MAX_ASPECT} times its width"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import base64
+import struct
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from PIL import Image
 
 from slurm_rl.data.images import check_source, open_image, parse_source, read_size
 from slurm_rl.errors import DataError
+from slurm_rl.prepare.images import describe_damage
 
 
 @pytest.fixture
@@ -68,3 +72,34 @@ def test_a_truncated_image_is_refused_when_it_is_decoded(tmp_path: Path) -> None
     assert read_size(str(cut), "row 7") == (64, 64)
     with pytest.raises(DataError, match=r"row 7: an image must be a whole .*cut\.jpg.*truncated"):
         open_image(str(cut), "row 7")
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few hundred bytes that says it is so large."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes(1000))) + chunk(b"IEND", b"")
+    )
+
+
+@pytest.mark.parametrize("size", [(10_000, 10_000), (50_000, 50_000)])
+@pytest.mark.parametrize("look", [open_image, read_size])
+def test_an_image_that_claims_too_many_pixels_is_refused_before_they_are_made(
+    size: tuple[int, int], look: Callable[[str, str], Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "bomb.png"
+    path.write_bytes(bomb(*size))
+    with pytest.raises(DataError, match=r"row 7: .*bomb\.png: .*pixels"):
+        look(str(path), "row 7")
+    assert "pixels" in describe_damage(path)
+
+
+def test_no_program_is_started_for_a_picture(tmp_path: Path) -> None:
+    """Pillow has Ghostscript draw PostScript, and looks at the content, not the name."""
+    path = tmp_path / "a.jpg"
+    path.write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n(x) run\n%%EOF\n")
+    assert "UnidentifiedImageError" in describe_damage(path)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
+import lzma
 import tarfile
 import tracemalloc
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -176,3 +179,28 @@ def test_long_names_come_out_of_either_format(folder: Path, tmp_path: Path) -> N
             info.size = 3
             tar.addfile(info, io.BytesIO(b"abc"))
         assert extract_archive(tmp_path / "a.tar", folder) == (1, 3)
+
+
+@pytest.mark.parametrize("opener", [gzip.open, bz2.open, lzma.open])
+def test_a_stream_that_unpacks_to_much_is_unpacked_bit_by_bit(opener: Any, folder: Path, tmp_path: Path) -> None:
+    """A few kilobytes that are 30 MB, which the bound is far below."""
+    archive = tmp_path / "a.tar"
+    info = entry("bomb")
+    info.size = 30_000_000
+    with opener(archive, "wb", **({"preset": 0} if opener is lzma.open else {"compresslevel": 1})) as out:
+        out.write(info.tobuf() + bytes(info.size))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="more than 3000000 bytes unpacked"):
+            extract_archive(archive, folder, max_bytes=3_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 12_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_zip_by_a_method_that_unpacks_at_once_is_refused(method: int, folder: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", method) as bundle:
+        bundle.writestr("bomb", bytes(1000))
+    with pytest.raises(DataError, match="another method than deflate"):
+        extract_archive(tmp_path / "a.zip", folder)
