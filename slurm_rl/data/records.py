@@ -23,6 +23,7 @@ from typing import Any
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.urls import is_url
 from slurm_rl.data.lines import build_object, parse_object, read_lines, shorten, unreadable
+from slurm_rl.data.parquet import read_parquet_rows
 from slurm_rl.data.url_records import read_url_records
 from slurm_rl.errors import DataError, MissingLibraryError
 
@@ -30,7 +31,6 @@ Record = tuple[str, dict[str, Any]]
 """(where it stands, the row)."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_BATCH = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,12 +138,9 @@ def _read_parquet(source: DataSource, path: Path) -> Iterator[Record]:
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             require_columns(source, file.schema_arrow.names, str(path))
-            number = 0
-            for batch in file.iter_batches(batch_size=_BATCH, columns=source.present(file.schema_arrow.names)):
-                for row in batch.to_pylist():
-                    yield f"{path} row {number}", row
-                    number += 1
-    except (pyarrow.ArrowException, OSError) as error:
+            for number, row in enumerate(read_parquet_rows(file, source.present(file.schema_arrow.names))):
+                yield f"{path} row {number}", row
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(path, error) from None
         raise DataError(f"{path}: the file must be parquet", seen=shorten(str(error)), action="write it anew") from None

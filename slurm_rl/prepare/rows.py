@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.data.parquet import read_parquet_rows
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.prepare.checksum import sha256_of
 from slurm_rl.prepare.golds import find_unscorable
@@ -98,12 +99,8 @@ def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, di
             missing = [column for column in columns if column not in names]
             if missing:
                 raise DataError(f"{path} must have the column {missing[0]!r}", seen=f"the columns {', '.join(names)}")
-            number = 0
-            for batch in file.iter_batches(batch_size=1024, columns=list(columns)):
-                for row in batch.to_pylist():
-                    yield number, row
-                    number += 1
-    except (pyarrow.ArrowInvalid, pyarrow.ArrowIOError) as error:
+            yield from enumerate(read_parquet_rows(file, columns))
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise DataError(f"{path} must be a parquet file", seen=str(error)) from None
 
 
