@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from slurm_rl.functions.load import is_file
 
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+def one_of(names: Collection[str], *, or_file: bool = False) -> AfterValidator:
+    """A name of a table; with `or_file` also a user's `file.py:name`."""
+
+    def check(value: str) -> str:
+        if value in names or (or_file and is_file(value)):
+            return value
+        known = ", ".join(names) + (", or file.py:name" if or_file else "")
+        raise ValueError(f"must be one of {known}; got {value!r}")
+
+    return AfterValidator(check)
 
 
 class Section(BaseModel):

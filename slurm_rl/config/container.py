@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, model_validator
 
-from slurm_rl.config.base import PositiveInt, Section
+from slurm_rl.config.base import PositiveInt, Section, one_of
+from slurm_rl.config.runtimes import RUNTIMES
 
 
 def _parse_mount(value: Any) -> Any:
@@ -46,7 +47,7 @@ class MountConfig(Section):
 class ContainerConfig(Section):
     """Image and runtime. The same mounts and environment reach the container in each runtime."""
 
-    runtime: Literal["none", "pyxis", "apptainer", "podman", "docker"] = "none"
+    runtime: Annotated[str, one_of(RUNTIMES)] = "none"
     """What starts it. Jobs that share a node's GPUs with others need pyxis or apptainer: podman and docker count the
     GPUs of the whole node, Slurm only those of the job."""
     image: str | None = None
@@ -75,9 +76,10 @@ class ContainerConfig(Section):
             )
         if self.image is not None and self.image.startswith("-"):
             raise ValueError(f"container.image is a path or a reference; got {self.image!r}, which reads as an option")
-        if self.shm_size_gb is not None and self.runtime not in ("podman", "docker"):
+        if self.shm_size_gb is not None and not RUNTIMES[self.runtime].own_shm:
+            able = " and ".join(name for name, row in RUNTIMES.items() if row.own_shm)
             raise ValueError(
-                f"container.shm_size_gb is for podman and docker; got runtime {self.runtime!r}, where /dev/shm is "
+                f"container.shm_size_gb is for {able}; got runtime {self.runtime!r}, where /dev/shm is "
                 "the host's. Next: container.shm_size_gb=null"
             )
         if self.setup and self.runtime == "none":

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from slurm_rl.config.tasks import TASKS
+
 if TYPE_CHECKING:
     from slurm_rl.config.cluster import ClusterConfig
     from slurm_rl.config.run import RunConfig
-
-_TORCHRUN_TASKS = ("sft", "rm", "dpo")
 
 
 def check_address(cluster: ClusterConfig) -> None:
@@ -72,7 +72,7 @@ def check_existing_cluster(config: RunConfig) -> None:
     if config.cluster.launcher != "ray":
         return
     wrong = {
-        f"task={config.task}": config.task in _TORCHRUN_TASKS,
+        f"task={config.task}": TASKS[config.task].under_torchrun,
         f"container.runtime={config.container.runtime}": config.container.runtime != "none",
         "cluster.node_features": bool(config.cluster.node_features),
         f"job.num_spare_nodes={config.job.num_spare_nodes}": config.job.num_spare_nodes > 0,

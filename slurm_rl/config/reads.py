@@ -7,42 +7,40 @@ from typing import Final
 
 from slurm_rl.config.base import Section
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS, TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
 
-_SUPERVISED = ("sft", "rm", "dpo")
-_OURS = ("grpo", *_SUPERVISED)
-_EXTERNAL = ("openrlhf", "verl", "maxtext", "command")
 EVERY_TASK = ("name", "run_dir", "seed", "task", "cluster", "container", "job", "ray", "checkpoint", "logging")
 """Keys of the run itself, and of machines, which stay the same whatever is run on them."""
 READERS: Final[dict[str, tuple[str, ...]]] = {
-    "model": _OURS,
+    "model": OUR_TASKS,
     # Filled in for every task, by the accelerator.
-    "model.dtype": (*_OURS, *_EXTERNAL),
-    "model.gradient_checkpointing": (*_OURS, *_EXTERNAL),
-    "data": _OURS,
+    "model.dtype": (*OUR_TASKS, *EXTERNAL_TASKS),
+    "model.gradient_checkpointing": (*OUR_TASKS, *EXTERNAL_TASKS),
+    "data": OUR_TASKS,
     "data.messages_key": ("sft",),
     "data.chosen_key": ("rm", "dpo"),
     "data.rejected_key": ("rm", "dpo"),
     "data.margin_key": ("rm",),
     "algorithm": ("grpo",),
-    "policy": _OURS,
+    "policy": OUR_TASKS,
     "policy.share_prompts": ("grpo",),
     "reference": ("grpo",),
     "rollout": ("grpo",),
     "reward": ("grpo",),
-    "optim": _OURS,
+    "optim": OUR_TASKS,
     "critic": ("grpo",),
-    "supervised": _SUPERVISED,
+    "supervised": TORCHRUN_TASKS,
     "sft": ("sft",),
     "rm": ("rm",),
     "dpo": ("dpo",),
     "warmup": ("grpo",),
     "trainer": ("grpo",),
-    "trainer.step_timeout_s": _OURS,
-    "eval": _OURS,
+    "trainer.step_timeout_s": OUR_TASKS,
+    "eval": OUR_TASKS,
     "eval.greedy": ("grpo",),
     "eval.num_samples": ("grpo",),
-    "external": _EXTERNAL,
+    "external": EXTERNAL_TASKS,
 }
 """Section, or one key of it, to the tasks that read it; the longer name counts."""
 _INSTEAD = {
@@ -66,7 +64,7 @@ def check_reads(config: RunConfig) -> None:
         return
     first = next(iter(unread))
     readers = ", ".join(find_readers(first, config.task))
-    instead = _INSTEAD.get(first) if config.task in _SUPERVISED else None
+    instead = _INSTEAD.get(first) if config.task in TORCHRUN_TASKS else None
     raise ConfigError(
         f"task={config.task} does not read {', '.join(unread)}",
         seen=", ".join(f"{key}={value}" for key, value in unread.items()),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from slurm_rl.config.algorithm import AlgorithmConfig
-from slurm_rl.config.base import NonNegativeInt, Section
+from slurm_rl.config.base import NonNegativeInt, Section, one_of
 from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
 from slurm_rl.config.critic import CriticConfig
@@ -21,6 +21,7 @@ from slurm_rl.config.model import ModelConfig, fill_auto
 from slurm_rl.config.ray import RayConfig
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
+from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS, TASKS
 from slurm_rl.config.train import (
     CheckpointConfig,
     EvalConfig,
@@ -42,7 +43,7 @@ class RunConfig(Section):
     """Where this run lives; null makes <cluster.run_root>/<name>-<time>."""
     seed: NonNegativeInt = 0
     """Seeds weights, data order and sampling."""
-    task: Literal["grpo", "sft", "rm", "dpo", "openrlhf", "verl", "maxtext", "command"] = "grpo"
+    task: Annotated[str, one_of(TASKS)] = "grpo"
     """What is trained: GRPO, or supervised fine-tuning, a reward model, DPO under torchrun; or another program."""
     cluster: ClusterConfig = ClusterConfig()
     """Machines."""
@@ -241,10 +242,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _an_external_task_has_its_program(self) -> RunConfig:
-        if (self.external is None) != (self.task in ("grpo", "sft", "rm", "dpo")):
+        if (self.external is None) != (self.task in OUR_TASKS):
             has, words = ("none", "external=verl") if self.external is None else ("one", "task=command")
             raise ValueError(
-                "the tasks openrlhf, verl, maxtext and command, and they alone, have a section external; got "
+                f"the tasks {', '.join(EXTERNAL_TASKS)}, and they alone, have a section external; got "
                 f"task={self.task} with {has}. Next: {words}, or an experiment that says both"
             )
         return self

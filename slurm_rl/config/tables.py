@@ -6,12 +6,11 @@ what runs it. Users need no row: an advantage, a loss, a filter and a reward may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator
-
+from slurm_rl.config.base import one_of
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import is_file, load_function
 
@@ -150,20 +149,10 @@ VERIFIERS: Final[dict[str, VerifierRow]] = {
 }
 
 
-def _one_of(names: Collection[str], *, or_file: bool = False) -> AfterValidator:
-    def check(value: str) -> str:
-        if value in names or (or_file and is_file(value)):
-            return value
-        known = ", ".join(names) + (", or file.py:name" if or_file else "")
-        raise ValueError(f"must be one of {known}; got {value!r}")
-
-    return AfterValidator(check)
-
-
-AdvantageName = Annotated[str, _one_of(ADVANTAGES, or_file=True)]
-LossName = Annotated[str, _one_of(POLICY_LOSSES, or_file=True)]
-CorrectionName = Annotated[str, _one_of(("auto", *CORRECTIONS))]
-KLEstimatorName = Annotated[str, _one_of(KL_ESTIMATORS)]
-DPOLossName = Annotated[str, _one_of(DPO_LOSSES)]
-DivergenceName = Annotated[str, _one_of(DIVERGENCES)]
-VerifierName = Annotated[str, _one_of(VERIFIERS)]
+AdvantageName = Annotated[str, one_of(ADVANTAGES, or_file=True)]
+LossName = Annotated[str, one_of(POLICY_LOSSES, or_file=True)]
+CorrectionName = Annotated[str, one_of(("auto", *CORRECTIONS))]
+KLEstimatorName = Annotated[str, one_of(KL_ESTIMATORS)]
+DPOLossName = Annotated[str, one_of(DPO_LOSSES)]
+DivergenceName = Annotated[str, one_of(DIVERGENCES)]
+VerifierName = Annotated[str, one_of(VERIFIERS)]

@@ -6,9 +6,9 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.errors import ConfigError
 
-SUFFIXES = {"pyxis": ".sqsh", "apptainer": ".sif"}
 _HEADER = 128
 
 
@@ -20,7 +20,8 @@ def image_path(runtime: str, image: str | None) -> Path | None:
     >>> image_path("pyxis", "/images/rl.sqsh")
     PosixPath('/images/rl.sqsh')
     """
-    is_path = runtime in SUFFIXES and image is not None and image.startswith(("/", "./", "../"))
+    is_file = RUNTIMES[runtime].image_suffix is not None
+    is_path = is_file and image is not None and image.startswith(("/", "./", "../"))
     return Path(image) if is_path and image else None
 
 

@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.functions.load import load_function
 from slurm_rl.image import formats, parts
 from slurm_rl.image.bases import pin_bases, read_bases
 from slurm_rl.image.engines import Podman, choose_engine
-from slurm_rl.image.files import SUFFIXES, bom_path, image_path, is_as_made, manifest_path
+from slurm_rl.image.files import bom_path, image_path, is_as_made, manifest_path
 from slurm_rl.image.formats import Source
 from slurm_rl.image.recipe import LABEL, Recipe, hash_recipe, write_context
 from slurm_rl.image.tools import say
@@ -48,9 +50,6 @@ class How:
     """Further arguments of `<engine> build`."""
     force: bool = False
     """Make it although it is there."""
-
-
-_MAKERS: dict[str, Callable[[Source, Path], None]] = {"pyxis": formats.make_sqsh, "apptainer": formats.make_sif}
 
 
 def build_image(target: Target, recipe: Recipe, how: How) -> bool:
@@ -137,7 +136,7 @@ def check_target(target: Target) -> None:
     Raises:
         ConfigError: with the rule for this runtime.
     """
-    suffix = SUFFIXES.get(target.runtime)
+    suffix = RUNTIMES[target.runtime].image_suffix
     path = target.path
     if target.runtime == "none":
         raise ConfigError(
@@ -185,8 +184,11 @@ def _hash_source(ref: str, is_tar: bool) -> str:
 
 def _make_file(target: Target, source: Source, source_hash: str, facts: dict[str, Any]) -> None:
     assert target.path is not None
+    name = RUNTIMES[target.runtime].maker
+    assert name is not None, "a runtime with files of its own has what makes them"
+    make: Callable[[Source, Path], None] = load_function(name)
     versions, bom = _report(source), _list_parts(source, target.image)
-    _MAKERS[target.runtime](source, target.path)
+    make(source, target.path)
     made_by = source.engine.program if source.engine else "tar"
     _write_manifest(target.path, source_hash, facts | {"made_by": made_by}, versions)
     if bom is not None:

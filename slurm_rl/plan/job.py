@@ -19,7 +19,6 @@ from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.sampling import check_sampling
 from slurm_rl.plan.secrets import secret_names
 from slurm_rl.plan.task import (
-    TORCHRUN_TASKS,
     ExternalPlan,
     TorchrunPlan,
     build_driver_argv,
@@ -30,6 +29,7 @@ from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, check_idl
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
+from slurm_rl.config.tasks import TORCHRUN_TASKS
 
 PLAN_VERSION = 3
 HOSTS_VARIABLE = "SLURM_RL_HOSTS"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.expected import satisfies
 from slurm_rl.plan.job import JobPlan
@@ -16,13 +17,6 @@ Versions = Mapping[str, "str | None"]
 _DRIVER_OF_CUDA = {13: 580, 12: 525, 11: 450}
 _OF_THE_NODE = {"nvidia driver", "amdgpu driver"}
 _REBUILD = "build it again: python -m slurm_rl image build --force"
-_HOOK = {
-    "pyxis": "enroot's hook 98-nvidia.sh and NVIDIA_VISIBLE_DEVICES",
-    "apptainer": "the --nv of apptainer, which the plan passes",
-    "podman": "nvidia-container-toolkit's CDI file (nvidia-ctk cdi generate)",
-    "docker": "nvidia-container-toolkit",
-    "none": "the node's driver",
-}
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ def _remedy(name: str, runtime: str) -> str:
         "nccl": "torch's wheels for CUDA bring it; " + _REBUILD,
         "rccl": "AMD's image brings it; --base=<that image> to image build",
         "flash-attn": "model.attention=sdpa, or " + _REBUILD,
-        "nvidia driver": f"the container sees none; see {_HOOK[runtime]}, and nvidia-smi on the node",
+        "nvidia driver": f"the container sees none; see {RUNTIMES[runtime].gpu_hook}, and nvidia-smi on the node",
         "amdgpu driver": "the node has none loaded; see lsmod on the node",
     }.get(name, _REBUILD)
 

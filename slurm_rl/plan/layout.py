@@ -19,11 +19,11 @@ from slurm_rl.plan.memory import (
     with_frozen_model,
     with_second_model,
 )
-from slurm_rl.plan.task import TORCHRUN_TASKS
 from slurm_rl.plan.topology import ActorPlan
 
 if TYPE_CHECKING:  # the node agent imports this without pydantic
     from slurm_rl.config.run import RunConfig
+from slurm_rl.config.tasks import TORCHRUN_TASKS
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)

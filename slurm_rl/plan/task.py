@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
-Task = Literal["grpo", "sft", "rm", "dpo", "openrlhf", "verl", "maxtext", "command"]
-
-TORCHRUN_TASKS: frozenset[Task] = frozenset({"sft", "rm", "dpo"})
-"""One program on every rank, no rollout engines, no Ray."""
-
-EXTERNAL_TASKS: frozenset[Task] = frozenset({"openrlhf", "verl", "maxtext", "command"})
-"""A program that is not ours, on the head node of the Ray cluster."""
+from slurm_rl.config.tasks import TASKS
 
 _SUPERVISED = "slurm_rl.supervised"
 
@@ -47,11 +41,11 @@ class Rendezvous:
     """How long torchrun of a node waits for the others."""
 
 
-def build_driver_argv(task: Task, python: str, run_dir: str) -> tuple[str, ...]:
+def build_driver_argv(task: str, python: str, run_dir: str) -> tuple[str, ...]:
     """argv of the trainer: under Ray of its one driver, under torchrun of each rank; the agent adds `--attempt <n>`."""
-    if task in EXTERNAL_TASKS:
+    if TASKS[task].is_external:
         return (python, "-u", "-m", "slurm_rl.node.external", "--run-dir", run_dir)
-    if task in TORCHRUN_TASKS:
+    if TASKS[task].under_torchrun:
         return (python, "-u", "-m", "slurm_rl.node.rank", _SUPERVISED, run_dir)
     return (python, "-u", "-m", "slurm_rl.rl.main", "--run-dir", run_dir)
 

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element
 
+from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.jsonl import Row
 from slurm_rl.report.summary import MAIN_STAGES, PHASES, split_step
 
@@ -53,7 +54,7 @@ LINE_CHARTS: dict[str, tuple[Curve, ...]] = {
     "Critic: explained variance": (Curve("explained", "critic/explained_variance"),),
     "Critic loss": (Curve("loss", "critic/loss"),),
     "KL coefficient": (Curve("coefficient", "kl/coefficient"),),
-    "Loss": tuple(Curve(MAIN_STAGES[task], "policy/loss", task) for task in ("sft", "rm", "dpo")),
+    "Loss": tuple(Curve(MAIN_STAGES[task], "policy/loss", task) for task in TORCHRUN_TASKS),
     "Held-out loss": (Curve("loss", "eval/loss", "eval"),),
     "Held-out accuracy": (
         Curve("exact match", "eval/exact_match", "eval"),

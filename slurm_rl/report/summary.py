@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from slurm_rl.config.tasks import OUR_TASKS, TASKS
 from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.report.meta import RunMeta, collect_meta
 from slurm_rl.run_dir import RunDir, write_json
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PHASES = ("rollout", "reward", "train", "sync", "save")
-MAIN_STAGES = {"grpo": "GRPO", "sft": "SFT", "rm": "reward model", "dpo": "DPO"}
+MAIN_STAGES = {name: TASKS[name].title for name in OUR_TASKS}
 """Stage of metrics.jsonl -> its name for people; one of them is what a run is about."""
 
 

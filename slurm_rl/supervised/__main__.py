@@ -20,10 +20,10 @@ import yaml
 from slurm_rl import __version__
 from slurm_rl.config.load import load_config, parse_config
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError, RunDirError, SlurmRLError
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.plan.job import SubmitFacts, build_plan
-from slurm_rl.plan.task import TORCHRUN_TASKS
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json, write_text
 from slurm_rl.supervised.place import Place, find_place
 from slurm_rl.train.ending import run_to_outcome
@@ -81,7 +81,7 @@ def find_run(config: RunConfig) -> RunDir:
     """
     if config.task not in TORCHRUN_TASKS:
         raise ConfigError(
-            f"task must be one of {', '.join(sorted(TORCHRUN_TASKS))}",
+            f"task must be one of {', '.join(TORCHRUN_TASKS)}",
             seen=config.task,
             action="start it as python -m slurm_rl",
         )

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.tasks import TASKS, TORCHRUN_TASKS
 from slurm_rl.data.identity import check_same_rows
 from slurm_rl.data.load import require_one_batch
 from slurm_rl.data.placeholders import ImageCounter
@@ -17,25 +18,23 @@ from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.reward_model import describe_scores
 from slurm_rl.engine.vision import load_image_reader
 from slurm_rl.errors import ConfigError
+from slurm_rl.functions.load import load_function
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import DEFAULT_MICRO_BATCH_TOKENS
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, append_event, read_json
-from slurm_rl.supervised.dpo import build_dpo
 from slurm_rl.supervised.loop import SupervisedLoop
 from slurm_rl.supervised.objective import Objective
 from slurm_rl.supervised.place import Place
 from slurm_rl.supervised.reference import AddReference, add_cached_logprobs, load_live_reference
-from slurm_rl.supervised.rm import build_rm, measure_scores
-from slurm_rl.supervised.sft import build_sft
+from slurm_rl.supervised.rm import measure_scores
 from slurm_rl.supervised.state import PolicySaver
 from slurm_rl.train.model_folder import load_context_length, prepare_model
 from slurm_rl.train.row_events import tell_rows
 from slurm_rl.train.stop import StopFlag
 
 BuildObjective = Callable[[RunConfig, Any, ImageCounter | None], Objective]
-OBJECTIVES: dict[str, BuildObjective] = {"sft": build_sft, "rm": build_rm, "dpo": build_dpo}
-"""One row a task."""
+"""What a row of config/tasks.py names."""
 
 
 def run_training(run: RunDir, config: RunConfig, place: Place) -> None:
@@ -90,8 +89,10 @@ def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
 
 def build_objective(config: RunConfig, model_path: str) -> Objective:
     """Load, check and tokenize all rows; every bad row is named before anything is trained."""
-    if config.task not in OBJECTIVES:
-        raise ConfigError("task must be one of this trainer's", seen=config.task, action=f"one of {sorted(OBJECTIVES)}")
+    name = TASKS[config.task].objective
+    if name is None:
+        action = f"one of {', '.join(TORCHRUN_TASKS)}"
+        raise ConfigError("task must be one of this trainer's", seen=config.task, action=action)
     trust = config.model.trust_remote_code
     longest, context = config.supervised.max_tokens, load_context_length(model_path, trust)
     if longest > context:
@@ -101,7 +102,8 @@ def build_objective(config: RunConfig, model_path: str) -> Objective:
             action=f"set supervised.max_tokens={context}",
         )
     tokenizer, images = load_tokenizer(model_path, trust_remote_code=trust), load_image_reader(model_path, config.model)
-    objective = OBJECTIVES[config.task](config, tokenizer, images)
+    build: BuildObjective = load_function(name)
+    objective = build(config, tokenizer, images)
     require_one_batch(len(objective.train), config.supervised.batch_size)
     return objective
 

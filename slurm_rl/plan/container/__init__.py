@@ -8,11 +8,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.errors import ConfigError
+from slurm_rl.functions.load import load_function
 from slurm_rl.plan.accelerator import AcceleratorKind
-from slurm_rl.plan.container.runtimes import RUNTIMES
 from slurm_rl.plan.container.spec import ContainerPlan, Mount, Request, Wrapped, merge_mounts
 from slurm_rl.plan.setup import with_setup
 
@@ -60,4 +61,5 @@ def wrap(
         name=name,
         user=None if user is None or user[0] == 0 else f"{user[0]}:{user[1]}",
     )
-    return RUNTIMES[container.runtime](request)
+    render: Callable[[Request], Wrapped] = load_function(RUNTIMES[container.runtime].wrap)
+    return render(request)

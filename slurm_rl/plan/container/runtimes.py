@@ -1,12 +1,10 @@
-"""One function per runtime: Request -> Wrapped. A further runtime is a function and a row in RUNTIMES.
+"""One function per runtime: Request -> Wrapped. To add one, write it and its row in RUNTIMES of config/runtimes.py.
 
 No runtime gets a privilege (--privileged, capabilities, seccomp off) that the user did not write in
 `container.extra_args`, and values of variables never stand in argv, where `ps` shows them to everybody.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from slurm_rl.plan.accelerator import AcceleratorKind
 from slurm_rl.plan.container.mounts import render_bind, render_pyxis
@@ -40,11 +38,11 @@ SLURM_NAMES = (
 )
 
 
-def _none(request: Request) -> Wrapped:
+def none(request: Request) -> Wrapped:
     return Wrapped((), request.argv, request.env)
 
 
-def _pyxis(request: Request) -> Wrapped:
+def pyxis(request: Request) -> Wrapped:
     """srun's own plugin. No --container-name: an unnamed container goes with its step, and no other job finds it."""
     container = request.container
     args = [f"--container-image={request.image}", "--no-container-mount-home", "--no-container-entrypoint"]
@@ -64,7 +62,7 @@ def _pyxis(request: Request) -> Wrapped:
 _APPTAINER_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {"nvidia": ("--nv",), "amd": ("--rocm",), "cpu": ()}
 
 
-def _apptainer(request: Request) -> Wrapped:
+def apptainer(request: Request) -> Wrapped:
     """The environment arrives by itself; the prefix lets ours win over what the image sets."""
     container = request.container
     # Home holds ~/.local, whose Python packages would go before those of the image.
@@ -89,7 +87,7 @@ _PODMAN_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
 }
 
 
-def _podman(request: Request) -> Wrapped:
+def podman(request: Request) -> Wrapped:
     # The image's own user would be one of podman's other ids, to whom the run directory is closed; root in a
     # rootless container is the caller.
     options = [*_PODMAN_DEVICES[request.accelerator], "--user=0:0"]
@@ -106,7 +104,7 @@ _DOCKER_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
 }
 
 
-def _docker(request: Request) -> Wrapped:
+def docker(request: Request) -> Wrapped:
     # Files in the run directory must be the caller's, not root's or the image's own user's.
     options = [*_DOCKER_DEVICES[request.accelerator], f"--user={request.user or '0:0'}"]
     if request.user is not None:
@@ -132,12 +130,3 @@ def _run_command(program: str, options: list[str], request: Request, cleanup: tu
     # The command is ours; an image for serving would put its own server before it.
     args += ["--entrypoint=", *container.extra_args, request.image]
     return Wrapped((), (*args, *request.argv), request.env, cleanup)
-
-
-RUNTIMES: dict[str, Callable[[Request], Wrapped]] = {
-    "none": _none,
-    "pyxis": _pyxis,
-    "apptainer": _apptainer,
-    "podman": _podman,
-    "docker": _docker,
-}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.accelerator import AcceleratorKind
 
@@ -34,8 +35,8 @@ class ContainerPlan:
 
     @property
     def starts_on_the_host(self) -> bool:
-        """Whether a shell of the node's own can come before the container: srun starts pyxis' without one."""
-        return self.runtime != "pyxis"
+        """Whether a shell of the node's own can come before the container."""
+        return RUNTIMES[self.runtime].on_the_host
 
     @staticmethod
     def from_json(tree: Mapping[str, Any]) -> ContainerPlan:

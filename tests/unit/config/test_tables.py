@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from slurm_rl.config import tables
 from slurm_rl.config.load import load_config
+from slurm_rl.config.runtimes import RUNTIMES
+from slurm_rl.config.tasks import TASKS
 from slurm_rl.errors import ConfigError
+from slurm_rl.functions.load import load_function
 
 TABLES = {name: table for name, table in vars(tables).items() if name.isupper() and isinstance(table, dict)}
+ALL: dict[str, dict[str, Any]] = {**TABLES, "TASKS": TASKS, "RUNTIMES": RUNTIMES}
 
 
 @pytest.mark.parametrize(("table", "name"), [(table, name) for table, rows in TABLES.items() for name in rows])
 def test_every_row_names_a_function(table: str, name: str) -> None:
     assert callable(TABLES[table][name].load())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(row.objective for row in TASKS.values() if row.objective),
+        *(row.wrap for row in RUNTIMES.values()),
+        *(row.enter for row in RUNTIMES.values() if row.enter),
+        *(row.maker for row in RUNTIMES.values() if row.image_suffix),
+    ],
+)
+def test_every_function_of_a_task_and_a_runtime_is_there(name: str) -> None:
+    assert callable(load_function(name))
 
 
 @pytest.mark.parametrize(
@@ -25,13 +44,15 @@ def test_every_row_names_a_function(table: str, name: str) -> None:
         ("algorithm.kl.estimator", "KL_ESTIMATORS"),
         ("dpo.loss", "DPO_LOSSES"),
         ("dpo.divergence", "DIVERGENCES"),
+        ("task", "TASKS"),
+        ("container.runtime", "RUNTIMES"),
     ],
 )
 def test_another_name_is_refused_with_those_that_there_are(key: str, table: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config([f"{key}=no_such"])
     assert f"{key}: must be one of" in str(caught.value) and "got 'no_such'" in str(caught.value)
-    assert all(name in str(caught.value) for name in TABLES[table])
+    assert all(name in str(caught.value) for name in ALL[table])
 
 
 def test_another_verifier_is_refused_with_those_that_there_are() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from slurm_rl.config.load import load_config
+from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.render import render_plan
-from slurm_rl.plan.task import TORCHRUN_TASKS, Rendezvous, TorchrunPlan, build_torchrun_argv
+from slurm_rl.plan.task import Rendezvous, TorchrunPlan, build_torchrun_argv
 
 FACTS = SubmitFacts("/venv/bin/python", 8, "test")
 H100 = ["+cluster=nvidia_h100", "cluster.num_nodes=2"]
@@ -48,7 +49,7 @@ def test_ranks_that_no_torchrun_could_start_are_refused_with_both_numbers(words:
     assert all(number in str(caught.value) for number in numbers), str(caught.value)
 
 
-@pytest.mark.parametrize("task", sorted(TORCHRUN_TASKS))
+@pytest.mark.parametrize("task", TORCHRUN_TASKS)
 def test_no_ray_and_no_vllm_in_the_environment(task: str) -> None:
     plan = plan_of(*H100, f"task={task}")
     assert not [name for name in plan.env if name.startswith(("RAY_", "VLLM_"))]

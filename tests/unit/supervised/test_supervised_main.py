@@ -16,7 +16,7 @@ from slurm_rl.supervised.__main__ import begin, find_run, main
 def test_the_run_must_be_named_and_of_torchruns_tasks() -> None:
     with pytest.raises(ConfigError, match="run_dir must be named"):
         find_run(load_config(["+exp=sft_tiny"]))
-    with pytest.raises(ConfigError, match="task must be one of dpo, rm, sft; got grpo"):
+    with pytest.raises(ConfigError, match="task must be one of sft, rm, dpo; got grpo"):
         find_run(load_config(["+exp=demo", "run_dir=a"]))
 
 

@@ -1,0 +1,39 @@
+"""The tasks: a row holds all that others must know of one. The standard library alone: the node agent asks it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """What is trained, and by which program."""
+
+    title: str
+    """For people: in reports, and as its stage's name."""
+    objective: str | None = None
+    """Of those that torchrun starts, one program on every rank, no rollout engines, no Ray: `module:function`, which
+    makes rows and loss; see supervised/session.py."""
+    is_external: bool = False
+    """A program that is not ours, on the head node of the Ray cluster."""
+
+    @property
+    def under_torchrun(self) -> bool:
+        return self.objective is not None
+
+
+TASKS: Final[dict[str, TaskRow]] = {
+    "grpo": TaskRow("GRPO"),
+    "sft": TaskRow("SFT", objective="slurm_rl.supervised.sft:build_sft"),
+    "rm": TaskRow("reward model", objective="slurm_rl.supervised.rm:build_rm"),
+    "dpo": TaskRow("DPO", objective="slurm_rl.supervised.dpo:build_dpo"),
+    "openrlhf": TaskRow("OpenRLHF", is_external=True),
+    "verl": TaskRow("verl", is_external=True),
+    "maxtext": TaskRow("MaxText", is_external=True),
+    "command": TaskRow("a command", is_external=True),
+}
+
+TORCHRUN_TASKS: Final = tuple(name for name, row in TASKS.items() if row.under_torchrun)
+EXTERNAL_TASKS: Final = tuple(name for name, row in TASKS.items() if row.is_external)
+OUR_TASKS: Final = tuple(name for name, row in TASKS.items() if not row.is_external)
