@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -71,13 +74,19 @@ def _reaches(path: str) -> bool:
         return False
 
 
-def test_the_demo_ends_with_every_digit_beside_a_hostile_neighbour(whole_run: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Where he may come as far as the run's own folders; pytest closes its folders whenever it starts anywhere."""
     if os.geteuid() != 0:
         pytest.skip("becoming another user needs root")
-    # He may come as far as the run's own folders.
-    for folder in (tmp_path, *list(tmp_path.parents)[:-2]):
-        folder.chmod(folder.stat().st_mode | 0o055)
-    run_dir, neighbour = tmp_path / "run", Neighbour(tmp_path / "neighbour")
+    folder = Path(tempfile.mkdtemp(prefix="slurm_rl-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_the_demo_ends_with_every_digit_beside_a_hostile_neighbour(whole_run: Path, place: Path) -> None:
+    run_dir, neighbour = place / "run", Neighbour(place / "neighbour")
     before = os.umask(0o077)
     try:
         process = start_run(run_dir, "+reward=service", "reward.service.num_replicas=2")
