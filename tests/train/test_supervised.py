@@ -282,10 +282,10 @@ def test_bad_input_ends_with_status_2_and_names_the_row(
 ) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(one) + "\n" for one in [*[GOOD] * 16, row]))
-    run, _ = make_run(
+    run, config = make_run(
         tmp_path / "run", TASKS[task][0], f"data.train={data}", "data.num_eval=0", "supervised.max_steps=1", *words
     )
-    status = run_to_outcome(run, run.attempt(1), lambda run, attempt: run_training(run, attempt, Place()))
+    status = run_to_outcome(run, run.attempt(1), lambda run, _: run_training(run, config, Place()))
     error = capsys.readouterr().err
     assert status == (2 if names else 0), error
     assert all(name in error for name in names), error

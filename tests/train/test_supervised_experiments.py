@@ -22,9 +22,9 @@ pytestmark = pytest.mark.slow
 
 def run_experiment(name: str, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
     """The first and the last evaluation."""
-    run = RunDir(folder)
-    run.config.write_text(yaml.safe_dump(load_config([f"+exp={name}"]).model_dump(mode="json")))
-    run_training(run, run.attempt(1), Place())
+    run, config = RunDir(folder), load_config([f"+exp={name}"])
+    run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    run_training(run, config, Place())
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     evaluations = [row for row in rows if row["stage"] == "eval"]
     return evaluations[0], evaluations[-1]
