@@ -7,8 +7,7 @@ One rule for all that is written, in whatever process:
               goes, older ones stay. Further attempts follow as after any failure (job.max_failures), and `resume`
               goes on from the newest checkpoint once the file system writes again. An event, which a run can do
               without, costs itself alone and is told on stderr.
-    hangs     Who writes or reads waits, for it may come back; then all goes on. A run that is cancelled does not
-              wait: see slurm/supervisor.py. What the kernel holds ends when the file system answers.
+    hangs     Who writes or reads waits, for it may come back; then all goes on. So does a run that is cancelled.
 
 Standard library alone.
 """
@@ -18,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,26 +92,6 @@ def describe_disk(path: Path) -> str:
     free, size = (blocks * found.f_frsize / 1e9 for blocks in (found.f_bavail, found.f_blocks))
     files = f", {found.f_favail} of {found.f_files} files" if found.f_files else ""
     return f"{mount} has {free:.1f} of {size:.1f} GB free{files}"
-
-
-def answers(path: Path, within_s: float) -> bool:
-    """Whether the file system below `path` says anything at all, be it an error.
-
-    Another process asks, which is left behind when the kernel holds it.
-    """
-    asked = subprocess.Popen(
-        ["stat", "--file-system", "--", str(path)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-    )
-    try:
-        asked.wait(within_s)
-    except subprocess.TimeoutExpired:
-        asked.kill()
-        return False
-    return True
 
 
 def keep_room(path: Path) -> None:

@@ -92,7 +92,7 @@ def parse_row(line: bytes) -> Row | None:
     """The object on this line; None when it is damaged."""
     try:
         value = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second of a line of brackets alone
         return None
     return value if isinstance(value, dict) else None
 

@@ -119,7 +119,7 @@ def measure(*names: str) -> dict[str, dict[str, tuple[int, str]]]:
 
 
 def render(table: dict[str, dict[str, tuple[int, str]]]) -> str:
-    """For docs/failing-disks.md: at how many calls each error was met."""
+    """At how many calls each error was met, as a table in Markdown."""
     lines = ["| files | " + " | ".join(ERRORS) + " |", "|---" * (len(ERRORS) + 1) + "|"]
     for name, cells in table.items():
         counts = ["FAILS" if wrong else str(num_calls) for num_calls, wrong in cells.values()]
