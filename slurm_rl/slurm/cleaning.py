@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from slurm_rl.errors import SlurmRLError
 from slurm_rl.node.cleaning import DONE, clean_node
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.slurm.ends import read_record
 from slurm_rl.slurm.launch import container_cleanup, srun_argv
+from slurm_rl.slurm.partitions import nodes_down
 
 DEADLINE_S = 30.0
 
@@ -40,7 +42,11 @@ def clean_nodes(
     if not ranks:
         return []
     dirty = [hosts[rank] for rank in ranks]
-    argv = [*srun_argv(plan, dirty), plan.host_python, "-m", "slurm_rl.node.cleaning"]
+    reachable = _without_down(dirty)
+    if not reachable:
+        append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=dirty, errors="all are down")
+        return dirty
+    argv = [*srun_argv(plan, reachable), plan.host_python, "-m", "slurm_rl.node.cleaning"]
     argv += ["--run-dir", plan.run_dir, "--attempt", str(attempt.number), "--job-key", job_key]
     argv += ["--hosts", ",".join(hosts), "--", *container_cleanup(plan, attempt, job_key)]
     try:
@@ -52,3 +58,12 @@ def clean_nodes(
     silent = [host for host in dirty if host not in answered]
     append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=silent, errors=errors)
     return silent
+
+
+def _without_down(hosts: Sequence[str]) -> list[str]:
+    """Since Slurm 23.02 an srun that names a lost node starts on no node at all."""
+    try:
+        down = nodes_down()
+    except SlurmRLError:
+        return list(hosts)
+    return [host for host in hosts if host not in down]

@@ -121,6 +121,9 @@ class Controller:
 
     def _lead(self) -> int:
         """Attempts until one settles the run, which is this controller's."""
+        if self.job_id and self._has_finished():
+            # Current Slurms requeue a job that was preempted once more when it ends, finished or not.
+            return EXIT_FINISHED
         self.run_dir.end.unlink(missing_ok=True)
         report_damage(self.run_dir)
         for number in settle_killed_attempts(self.run_dir, self.job_key):
@@ -135,6 +138,10 @@ class Controller:
             ends += [] if attempt.end.is_file() else [end]
             decision = self._decide(ends)
         return self._requeue(ends) if decision == "requeue" else self._end(decision, ends)
+
+    def _has_finished(self) -> bool:
+        """Before this start of the job: `resume` would have removed the end."""
+        return self.run_dir.end.is_file() and bool(read_json(self.run_dir.end)["state"] == "finished")
 
     def _decide(self, ends: list[AttemptEnd]) -> Decision:
         return decide(

@@ -53,6 +53,12 @@ def nodes_out_of_service() -> list[str]:
     return sorted(set(output.split()))
 
 
+def nodes_down() -> list[str]:
+    """Nodes that Slurm has given up, on which nothing can be started; a drained one still runs steps of its jobs."""
+    output = run_slurm(["sinfo", "-h", "-N", "-t", "down,no_respond", "-o", "%N"])
+    return sorted(set(output.split()))
+
+
 def active_features(hosts: Sequence[str]) -> dict[str, set[str]]:
     """Slurm features of each of these nodes."""
     output = run_slurm(["sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", "%N|%b"])
