@@ -18,7 +18,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 # From the ground up. What starts runs is one house still: slurm, machines and ray_jobs import each other.
 ROOMS: list[str | tuple[str, ...]] = [
     "errors", "disk", "jsonl", "holder", "lease", "filesystem", "run_dir", "run_secret", "strangers", "__init__",
-    "functions", "config", "external", "plan", "node", "image", "report", ("slurm", "machines", "ray_jobs"), "export",
+    "functions", "config", "external", "plan", "node", "image", "report", "job",
+    ("slurm", "machines", "ray_jobs"), "export",
     "math", "data", "checkpoints", "engine", "rewards", "train", "supervised", "rl", "prepare", "cli", "__main__",
 ]  # fmt: skip
 RANK = {room: rank for rank, at in enumerate(ROOMS) for room in ([at] if isinstance(at, str) else at)}

@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 from slurm_rl.disk import explain_refusal
+from slurm_rl.job.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
 from slurm_rl.report.html import write_report
 from slurm_rl.report.progress import follow
 from slurm_rl.report.summary import render_summary, write_summary
 from slurm_rl.run_dir import RunDir, read_json
-from slurm_rl.slurm.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
 from slurm_rl.slurm.silent import OURS
 from slurm_rl.slurm.submit import Submitted
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from slurm_rl.cli.results import read_standings
 from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.errors import SlurmRLError, TrainingError
+from slurm_rl.job.attempts import EXIT_INTERRUPTED
 from slurm_rl.report.leaderboard import rank, read_metric, render_standings
-from slurm_rl.slurm.attempts import EXIT_INTERRUPTED
 from slurm_rl.slurm.jobs import RunState, read_states
 from slurm_rl.slurm.ledger import Ledger, SweepDir, load_ledger
 from slurm_rl.slurm.submit import submit_run

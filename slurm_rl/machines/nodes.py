@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import time
 from collections.abc import Mapping
 
+from slurm_rl.job.ends import read_record
 from slurm_rl.machines.hub import Hub, Member
 from slurm_rl.machines.mirror import Outbox, files_for_all, take_file
 from slurm_rl.node.rendezvous import own_address
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, append_row, write_json
-from slurm_rl.slurm.ends import read_record
 from slurm_rl.slurm.launch import start_agent
 from slurm_rl.slurm.silent import settle_silent_agent
 
@@ -118,7 +117,3 @@ class MachineNodes:
             append_event(self._run_dir, "node/died", attempt=self._attempt.number, cause=cause)
         self._tell_news()
         self._signal(signal.SIGTERM)
-
-
-Nodes = subprocess.Popen[bytes] | MachineNodes
-"""What the controller waits for: srun, the only agent, or the agents on all machines."""

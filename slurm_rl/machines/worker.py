@@ -19,6 +19,7 @@ from typing import Any
 
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError, SlurmRLError
+from slurm_rl.job.attempts import EXIT_INTERRUPTED
 from slurm_rl.jsonl import RowTail
 from slurm_rl.machines.hub import BEAT_S, SILENCE_S
 from slurm_rl.machines.link import Link, LinkClosed
@@ -27,7 +28,6 @@ from slurm_rl.machines.secret import derive_ray_token
 from slurm_rl.node.ray_cluster import create_token, token_file
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json
-from slurm_rl.slurm.attempts import EXIT_INTERRUPTED
 from slurm_rl.slurm.cleaning import clean_here
 from slurm_rl.slurm.launch import start_agent
 from slurm_rl.slurm.silent import EXIT_NOT_STARTED, settle_silent_agent

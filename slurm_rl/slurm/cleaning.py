@@ -6,10 +6,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.job.ends import read_record
 from slurm_rl.node.cleaning import DONE, clean_node
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
-from slurm_rl.slurm.ends import read_record
 from slurm_rl.slurm.launch import container_cleanup, srun_argv
 from slurm_rl.slurm.partitions import nodes_down
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_rl.errors import RunDirError, SlurmRLError
+from slurm_rl.job.attempts import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json
 from slurm_rl.slurm import commands
-from slurm_rl.slurm.attempts import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from slurm_rl.slurm.commands import JobInfo
 from slurm_rl.slurm.own_folder import require_own_run
 from slurm_rl.slurm.silent import explain_entrypoint, explain_silent_job

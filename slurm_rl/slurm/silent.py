@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from slurm_rl.job.attempts import EXIT_BAD_INPUT
 from slurm_rl.node.modules import find_lack
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.setup import SETUP_ACTION, SETUP_RULE
 from slurm_rl.plan.step import TASK_LOG
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
-from slurm_rl.slurm.attempts import EXIT_BAD_INPUT
 from slurm_rl.slurm.commands import JobInfo
 from slurm_rl.slurm.states import JobState
 

@@ -16,10 +16,9 @@ import traceback
 from collections.abc import Callable
 from types import FrameType
 
+from slurm_rl.job.controller import STOP_SIGNALS
 from slurm_rl.node.processes import all_pids, become_subreaper, die_with_parent, parent_of
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""What a controller is told; blocked in it until it can hear."""
 EXIT_KILLED = 137
 _MAX_RESTARTS = 3
 _POLL_S = 0.05

@@ -164,19 +164,20 @@ def batch_script(folder: Path) -> Case:
 
 @writer(
     "attempts/<n>/start.json .reserve secrets/",
-    "slurm.controller.Controller._begin_attempt",
+    "job.controller.Controller._begin_attempt",
     "disk.keep_room",
     "run_dir.RunDir.point_latest_at",
     "node.ray_cluster.create_token",
     "run_secret.keep_secret",
-    "ray_jobs.inside.RayJobController._run_attempt",
 )
 def attempt_start(folder: Path) -> Case:
-    from slurm_rl.slurm.controller import Controller
+    from slurm_rl.job.controller import Controller
+    from slurm_rl.slurm.local_allocation import LocalAllocation
 
     run = RunDir(folder)
-    write_json(run.plan, demo_plan(run).to_json())
-    controller = Controller(run)
+    plan = demo_plan(run)
+    write_json(run.plan, plan.to_json())
+    controller = Controller(run, plan, LocalAllocation(run, plan))
     started = lambda: [n for n in run.attempt_numbers() if run.attempt(n).start.is_file()]  # noqa: E731
     return Case(controller._begin_attempt, lambda: run.attempt(max(started())).logs.is_dir() and run.reserve.is_file())
 
@@ -184,10 +185,9 @@ def attempt_start(folder: Path) -> Case:
 @writer(
     "attempts/<n>/end.json outcome.json node-<n>.json, end.json",
     "run_dir.write_last",
-    "slurm.controller.Controller._run_attempt",
-    "slurm.controller.Controller._end",
+    "job.controller.Controller._run_attempt",
+    "job.controller.Controller._end",
     "slurm.controller.run_controller",
-    "ray_jobs.inside.RayJobController._end",
     "train.ending.run_to_outcome.end",
     "node.agent.NodeAgent._write_record",
 )
@@ -206,16 +206,16 @@ def last_words(folder: Path) -> Case:
     "node.rendezvous.publish_head",
     "node.external.ExternalTrainer._end",
     "node.external.main",
-    "slurm.ends.settle_killed_attempts",
+    "job.ends.settle_killed_attempts",
     "slurm.silent.settle_silent_agent",
     "slurm.silent.settle_late_agents",
-    "slurm.watch.AttemptWatch._look_for_dead_nodes",
+    "job.watch.AttemptWatch._look_for_dead_nodes",
     "slurm.preflight.run_preflight",
     "machines.hub.write_place",
     "machines.mirror.take_file",
     "machines.nodes.MachineNodes._end_others",
     "machines.worker.Worker._start_agent",
-    "ray_jobs.inside.RayJobController._run_trainer",
+    "ray_jobs.allocation.RayTrainer._write_record",
     "node.agent.main",
     "rl.workers.nodes.SharedNodes.wait",
     "run_dir.write_text",

@@ -19,10 +19,11 @@ from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.load import load_config
 from slurm_rl.disk import describe_disk, keep_room
 from slurm_rl.errors import CheckpointError
+from slurm_rl.job.attempts import AttemptEnd
+from slurm_rl.job.controller import Controller
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_last
-from slurm_rl.slurm.attempts import AttemptEnd
-from slurm_rl.slurm.controller import Controller
+from slurm_rl.slurm.local_allocation import LocalAllocation
 from slurm_rl.train.ending import run_to_outcome
 from tests.small_disk import small_disk
 
@@ -176,7 +177,7 @@ def test_a_controller_on_a_full_disk_ends_and_says_so(
 
     monkeypatch.setattr(Controller, "_run_nodes", run_nodes)
     try:
-        assert Controller(run).main() == 1
+        assert Controller(run, plan, LocalAllocation(run, plan)).main() == 1
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

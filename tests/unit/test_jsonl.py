@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.job.phases import PhaseWatch
 from slurm_rl.jsonl import RowTail, append_row, find_damaged, read_last_rows, read_lines, read_rows
 from slurm_rl.run_dir import RunDir, append_event, report_damage
 from slurm_rl.run_dir import append_row as append_row_of
-from slurm_rl.slurm.phases import PhaseWatch
 from tests.small_disk import small_disk
 
 
@@ -105,7 +105,7 @@ def test_a_run_whose_events_are_torn_or_damaged_comes_up_again(tmp_path: Path) -
         file.write(b'{"kind": "tr{"kind": 1}\n[1]\n{"time": 17, "kind": "checkpo')
     append_event(run, "attempt/started", attempt=2, job="b", slurm_restarts=0)
     append_event(run, "trainer/started", attempt=2)
-    PhaseWatch(run, run.attempt(2), None).look()
+    PhaseWatch(run, run.attempt(2), lambda: None).look()
     kinds = [row["kind"] for row in read_rows(run.events)]
     assert kinds == ["attempt/started", "attempt/started", "file/mended", "trainer/started", "attempt/brought_up"]
 

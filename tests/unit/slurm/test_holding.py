@@ -19,13 +19,14 @@ from slurm_rl.cli import foreground
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import LeaseError, RunDirError
 from slurm_rl.holder import Holder
+from slurm_rl.job.attempts import EXIT_NOT_OURS
+from slurm_rl.job.controller import Controller
 from slurm_rl.jsonl import read_rows
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, read_json, write_json
-from slurm_rl.slurm import controller, holding
-from slurm_rl.slurm.attempts import EXIT_NOT_OURS
-from slurm_rl.slurm.controller import Controller
+from slurm_rl.slurm import holding, local_allocation
 from slurm_rl.slurm.holding import LOCAL_JOB_VARIABLE, held_to_resume, own_epoch, take_run
+from slurm_rl.slurm.local_allocation import LocalAllocation
 from slurm_rl.slurm.submit import record_job
 
 OTHER = replace(Holder.of_this_process("local", "5"), machine="another", host="n2")
@@ -48,7 +49,7 @@ def run(tmp_path: Path, plan: JobPlan, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def test_a_controller_that_loses_its_run_ends_its_nodes_and_writes_nothing_more(
-    run: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    run: RunDir, plan: JobPlan, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     started: list[subprocess.Popen[bytes]] = []
 
@@ -57,8 +58,8 @@ def test_a_controller_that_loses_its_run_ends_its_nodes_and_writes_nothing_more(
         write_json(run.lease / "2.json", vars(OTHER))
         return started[-1]
 
-    monkeypatch.setattr(controller, "start_local_agent", start)
-    assert Controller(run).main() == EXIT_NOT_OURS
+    monkeypatch.setattr(local_allocation, "start_local_agent", start)
+    assert Controller(run, plan, LocalAllocation(run, plan)).main() == EXIT_NOT_OURS
     assert [nodes.poll() for nodes in started] == [-signal.SIGTERM]
     assert [row["kind"] for row in read_rows(run.events)] == ["attempt/started"]
     assert not run.end.exists() and not run.attempt(1).end.exists()
@@ -72,7 +73,7 @@ def test_a_controller_that_finds_its_run_taken_leaves_it_as_it_is(run: RunDir, p
     other = RunDir(run.path)
     with take_run(other, plan, lambda: False):
         before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-        assert Controller(run).main() == EXIT_NOT_OURS
+        assert Controller(run, plan, LocalAllocation(run, plan)).main() == EXIT_NOT_OURS
         assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 

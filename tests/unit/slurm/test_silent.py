@@ -7,16 +7,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from slurm_rl.config.load import load_config
+from slurm_rl.job.ends import find_causes, read_end
+from slurm_rl.job.watch import AttemptWatch
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.setup import with_setup
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
-from slurm_rl.slurm.ends import find_causes, read_end
 from slurm_rl.slurm.silent import explain, settle_late_agents, settle_silent_agent, settle_silent_tasks
-from slurm_rl.slurm.watch import AttemptWatch
 
 
 @pytest.fixture
@@ -125,7 +127,8 @@ def test_agents_that_never_start_end_the_attempt_at_the_deadline(plan: JobPlan, 
     hurried = replace(plan, num_nodes=2, limits=replace(plan.limits, start_timeout_s=0.0))
     write_json(attempt.node(0), {"host": "n1", "rank": 0, "state": "ended"})
     nodes = subprocess.Popen(["sleep", "600"])
-    watch = AttemptWatch(RunDir(attempt.path), hurried, attempt, nodes, None)
+    allocation: Any = SimpleNamespace(num_agents=hurried.num_nodes, granted_at=lambda: None)
+    watch = AttemptWatch(RunDir(attempt.path), hurried, attempt, nodes, allocation)
     watch.look(is_stopped=False)
     assert nodes.wait() == -signal.SIGTERM and watch.is_late
     settle_late_agents(hurried, attempt, ["n1", "n2"])

@@ -6,11 +6,11 @@ import math
 import signal
 import time
 
-from slurm_rl.machines.nodes import Nodes
+from slurm_rl.job.allocation import Allocation, Nodes
+from slurm_rl.job.ends import find_task_errors, read_record
+from slurm_rl.job.phases import PhaseWatch
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_json
-from slurm_rl.slurm.ends import find_task_errors, read_record
-from slurm_rl.slurm.phases import PhaseWatch
 
 # Agents that have not started by then (an image on its way) have no trainer that could save.
 _LISTEN_S = 15.0
@@ -21,9 +21,9 @@ _POLL_S = 0.1
 class AttemptWatch:
     """One attempt, from the outside."""
 
-    def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir, nodes: Nodes, job_id: str | None) -> None:
-        self.run_dir, self.plan, self.attempt, self.nodes = run, plan, attempt, nodes
-        self.phases = PhaseWatch(run, attempt, job_id)
+    def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir, nodes: Nodes, allocation: Allocation) -> None:
+        self.run_dir, self.attempt, self.nodes, self.num_agents = run, attempt, nodes, allocation.num_agents
+        self.phases = PhaseWatch(run, attempt, allocation.granted_at)
         self.srun_log_size = 0
         self.forwarded = False
         self.stopped_at: float | None = None
@@ -61,7 +61,7 @@ class AttemptWatch:
     def _agents_listen(self) -> bool:
         """An agent writes its record when its handlers are set; before that a signal would kill it."""
         names = {path.name for path in self.attempt.path.iterdir()}
-        return all(self.attempt.node(rank).name in names for rank in range(self.plan.num_nodes))
+        return all(self.attempt.node(rank).name in names for rank in range(self.num_agents))
 
     def _look_for_dead_nodes(self) -> None:
         """Tell the others when an agent died before the head was through: they would wait for Slurm to kill them."""

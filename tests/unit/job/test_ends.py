@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from slurm_rl.job.ends import find_lost_nodes, load_ends, read_end, settle_killed_attempts
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json
-from slurm_rl.slurm.ends import find_lost_nodes, load_ends, read_end, settle_killed_attempts
 
 SRUN = """srun: error: n2: task 1: Killed
 srun: launch/slurm: _step_signal: Terminating StepId=5.1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.slurm.attempts import AttemptEnd, decide, explain_failure, stands_still
+from slurm_rl.job.attempts import AttemptEnd, decide, explain_failure, stands_still
 
 
 def ends(*rows: tuple[Any, int]) -> list[AttemptEnd]:

@@ -6,8 +6,8 @@ import re
 from dataclasses import asdict
 from typing import Any
 
+from slurm_rl.job.attempts import EXIT_BAD_INPUT, EXIT_FAILED, AttemptEnd
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
-from slurm_rl.slurm.attempts import EXIT_BAD_INPUT, EXIT_FAILED, AttemptEnd
 
 KILLED = "its controller was killed: by a requeue, a preemption without warning, or the loss of its node"
 _MAX_CAUSES = 5

@@ -1,14 +1,12 @@
-"""How long bring-up took and where: each phase in seconds since Slurm gave the job its nodes."""
+"""How long bring-up took and where: each phase in seconds since the job got its nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from slurm_rl.errors import SlurmRLError
 from slurm_rl.jsonl import read_rows
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
-from slurm_rl.slurm.commands import query_jobs
 
 # Event -> the phase that it ends. Of several nodes the last one counts.
 PHASES = {
@@ -25,8 +23,11 @@ PHASES = {
 class PhaseWatch:
     """Follows the events of one attempt and writes `attempt/brought_up` once the trainer has started."""
 
-    def __init__(self, run: RunDir, attempt: AttemptDir, job_id: str | None) -> None:
-        self.run_dir, self.attempt, self.job_id = run, attempt, job_id
+    def __init__(self, run: RunDir, attempt: AttemptDir, granted_at: Callable[[], float | None]) -> None:
+        """Args:
+        granted_at: when the job got its nodes, in seconds since 1970; None when nobody knows.
+        """
+        self.run_dir, self.attempt, self.granted_at = run, attempt, granted_at
         self.size, self.is_done = -1, False
 
     def look(self) -> None:
@@ -47,14 +48,8 @@ class PhaseWatch:
         """When the allocation began; a later attempt in it counts from its own start, as a local run does."""
         own = float(events[0]["time"])
         is_first = self.attempt.number == 1 or self._follows_a_requeue()
-        if self.job_id is None or not is_first:
-            return own
-        try:
-            # Slurm sets SLURM_JOB_START_TIME only since 23.02; squeue always knew.
-            job = query_jobs([self.job_id]).get(self.job_id)
-        except SlurmRLError:
-            job = None
-        return own if job is None or job.start_time is None else job.start_time
+        granted = self.granted_at() if is_first else None
+        return own if granted is None else granted
 
     def _follows_a_requeue(self) -> bool:
         started = [row for row in read_rows(self.run_dir.events) if row.get("kind") == "attempt/started"]

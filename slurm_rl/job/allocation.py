@@ -1,0 +1,92 @@
+"""What the controller asks of the machines it was given: one class a launcher, and no question which it is.
+
+| launcher | allocation |
+|---|---|
+| slurm | `SlurmAllocation`, slurm/slurm_allocation.py: all nodes of the job around it, agents by one srun |
+| local | `LocalAllocation`, slurm/local_allocation.py: this machine |
+| machines | `MachineAllocation`, machines/allocation.py: pods or VMs that meet at the head |
+| ray | `RayAllocation`, ray_jobs/allocation.py: the head of a Ray cluster of others; the trainer is the only agent |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from slurm_rl.job.attempts import AttemptEnd
+from slurm_rl.lease import Lease
+from slurm_rl.run_dir import AttemptDir
+
+IsStopped = Callable[[], bool]
+
+
+class Nodes(Protocol):
+    """The node agents of one attempt, as `subprocess.Popen` has a process."""
+
+    @property
+    def returncode(self) -> int | None:
+        """Of the whole once it has ended: 0, or the worst."""
+
+    def poll(self) -> int | None:
+        """None while an agent runs; then `returncode`."""
+
+    def send_signal(self, sig: int, /) -> None:
+        """To every agent; SIGUSR2 asks to save and leave."""
+
+    def terminate(self) -> None:
+        """End agents that cannot be asked."""
+
+
+class Allocation(Protocol):
+    """The machines of one job, from its start to its end."""
+
+    job_key: str
+    """Names the job in the run directory; the same after a requeue."""
+    num_agents: int
+    """Agents of an attempt that write a record."""
+    can_requeue: bool
+    """Somebody starts the job again when asked; without, a stop interrupts the run and the want of nodes fails it."""
+
+    @property
+    def has_nodes(self) -> bool:
+        """Enough healthy ones for a further attempt."""
+
+    @property
+    def notice(self) -> str | None:
+        """Why the machines are taken back soon, as by a time limit; None while nobody said so."""
+
+    def take(self, is_stopped: IsStopped) -> Lease:
+        """Hold the run.
+
+        Raises:
+            LeaseError: another controller has it and lives.
+        """
+
+    def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
+        """Before the nodes start: secrets of the attempt. Returns fields of its start.json."""
+
+    def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
+        """Choose and look at nodes, then start their agents; None when asked to stop meanwhile.
+
+        Raises:
+            SlurmRLError: too few nodes; with the cause.
+        """
+
+    def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:
+        """Give agents that never spoke a record with the cause.
+
+        Args:
+            is_late: they were ended because they had not started in time.
+        """
+
+    def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+        """Clean nodes whose agent could not. An attempt that failed because a node is gone is `lost`."""
+
+    def granted_at(self) -> float | None:
+        """When the machines were given, in seconds since 1970; None where an attempt's own start says it."""
+
+    def requeue(self, is_ended: IsStopped) -> str | None:
+        """Have the job started again, and wait for the end of this start; why not, else None."""
+
+    def close(self, end: dict[str, Any]) -> None:
+        """Tell whoever waits on the machines how the job ended."""

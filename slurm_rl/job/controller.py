@@ -1,0 +1,212 @@
+"""The controller: outside any container, it starts attempts of a run until one settles it.
+
+Written once for all launchers: what differs is the `Allocation` it is given. All state is in the run directory, so a
+controller that is started again, by a requeue or after it was killed, goes on where the last one was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from dataclasses import asdict, replace
+from types import FrameType
+
+from slurm_rl.disk import explain_refusal, keep_room, say
+from slurm_rl.errors import LeaseError, RunDirError, SlurmRLError
+from slurm_rl.image.files import check_image_file, image_path
+from slurm_rl.job.allocation import Allocation, Nodes
+from slurm_rl.job.attempts import (
+    EXIT_FAILED,
+    EXIT_FINISHED,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_OURS,
+    AttemptEnd,
+    Decision,
+    StoppedBy,
+    decide,
+    explain_failure,
+    stands_still,
+)
+from slurm_rl.job.ends import KILLED, load_ends, newest_step, read_end, settle_killed_attempts
+from slurm_rl.job.watch import AttemptWatch, end_nodes
+from slurm_rl.lease import Lease
+from slurm_rl.node.ray_cluster import token_file
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, report_damage, write_json, write_last
+from slurm_rl.run_secret import checkpoint_key
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+"""What a controller is told; a supervisor keeps them blocked until it can hear."""
+_POLL_S = 0.1
+_STATES = {"finish": "finished", "interrupt": "interrupted"}
+_EXIT_CODES = {"finish": EXIT_FINISHED, "interrupt": EXIT_INTERRUPTED}
+
+
+class Controller:
+    """Attempts of one job, one after the other."""
+
+    def __init__(self, run: RunDir, plan: JobPlan, allocation: Allocation) -> None:
+        self.run_dir, self.plan, self.allocation = run, plan, allocation
+        self.job_key = allocation.job_key
+        self.stopped_by: StoppedBy = ""
+        self.lease: Lease | None = None
+
+    def main(self) -> int:
+        """The job's exit code."""
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, self._on_user_stop)
+        signal.signal(signal.SIGUSR2, self._on_scheduler_stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        try:
+            with self.allocation.take(self.is_stopped) as self.lease:
+                return self._lead()
+        except LeaseError as error:
+            say(str(error))
+            self.allocation.close({"state": "failed", "exit_code": EXIT_NOT_OURS, "cause": str(error)})
+            return EXIT_NOT_OURS
+        except (OSError, RunDirError) as error:
+            cause = str(error) if isinstance(error, RunDirError) else explain_refusal(error, self.run_dir.path)
+            if cause is None:
+                raise
+            return self._end("fail", [AttemptEnd("failed", cause, saved_step=newest_step(self.run_dir))])
+
+    def is_stopped(self) -> bool:
+        return self.stopped_by != ""
+
+    def _lead(self) -> int:
+        """Attempts until one settles the run, which is this controller's."""
+        if self.allocation.can_requeue and self._has_finished():
+            # Current Slurms requeue a job that was preempted once more when it ends, finished or not.
+            return EXIT_FINISHED
+        self.run_dir.end.unlink(missing_ok=True)
+        report_damage(self.run_dir)
+        for number in settle_killed_attempts(self.run_dir, self.job_key):
+            append_event(self.run_dir, "attempt/ended", attempt=number, outcome="lost", cause=KILLED)
+        ends = load_ends(self.run_dir, self.job_key)
+        decision: Decision = "fail" if stands_still(ends) else "retry"
+        while decision == "retry":
+            attempt = self._begin_attempt()
+            end = self._run_attempt(attempt)
+            ends = load_ends(self.run_dir, self.job_key)
+            # A full disk may have taken no word of it.
+            ends += [] if attempt.end.is_file() else [end]
+            decision = decide(
+                ends,
+                stopped_by=self.stopped_by,
+                max_failures=self.plan.limits.max_failures,
+                has_nodes=self.allocation.has_nodes,
+                can_requeue=self.allocation.can_requeue,
+            )
+        return self._requeue(ends) if decision == "requeue" else self._end(decision, ends)
+
+    def _has_finished(self) -> bool:
+        """Before this start of the job: `resume` would have removed the end."""
+        return self.run_dir.end.is_file() and bool(read_json(self.run_dir.end)["state"] == "finished")
+
+    # ---- one attempt ---------------------------------------------------------------------------
+
+    def _begin_attempt(self) -> AttemptDir:
+        self.run_dir.require_ours()
+        keep_room(self.run_dir.reserve)
+        attempt = self.run_dir.attempt(max(self.run_dir.attempt_numbers(), default=0) + 1)
+        attempt.logs.mkdir(parents=True)
+        fields = self.allocation.prepare(attempt)
+        write_json(attempt.start, {"job": self.job_key, "epoch": self.run_dir.epoch, **fields})
+        self.run_dir.point_latest_at(attempt.number)
+        # Here, since the trainer's environment has no token that it could be made of.
+        checkpoint_key(self.run_dir, os.environ)
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        append_event(self.run_dir, "attempt/started", attempt=attempt.number, job=self.job_key, slurm_restarts=restarts)
+        return attempt
+
+    def _run_attempt(self, attempt: AttemptDir) -> AttemptEnd:
+        start = time.monotonic()
+        try:
+            end = self._run_nodes(attempt)
+        except LeaseError:
+            raise
+        except SlurmRLError as error:
+            end = AttemptEnd("failed", str(error), error.exit_code)
+        except OSError as error:
+            cause = explain_refusal(error, self.run_dir.path)
+            if cause is None:
+                raise
+            end = AttemptEnd("failed", cause, EXIT_FAILED)
+        finally:
+            with contextlib.suppress(OSError):  # how the attempt ended is told all the same
+                token_file(self.run_dir, attempt.number).unlink(missing_ok=True)
+        end = self.allocation.judge(attempt, end)
+        end = replace(end, saved_step=newest_step(self.run_dir), job_key=self.job_key)
+        write_last(self.run_dir, attempt.end, asdict(end))
+        seconds = round(time.monotonic() - start, 1)
+        append_event(
+            self.run_dir, "attempt/ended", attempt=attempt.number, outcome=end.outcome, cause=end.cause, seconds=seconds
+        )
+        say(f"attempt {attempt.number} {end.outcome} {end.cause}".rstrip())
+        return end
+
+    def _run_nodes(self, attempt: AttemptDir) -> AttemptEnd:
+        image = image_path(self.plan.container["runtime"], self.plan.container["image"])
+        if image is not None:
+            check_image_file(image)
+        nodes = self.allocation.start(attempt, self.is_stopped)
+        if nodes is None:
+            return AttemptEnd("lost", "asked to stop before the nodes were started")
+        watch = AttemptWatch(self.run_dir, self.plan, attempt, nodes, self.allocation)
+        while nodes.poll() is None:
+            self._require_lease(nodes)
+            self._heed_notice()
+            watch.look(is_stopped=self.is_stopped())
+            time.sleep(_POLL_S)
+        watch.look(is_stopped=False)
+        status = nodes.returncode or 0
+        self.allocation.settle(attempt, status, is_late=watch.is_late)
+        return read_end(attempt, status, asked=self.is_stopped())
+
+    def _require_lease(self, nodes: Nodes) -> None:
+        if self.lease is not None and self.lease.lost is not None:
+            end_nodes(nodes)
+            raise self.lease.lost
+
+    def _heed_notice(self) -> None:
+        """Whoever lends the machines takes them back, as Slurm does at the time limit."""
+        if not self.stopped_by and self.allocation.notice:
+            say(self.allocation.notice)
+            self.stopped_by = "scheduler"
+
+    # ---- the end of the job --------------------------------------------------------------------
+
+    def _end(self, decision: Decision, ends: list[AttemptEnd], cause: str | None = None) -> int:
+        self.run_dir.require_ours()
+        last = ends[-1]
+        state = _STATES.get(decision, "failed")
+        code = _EXIT_CODES.get(decision, last.exit_code or EXIT_FAILED)
+        cause = cause or (explain_failure(ends) if decision == "fail" else last.cause)
+        end = {"state": state, "exit_code": code, "cause": cause, "step": last.saved_step}
+        write_last(self.run_dir, self.run_dir.end, end)
+        with contextlib.suppress(OSError):
+            self.run_dir.reserve.unlink(missing_ok=True)
+        append_event(self.run_dir, "job/ended", state=state, cause=cause)
+        say(f"{state} {cause}".rstrip())
+        self.allocation.close(end)
+        return code
+
+    def _requeue(self, ends: list[AttemptEnd]) -> int:
+        if not self.allocation.can_requeue:
+            return self._end("interrupt", ends)
+        self.run_dir.require_ours()
+        append_event(self.run_dir, "job/requeued", cause=ends[-1].cause, step=ends[-1].saved_step)
+        # From here on a SIGTERM is the scheduler's, which ends this start of the job.
+        self.stopped_by = ""
+        refusal = self.allocation.requeue(self.is_stopped)
+        return EXIT_FINISHED if refusal is None else self._end("interrupt", ends, refusal)
+
+    # ---- signals -------------------------------------------------------------------------------
+
+    def _on_user_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stopped_by = "user"
+
+    def _on_scheduler_stop(self, signum: int, frame: FrameType | None) -> None:
+        self.stopped_by = self.stopped_by or "scheduler"
