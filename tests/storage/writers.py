@@ -187,7 +187,7 @@ def attempt_start(folder: Path) -> Case:
     "run_dir.write_last",
     "job.controller.Controller._run_attempt",
     "job.controller.Controller._end",
-    "slurm.controller.run_controller",
+    "slurm.controller._run_supervised",
     "train.ending.run_to_outcome.end",
     "node.agent.NodeAgent._write_record",
 )
@@ -216,6 +216,7 @@ def last_words(folder: Path) -> Case:
     "machines.nodes.MachineNodes._end_others",
     "machines.worker.Worker._start_agent",
     "ray_jobs.allocation.RayTrainer._write_record",
+    "ray_jobs.allocation.RayTrainer.__init__",
     "node.agent.main",
     "rl.workers.nodes.SharedNodes.wait",
     "run_dir.write_text",
