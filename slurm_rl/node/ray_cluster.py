@@ -25,8 +25,10 @@ from slurm_rl.plan.debug import is_legacy
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, write_text
 
-# <tmp>/session_2026-11-21_10-15-00_123456_1234567/sockets/plasma_store must fit in 107 bytes.
-_LONGEST_TMP = 107 - len("/session_2026-11-21_10-15-00_123456_12345678/sockets/plasma_store")
+_RAYS_OWN = "r"
+"""What Ray gets within the attempt's folder: it opens its own to everybody (0777), and nobody comes through ours."""
+# <tmp>/r/session_2026-11-21_10-15-00_123456_1234567/sockets/plasma_store must fit in 107 bytes.
+_LONGEST_TMP = 107 - len("/r/session_2026-11-21_10-15-00_123456_12345678/sockets/plasma_store")
 
 
 _REMOVE_DEADLINE_S = 5.0
@@ -99,7 +101,7 @@ def describe_ray_end(log: Path, status: int) -> str:
 def keep_ray_logs(tmp_dir: Path, target: Path) -> None:
     """Copy Ray's own logs, the short ones, out of the temp dir, with which they would die."""
     try:
-        for session in tmp_dir.glob("session_2*") if is_our_folder(tmp_dir) else ():
+        for session in (tmp_dir / _RAYS_OWN).glob("session_2*") if is_our_folder(tmp_dir) else ():
             if is_our_folder(session):
                 copy_own_files(session / "logs", target, _LONGEST_LOG)
     except OSError as error:
@@ -148,7 +150,7 @@ def build_ray_start_argv(
         argv += [f"--address={head.address}"]
     return [
         *argv,
-        f"--temp-dir={tmp_dir}",
+        f"--temp-dir={tmp_dir / _RAYS_OWN}",
         f"--num-cpus={num_cpus}",
         f"--num-gpus={plan.gpus_per_node}",
         f"--object-store-memory={plan.ray.object_store_bytes}",

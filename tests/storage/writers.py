@@ -268,12 +268,12 @@ def logs(folder: Path) -> Case:
 def ray_logs(folder: Path) -> Case:
     from slurm_rl.node.ray_cluster import keep_ray_logs
 
-    logs = folder.parent / "ray" / "session_2026" / "logs"
+    logs = folder.parent / "ray" / "r" / "session_2026" / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     (logs / "raylet.out").write_text("said\n")
     kept = folder / "ray-0" / "raylet.out"
     return Case(
-        lambda: keep_ray_logs(logs.parents[1], folder / "ray-0"), lambda: kept.read_text() == "said\n", raises=False
+        lambda: keep_ray_logs(logs.parents[2], folder / "ray-0"), lambda: kept.read_text() == "said\n", raises=False
     )
 
 

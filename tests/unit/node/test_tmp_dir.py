@@ -109,7 +109,7 @@ def test_only_our_own_regular_files_are_kept_as_logs_and_not_opened_to_others(pl
     secret = tmp_path / "key"
     secret.write_text("a 0600 key")
     secret.chmod(0o600)
-    logs = place / "srl-0-1" / "session_2026" / "logs"
+    logs = place / "srl-0-1" / "r" / "session_2026" / "logs"
     logs.mkdir(parents=True)
     (logs / "gcs.out").write_text("ours")
     (logs / "private.out").write_text("ours alone")
@@ -122,9 +122,9 @@ def test_only_our_own_regular_files_are_kept_as_logs_and_not_opened_to_others(pl
     (logs / "empty.out").touch()
     logs.chmod(0o777)
     as_stranger(lambda: (logs / "theirs.out").write_text("theirs"))
-    (place / "srl-0-1" / "session_2027").symlink_to(logs.parent)
-    (place / "srl-0-1" / "session_2028").mkdir()
-    (place / "srl-0-1" / "session_2028" / "logs").symlink_to(tmp_path)
+    (place / "srl-0-1" / "r" / "session_2027").symlink_to(logs.parent)
+    (place / "srl-0-1" / "r" / "session_2028").mkdir()
+    (place / "srl-0-1" / "r" / "session_2028" / "logs").symlink_to(tmp_path)
     keep_ray_logs(place / "srl-0-1", tmp_path / "kept")
     assert {path.name: path.read_text() for path in (tmp_path / "kept").iterdir()} == {
         "gcs.out": "ours",
@@ -135,7 +135,7 @@ def test_only_our_own_regular_files_are_kept_as_logs_and_not_opened_to_others(pl
 
 def test_nothing_is_kept_from_a_folder_of_a_stranger(place: Path, tmp_path: Path) -> None:
     def plant() -> None:
-        logs = place / "srl-0-1" / "session_2026" / "logs"
+        logs = place / "srl-0-1" / "r" / "session_2026" / "logs"
         logs.mkdir(parents=True)
         (logs / "gcs.out").write_text("theirs")
 
