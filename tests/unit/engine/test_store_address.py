@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -18,8 +19,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-@pytest.mark.parametrize("port", [0, free_port()])
-def test_a_store_listens_on_the_address_of_its_ranks_alone(port: int) -> None:
+@pytest.mark.parametrize("find_port", [lambda: 0, free_port], ids=["any", "named"])
+def test_a_store_listens_on_the_address_of_its_ranks_alone(find_port: Callable[[], int]) -> None:
+    port = find_port()
     store = open_store("127.0.0.1", port, 1, True, timedelta(seconds=30))
     store.set("key", "value")
     assert store.port == port or port == 0
