@@ -55,8 +55,7 @@ def test_pods_without_a_common_disk_meet_by_the_heads_name(machines: Machines) -
     assert (run.run_dir.attempt(1).node(1)).is_file()
     left = [path for number in ("1", "2") for path in (machines.root / "own" / number).rglob("*") if path.is_file()]
     assert [path for path in left if TOKEN.encode() in path.read_bytes()] == []
-    # What stays is the key that later starts sign checkpoints with, on the head alone.
-    assert [path.name for path in left if path.parent.name == "secrets"] == ["checkpoint-key"]
+    assert [path for path in left if path.parent.name == "secrets"] == []
 
 
 def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machines: Machines) -> None:
