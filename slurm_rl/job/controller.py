@@ -115,8 +115,9 @@ class Controller:
         fields = self.allocation.prepare(attempt)
         write_json(attempt.start, {"job": self.job_key, "epoch": self.run_dir.epoch, **fields})
         self.run_dir.point_latest_at(attempt.number)
-        # Here, since the trainer's environment has no token that it could be made of.
-        checkpoint_key(self.run_dir, os.environ)
+        if self.plan.signs_copies:
+            # Here, since the trainer's environment has no token that the key could be made of.
+            checkpoint_key(self.run_dir, os.environ)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
         append_event(self.run_dir, "attempt/started", attempt=attempt.number, job=self.job_key, slurm_restarts=restarts)
         return attempt

@@ -114,6 +114,8 @@ class JobPlan:
     """What must be where the trainer runs; see plan/expected.py."""
     address: str | None = None
     """Dashboard of the Ray cluster that the run goes to; None where it brings up its own."""
+    signs_copies: bool = False
+    """Checkpoints are copied to a URL, signed with a key of the run."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -192,6 +194,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         env={item.name: item.value for item in variables},
         env_reasons={item.name: item.reason for item in variables},
         secret_names=secret_names(config),
+        signs_copies=config.checkpoint.url is not None,
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
         layout=build_layout(config, shape, actors, tensor_parallel_size),

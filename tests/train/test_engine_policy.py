@@ -25,6 +25,7 @@ from slurm_rl.errors import CheckpointError, TrainingError
 from slurm_rl.math.packing import build_packed_batch
 from slurm_rl.math.sequences import PackedBatch, TrainSequence
 from slurm_rl.rl.workers.policy_worker import PolicyWorker
+from tests.small_disk import small_disk
 
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 # With the default eps Adam turns the rounding of a vanishing gradient into a step of its own.
@@ -310,9 +311,12 @@ def test_a_folder_that_is_no_checkpoint_is_named(folder: Path, tmp_path: Path) -
         build_engine(folder).load(tmp_path)
 
 
-def test_a_full_disk_is_a_checkpoint_error(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"rank 0 must be able to write.*Next: make room"):
-        build_engine(folder).save(Path("/dev/full"))
+def test_a_full_disk_is_a_checkpoint_error(folder: Path, tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path, size_kb=64) as disk,
+        pytest.raises(CheckpointError, match=r"rank 0 must be able to write.*Next: make room"),
+    ):
+        build_engine(folder).save(disk)
 
 
 def nan_loss(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
