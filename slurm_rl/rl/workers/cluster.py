@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import slurm_rl
 from slurm_rl.errors import SlurmRLError, TrainingError
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.plan.job import JobPlan
@@ -36,12 +39,15 @@ class Cluster:
         """Join the cluster that the node agent, or somebody else, brought up and wait until our nodes are there."""
         import ray
 
-        ray.init(
-            address=os.environ["RAY_ADDRESS"],
-            namespace=self.nodes.namespace,
-            log_to_driver=False,
-            logging_level="WARNING",
-        )
+        # Ray puts the working directory first on the path of every worker. Where that is a checkout, actors would run
+        # other code than the driver, which runs the snapshot.
+        with contextlib.chdir(Path(slurm_rl.__file__).parents[1]):
+            ray.init(
+                address=os.environ["RAY_ADDRESS"],
+                namespace=self.nodes.namespace,
+                log_to_driver=False,
+                logging_level="WARNING",
+            )
         self.nodes.wait(time.monotonic() + self.plan.limits.start_timeout_s, self.stop)
 
     def place(self, actor: ActorPlan, cls: type, *args: Any, max_concurrency: int = 1) -> Actor:
