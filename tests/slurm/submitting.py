@@ -56,9 +56,15 @@ def quote(value: object) -> str:
 
 
 def wait_for_step(run: Path, attempt: int = 1) -> None:
-    """Wait until the light trainer of this attempt makes steps."""
-    log = run / "attempts" / str(attempt) / "logs" / "driver.log"
+    """Wait until the light trainer of this attempt makes steps and every node's agent hears signals.
+
+    The real trainer waits for all nodes itself; an agent that gets SIGTERM while its Python starts dies of it.
+    """
+    folder = run / "attempts" / str(attempt)
+    log = folder / "logs" / "driver.log"
     wait_until(lambda: log.is_file() and "goes on" in log.read_text(), f"attempt {attempt} to train", timeout_s=240)
+    nodes = [folder / f"node-{rank}.json" for rank in range(json.loads((run / "plan.json").read_text())["num_nodes"])]
+    wait_until(lambda: all(path.is_file() for path in nodes), f"{len(nodes)} agents of attempt {attempt} to start")
 
 
 def wait_for_end(run: Path, timeout_s: float = 240) -> dict[str, Any]:
