@@ -15,11 +15,11 @@ import slurm_rl
 
 PACKAGE = Path(slurm_rl.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
-# From the ground up. What starts runs is one house still: slurm, machines and ray_jobs import each other.
+# From the ground up.
 ROOMS: list[str | tuple[str, ...]] = [
     "errors", "disk", "jsonl", "holder", "lease", "filesystem", "run_dir", "run_secret", "strangers", "__init__",
     "functions", "config", "external", "plan", "node", "image", "report", "job",
-    ("slurm", "machines", "ray_jobs"), "export",
+    "sweep", "launchers", "slurm", "ray_jobs", "export",
     "math", "data", "checkpoints", "engine", "rewards", "train", "supervised", "rl", "prepare", "cli", "__main__",
 ]  # fmt: skip
 RANK = {room: rank for rank, at in enumerate(ROOMS) for room in ([at] if isinstance(at, str) else at)}

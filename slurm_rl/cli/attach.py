@@ -11,12 +11,12 @@ from slurm_rl.cli.live import load_live
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
 from slurm_rl.job.ends import read_record
+from slurm_rl.job.own_folder import require_own_run
 from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.attach import build_attach
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json
-from slurm_rl.slurm.own_folder import require_own_run
 
 
 def run(words: list[str]) -> int:

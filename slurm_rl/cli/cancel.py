@@ -6,9 +6,9 @@ import sys
 
 from slurm_rl.cli.find import find_run, find_sweep
 from slurm_rl.cli.words import read_words
-from slurm_rl.slurm.jobs import cancel_job
-from slurm_rl.slurm.ledger import runs_of
-from slurm_rl.slurm.sweep_jobs import cancel_runs
+from slurm_rl.launchers.jobs import cancel_job
+from slurm_rl.launchers.slurm.sweep_jobs import cancel_runs
+from slurm_rl.sweep.ledger import runs_of
 
 
 def run(words: list[str]) -> int:

@@ -19,9 +19,9 @@ from slurm_rl.config.functions import check_function, named_functions
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
+from slurm_rl.job.own_folder import check_is_free
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.own_folder import check_is_free
 
 
 def check_submission(config: RunConfig, plan: JobPlan, directory: RunDir) -> None:

@@ -7,8 +7,8 @@ import time
 
 from slurm_rl.cli.terminal import show_plainly
 from slurm_rl.errors import ConfigError
+from slurm_rl.launchers.jobs import load_job, open_recorded_dashboard
 from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.jobs import load_job, open_recorded_dashboard
 
 # Ray hands out the whole log each time.
 _ASK_EVERY_S = 3.0

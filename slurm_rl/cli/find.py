@@ -12,7 +12,7 @@ from slurm_rl.cli.words import find_near
 from slurm_rl.errors import ConfigError, RunDirError
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
-from slurm_rl.slurm.ledger import SweepDir
+from slurm_rl.sweep.ledger import SweepDir
 
 _DEFAULT_ROOT = Path("runs")
 # Of a word that is too long for a path.

@@ -8,12 +8,12 @@ from typing import Any
 
 from slurm_rl.disk import explain_refusal
 from slurm_rl.job.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
+from slurm_rl.launchers.silent import OURS
+from slurm_rl.launchers.submit import Submitted
 from slurm_rl.report.html import write_report
 from slurm_rl.report.progress import follow
 from slurm_rl.report.summary import render_summary, write_summary
 from slurm_rl.run_dir import RunDir, read_json
-from slurm_rl.slurm.silent import OURS
-from slurm_rl.slurm.submit import Submitted
 
 _STOP_TEXT = "\nStopping: the run saves and leaves (Ctrl-C again to leave it to itself)."
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.cli.common import compose_run
+from slurm_rl.launchers.image_check import check_image
+from slurm_rl.launchers.launch import agent_environment
+from slurm_rl.launchers.submit import snapshot_code
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.judge import render_versions
 from slurm_rl.plan.sbatch import sbatch_argv
 from slurm_rl.plan.step import with_host_setup, wrap_report
-from slurm_rl.slurm.image_check import check_image
-from slurm_rl.slurm.launch import agent_environment
-from slurm_rl.slurm.submit import snapshot_code
 
 # Where a job may run and what a node must have; the rest is the batch job's own business.
 _OPTIONS = ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "gres", "gpus-per-node")

@@ -6,10 +6,10 @@ import shlex
 
 from slurm_rl.cli.find import load_plan
 from slurm_rl.errors import RunDirError
+from slurm_rl.launchers.jobs import read_states
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json
-from slurm_rl.slurm.jobs import read_states
 
 
 def load_live(run: RunDir) -> tuple[JobPlan, AttemptDir]:

@@ -11,8 +11,8 @@ from slurm_rl.cli.find import find_run
 from slurm_rl.cli.terminal import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
+from slurm_rl.launchers.jobs import RunState, load_job, read_states
 from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.jobs import RunState, load_job, read_states
 
 _READ_EVERY_S = 0.5
 # Slurm is asked seldom: its controller serves everybody.

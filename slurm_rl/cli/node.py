@@ -31,15 +31,15 @@ from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.load import compose, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, RunDirError
-from slurm_rl.machines.hub import HeadPlace, check_port, write_place
-from slurm_rl.machines.secret import head_secret, worker_secret
-from slurm_rl.machines.worker import Invitation, Place, Worker
+from slurm_rl.job.own_folder import check_is_free
+from slurm_rl.launchers.holding import held_to_resume
+from slurm_rl.launchers.machines.hub import HeadPlace, check_port, write_place
+from slurm_rl.launchers.machines.secret import head_secret, worker_secret
+from slurm_rl.launchers.machines.worker import Invitation, Place, Worker
+from slurm_rl.launchers.submit import Submitted, copy_functions, create_run, snapshot_code, submit_run, write_run
 from slurm_rl.node.discovery import Flags, NodeIdentity, discover
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
-from slurm_rl.slurm.holding import held_to_resume
-from slurm_rl.slurm.own_folder import check_is_free
-from slurm_rl.slurm.submit import Submitted, copy_functions, create_run, snapshot_code, submit_run, write_run
 
 # A file that the head wrote a moment ago may be hidden from us for so long by a network file system.
 _SEE_S = 3.0

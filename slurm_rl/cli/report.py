@@ -8,7 +8,7 @@ from slurm_rl.cli.words import read_words
 from slurm_rl.report.html import write_report, write_sweep_report
 from slurm_rl.report.leaderboard import rank
 from slurm_rl.report.summary import render_summary, write_summary
-from slurm_rl.slurm.ledger import load_ledger
+from slurm_rl.sweep.ledger import load_ledger
 
 
 def run(words: list[str]) -> int:

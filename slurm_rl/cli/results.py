@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 from slurm_rl.cli.find import require_sweep
 from slurm_rl.cli.words import read_words
+from slurm_rl.launchers.jobs import read_states
 from slurm_rl.report.leaderboard import Standing, check_metric, rank, read_metric, render_standings
-from slurm_rl.slurm.jobs import read_states
-from slurm_rl.slurm.ledger import Ledger, SweepDir, load_ledger, swept_overrides
+from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger, swept_overrides
 
 
 def run(words: list[str]) -> int:

@@ -10,10 +10,10 @@ from slurm_rl.cli.find import find_run, find_sweep, parse_path
 from slurm_rl.cli.terminal import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.jsonl import read_last_rows
+from slurm_rl.launchers.jobs import RunState, load_job, open_recorded_dashboard, read_states
+from slurm_rl.launchers.slurm.sweep_jobs import count_states
 from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.jobs import RunState, load_job, open_recorded_dashboard, read_states
-from slurm_rl.slurm.ledger import SweepDir, runs_of
-from slurm_rl.slurm.sweep_jobs import count_states
+from slurm_rl.sweep.ledger import SweepDir, runs_of
 
 _TAIL_BYTES = 1 << 16
 
@@ -61,7 +61,7 @@ def render_status(run: RunDir) -> str:
     """State, job, step and the newest numbers, one a line."""
     state, job, last = read_states([run])[0], load_job(run), last_row(run)
     if not last and job and job["launcher"] == "ray" and state.word != "unknown":
-        from slurm_rl.ray_jobs.submit import read_last_row
+        from slurm_rl.launchers.ray.submit import read_last_row
 
         last = read_last_row(open_recorded_dashboard(run, job), job["job_id"])
     lines = [f"run     {run.path}", f"state   {state}"]

@@ -12,10 +12,10 @@ from slurm_rl.cli.foreground import follow_to_the_end
 from slurm_rl.cli.image_line import describe_image
 from slurm_rl.cli.words import Words, read_words
 from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.launchers.jobs import OF_THIS_MACHINE
+from slurm_rl.launchers.submit import Submitted, create_run, remove_run, submit_run
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.jobs import OF_THIS_MACHINE
-from slurm_rl.slurm.submit import Submitted, create_run, remove_run, submit_run
 
 _SHOWING = ("cfg", "info", "package", "hydra_help", "shell_completion")
 
@@ -70,12 +70,12 @@ def ask_cluster(plan: JobPlan) -> JobPlan:
         ConfigError, SubmitError: it does not, in its own words.
     """
     if plan.address is not None:
-        from slurm_rl.ray_jobs.submit import check_ray_cluster, open_dashboard
+        from slurm_rl.launchers.ray.submit import check_ray_cluster, open_dashboard
 
         check_ray_cluster(plan, open_dashboard(plan.address))
     if plan.launcher == "slurm":
-        from slurm_rl.slurm.admission import check_admission
-        from slurm_rl.slurm.shared_paths import warn_of_local_paths
+        from slurm_rl.launchers.slurm.admission import check_admission
+        from slurm_rl.launchers.slurm.shared_paths import warn_of_local_paths
 
         asked, plan = plan, check_admission(plan)
         if plan != asked:
@@ -96,7 +96,7 @@ def describe_ray(plan: JobPlan) -> str | None:
     """Where the cluster's own side is; None without one."""
     if plan.address is None:
         return None
-    from slurm_rl.ray_jobs.submit import describe_unsent
+    from slurm_rl.launchers.ray.submit import describe_unsent
 
     lines = [f"ray     {plan.address}, which writes to {plan.run_dir}", describe_unsent(os.environ, plan.secret_names)]
     return "\n".join(filter(None, lines))

@@ -14,10 +14,10 @@ from slurm_rl.cli.words import Words
 from slurm_rl.config.load import explain_hydra, open_hydra
 from slurm_rl.config.words import normalise_words
 from slurm_rl.errors import RunDirError
-from slurm_rl.slurm.ledger import Ledger, SweepDir
-from slurm_rl.slurm.sweep_compose import Composer
-from slurm_rl.slurm.sweep_launcher import Outcome, compose_sweep, run_sweeper, set_sweep_dir
-from slurm_rl.slurm.sweep_submit import remove_sweep
+from slurm_rl.launchers.slurm.sweep_submit import remove_sweep
+from slurm_rl.sweep.compose import Composer
+from slurm_rl.sweep.ledger import Ledger, SweepDir
+from slurm_rl.sweep.sweeper import Outcome, compose_sweep, run_sweeper, set_sweep_dir
 
 DEFAULT_METRIC = "accuracy.after.sampled"
 

@@ -13,11 +13,11 @@ from slurm_rl.config.functions import named_functions
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.launchers.slurm.sweep_arrays import group_members
+from slurm_rl.launchers.slurm.sweep_submit import PlannedRun
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.slurm.ledger import SweepDir, SweepRun, swept_overrides
-from slurm_rl.slurm.sweep_arrays import group_members
-from slurm_rl.slurm.sweep_compose import Composer
-from slurm_rl.slurm.sweep_submit import PlannedRun
+from slurm_rl.sweep.compose import Composer
+from slurm_rl.sweep.ledger import SweepDir, SweepRun, swept_overrides
 
 _MOST_SHOWN = 20
 

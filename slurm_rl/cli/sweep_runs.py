@@ -10,13 +10,13 @@ from slurm_rl.cli.results import read_standings
 from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.errors import SlurmRLError, TrainingError
 from slurm_rl.job.attempts import EXIT_INTERRUPTED
+from slurm_rl.launchers.jobs import RunState, read_states
+from slurm_rl.launchers.slurm.sweep_jobs import wait_for_runs
+from slurm_rl.launchers.slurm.sweep_submit import PlannedRun, create_runs, submit_arrays
+from slurm_rl.launchers.submit import submit_run
 from slurm_rl.report.leaderboard import rank, read_metric, render_standings
-from slurm_rl.slurm.jobs import RunState, read_states
-from slurm_rl.slurm.ledger import Ledger, SweepDir, load_ledger
-from slurm_rl.slurm.submit import submit_run
-from slurm_rl.slurm.sweep_jobs import wait_for_runs
-from slurm_rl.slurm.sweep_launcher import Outcome
-from slurm_rl.slurm.sweep_submit import PlannedRun, create_runs, submit_arrays
+from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger
+from slurm_rl.sweep.sweeper import Outcome
 
 
 class SweepRuns:

@@ -2,10 +2,10 @@
 
 | launcher | allocation |
 |---|---|
-| slurm | `SlurmAllocation`, slurm/slurm_allocation.py: all nodes of the job around it, agents by one srun |
-| local | `LocalAllocation`, slurm/local_allocation.py: this machine |
-| machines | `MachineAllocation`, machines/allocation.py: pods or VMs that meet at the head |
-| ray | `RayAllocation`, ray_jobs/allocation.py: the head of a Ray cluster of others; the trainer is the only agent |
+| slurm | `SlurmAllocation`, launchers/slurm/allocation.py: all nodes of the job around it, agents by one srun |
+| local | `LocalAllocation`, launchers/local/allocation.py: this machine |
+| machines | `MachineAllocation`, launchers/machines/allocation.py: pods or VMs that meet at the head |
+| ray | `RayAllocation`, launchers/ray/allocation.py: a Ray cluster of others; the trainer is the only agent |
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Runs on a Ray cluster that others brought up (Vertex AI, KubeRay, any address), through Ray's own job API."""
+"""The name by which a job of a Ray cluster finds its controller; a contract as those in slurm_rl/slurm are."""

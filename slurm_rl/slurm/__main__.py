@@ -1,4 +1,7 @@
-"""The controller as a program, for an allocation that submitit did not make: `python -m slurm_rl.slurm <run>`."""
+"""The controller as a program, for an allocation that submitit did not make: `python -m slurm_rl.slurm <run>`.
+
+The name is a contract as that of controller.py is.
+"""
 
 from __future__ import annotations
 

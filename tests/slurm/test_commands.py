@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.errors import SubmitError
-from slurm_rl.slurm import commands
-from slurm_rl.slurm.commands import JobInfo, SlurmUnavailableError
-from slurm_rl.slurm.states import JobState
+from slurm_rl.launchers.slurm import commands
+from slurm_rl.launchers.slurm.commands import JobInfo, SlurmUnavailableError
+from slurm_rl.launchers.slurm.states import JobState
 from tests.slurm.cluster import Cluster, wait_until
 
 pytestmark = pytest.mark.slurm

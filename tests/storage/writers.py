@@ -79,17 +79,17 @@ def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
 
 @writer(
     "config.yaml plan.json code/",
-    "slurm.submit.create_run",
-    "slurm.submit.write_run",
-    "slurm.submit.snapshot_code",
+    "launchers.submit.create_run",
+    "launchers.submit.write_run",
+    "launchers.submit.snapshot_code",
     "functions.copy._copy",
-    "slurm.sweep_submit._create_run",
+    "launchers.slurm.sweep_submit._create_run",
     "supervised.__main__.begin",
-    "ray_jobs.inside.open_run",
+    "launchers.ray.inside.open_run",
     "cli.node._prepare",
 )
 def new_run(folder: Path) -> Case:
-    from slurm_rl.slurm.submit import create_run
+    from slurm_rl.launchers.submit import create_run
 
     package = folder.parent / "package" / "slurm_rl"
     package.mkdir(parents=True, exist_ok=True)
@@ -110,13 +110,13 @@ def new_run(folder: Path) -> Case:
 
 @writer(
     "job.json",
-    "slurm.submit.record_job",
-    "slurm.submit.submit_run",
-    "slurm.jobs.record_cancelled",
-    "slurm.jobs._record_failed",
+    "launchers.submit.record_job",
+    "launchers.submit.submit_run",
+    "launchers.jobs.record_cancelled",
+    "launchers.jobs._record_failed",
 )
 def job_record(folder: Path) -> Case:
-    from slurm_rl.slurm.submit import record_job
+    from slurm_rl.launchers.submit import record_job
 
     run = RunDir(folder)
     return Case(
@@ -126,9 +126,9 @@ def job_record(folder: Path) -> Case:
     )
 
 
-@writer("sweep.json arrays/", "slurm.ledger.save_ledger", "slurm.sweep_submit.create_runs")
+@writer("sweep.json arrays/", "sweep.ledger.save_ledger", "launchers.slurm.sweep_submit.create_runs")
 def sweep(folder: Path) -> Case:
-    from slurm_rl.slurm.ledger import Ledger, SweepDir, SweepRun, load_ledger, save_ledger
+    from slurm_rl.sweep.ledger import Ledger, SweepDir, SweepRun, load_ledger, save_ledger
 
     old, new = Ledger("a", "m", False), Ledger("a", "m", False, (SweepRun(0, ("optim.lr=1",)),))
     save_ledger(SweepDir(folder), old)
@@ -141,12 +141,12 @@ def sweep(folder: Path) -> Case:
 
 @writer(
     "submitit/job.sh",
-    "slurm.submitit_slurm.PlanExecutor._submit_command",
-    "slurm.sweep_submit._submit_array",
-    "slurm.sweep_submit._next_array",
+    "launchers.slurm.submitit_slurm.PlanExecutor._submit_command",
+    "launchers.slurm.sweep_submit._submit_array",
+    "launchers.slurm.sweep_submit._next_array",
 )
 def batch_script(folder: Path) -> Case:
-    from slurm_rl.slurm import submitit_slurm
+    from slurm_rl.launchers.slurm import submitit_slurm
 
     run = RunDir(folder)
     executor = submitit_slurm.PlanExecutor(replace(demo_plan(run), sbatch={"partition": "a"}))
@@ -172,7 +172,7 @@ def batch_script(folder: Path) -> Case:
 )
 def attempt_start(folder: Path) -> Case:
     from slurm_rl.job.controller import Controller
-    from slurm_rl.slurm.local_allocation import LocalAllocation
+    from slurm_rl.launchers.local.allocation import LocalAllocation
 
     run = RunDir(folder)
     plan = demo_plan(run)
@@ -187,7 +187,7 @@ def attempt_start(folder: Path) -> Case:
     "run_dir.write_last",
     "job.controller.Controller._run_attempt",
     "job.controller.Controller._end",
-    "slurm.controller._run_supervised",
+    "launchers.controller._run_supervised",
     "train.ending.run_to_outcome.end",
     "node.agent.NodeAgent._write_record",
 )
@@ -207,16 +207,16 @@ def last_words(folder: Path) -> Case:
     "node.external.ExternalTrainer._end",
     "node.external.main",
     "job.ends.settle_killed_attempts",
-    "slurm.silent.settle_silent_agent",
-    "slurm.silent.settle_late_agents",
+    "launchers.silent.settle_silent_agent",
+    "launchers.silent.settle_late_agents",
     "job.watch.AttemptWatch._look_for_dead_nodes",
-    "slurm.preflight.run_preflight",
-    "machines.hub.write_place",
-    "machines.mirror.take_file",
-    "machines.nodes.MachineNodes._end_others",
-    "machines.worker.Worker._start_agent",
-    "ray_jobs.allocation.RayTrainer._write_record",
-    "ray_jobs.allocation.RayTrainer.__init__",
+    "launchers.slurm.preflight.run_preflight",
+    "launchers.machines.hub.write_place",
+    "launchers.machines.mirror.take_file",
+    "launchers.machines.nodes.MachineNodes._end_others",
+    "launchers.machines.worker.Worker._start_agent",
+    "launchers.ray.allocation.RayTrainer._write_record",
+    "launchers.ray.allocation.RayTrainer.__init__",
     "node.agent.main",
     "rl.workers.nodes.SharedNodes.wait",
     "run_dir.write_text",
@@ -244,8 +244,8 @@ def agent_records(folder: Path) -> Case:
     "node.joined.start_waiting",
     "node.torchrun.start_torchrun",
     "node.agent.NodeAgent._start_ray",
-    "slurm.launch.start_agent",
-    "slurm.launch._start",
+    "launchers.launch.start_agent",
+    "launchers.launch._start",
     "rewards.supervise.RewardServices._start",
 )
 def logs(folder: Path) -> Case:
@@ -307,11 +307,11 @@ class _Unstarted:
     def join(self) -> None: ...
 
 
-@writer("lease/<epoch>.json", "lease.take", "lease._claim", "lease._link", "slurm.holding.take_run")
+@writer("lease/<epoch>.json", "lease.take", "lease._claim", "lease._link", "launchers.holding.take_run")
 def lease(folder: Path) -> Case:
     from slurm_rl.holder import Holder
+    from slurm_rl.launchers.holding import _take
     from slurm_rl.lease import read_standing
-    from slurm_rl.slurm.holding import _take
 
     def is_held() -> bool:
         standing = read_standing(folder / "lease")
@@ -348,7 +348,7 @@ def events(folder: Path) -> Case:
     "metrics.jsonl tensorboard/",
     "report.metrics.MetricsLogger.log",
     "report.tensorboard_run.TensorBoardRun.__init__",
-    "machines.nodes.MachineNodes._take_news",
+    "launchers.machines.nodes.MachineNodes._take_news",
 )
 def metrics(folder: Path) -> Case:
     from slurm_rl.report.metrics import MetricsLogger

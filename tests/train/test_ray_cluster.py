@@ -54,7 +54,7 @@ def cluster() -> Iterator[OthersCluster]:
 
 def is_up(cluster: OthersCluster) -> bool:
     from slurm_rl.errors import SlurmRLError
-    from slurm_rl.ray_jobs.dashboard import Dashboard
+    from slurm_rl.launchers.ray.dashboard import Dashboard
 
     try:
         return bool(Dashboard(cluster.address, cluster.token).ray_version())

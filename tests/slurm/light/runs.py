@@ -14,9 +14,9 @@ from typing import Any
 
 from slurm_rl.config.load import load_config
 from slurm_rl.jsonl import read_rows
+from slurm_rl.launchers.submit import create_run, submit_run
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, read_json
-from slurm_rl.slurm.submit import create_run, submit_run
 from tests.slurm.cluster import Cluster, wait_until
 
 TRAINER = Path(__file__).with_name("trainer.py")

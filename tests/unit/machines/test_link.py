@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.machines.link import Link, LinkClosed, WrongSecret
+from slurm_rl.launchers.machines.link import Link, LinkClosed, WrongSecret
 from tests.slurm.cluster.waiting import wait_until
 
 

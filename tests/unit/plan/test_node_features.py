@@ -6,8 +6,8 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.launchers.slurm.hosts import order_by_feature
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.slurm.hosts import order_by_feature
 
 KINDS = [
     "cluster.num_nodes=3",

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.ray_jobs import package
-from slurm_rl.ray_jobs.dashboard import Dashboard
+from slurm_rl.launchers.ray import package
+from slurm_rl.launchers.ray.dashboard import Dashboard
 from slurm_rl.run_dir import read_json
 from tests.other_user import STRANGER
 from tests.unit.ray_jobs.dashboard_kit import TOKEN, FakeCluster, serve
@@ -245,7 +245,7 @@ def test_a_silent_cluster_is_given_up_at_the_deadline(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("slurm_rl.ray_jobs.dashboard._ANSWER_S", 0.1)
+    monkeypatch.setattr("slurm_rl.launchers.ray.dashboard._ANSWER_S", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -302,8 +302,8 @@ def test_what_a_cluster_of_others_cannot_do_is_refused(
 
 
 def test_the_part_inside_needs_the_standard_library_alone() -> None:
-    root = Path(package.__file__).parents[2]
-    script = f"import sys; sys.path.insert(0, {str(root)!r}); import slurm_rl.ray_jobs.inside"
+    root = Path(package.__file__).parents[3]
+    script = f"import sys; sys.path.insert(0, {str(root)!r}); import slurm_rl.launchers.ray.inside"
     done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.errors import SubmitError
-from slurm_rl.slurm import command_line, commands
-from slurm_rl.slurm.partitions import NodeGroup, PartitionInfo, parse_gpus, parse_partitions
-from slurm_rl.slurm.states import JobState
+from slurm_rl.launchers.slurm import command_line, commands
+from slurm_rl.launchers.slurm.partitions import NodeGroup, PartitionInfo, parse_gpus, parse_partitions
+from slurm_rl.launchers.slurm.states import JobState
 
 
 @pytest.fixture

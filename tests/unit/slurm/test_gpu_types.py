@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from slurm_rl.config.load import load_config
+from slurm_rl.launchers.slurm.gpu_types import find_spelling, spell_gpus
+from slurm_rl.launchers.slurm.partitions import parse_partitions
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.slurm.gpu_types import find_spelling, spell_gpus
-from slurm_rl.slurm.partitions import parse_partitions
 
 
 @pytest.mark.parametrize(

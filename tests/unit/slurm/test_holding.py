@@ -22,12 +22,13 @@ from slurm_rl.holder import Holder
 from slurm_rl.job.attempts import EXIT_NOT_OURS
 from slurm_rl.job.controller import Controller
 from slurm_rl.jsonl import read_rows
+from slurm_rl.launchers import holding
+from slurm_rl.launchers.holding import LOCAL_JOB_VARIABLE, held_to_resume, own_epoch, take_run
+from slurm_rl.launchers.local import allocation as local_allocation
+from slurm_rl.launchers.local.allocation import LocalAllocation
+from slurm_rl.launchers.submit import record_job
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, read_json, write_json
-from slurm_rl.slurm import holding, local_allocation
-from slurm_rl.slurm.holding import LOCAL_JOB_VARIABLE, held_to_resume, own_epoch, take_run
-from slurm_rl.slurm.local_allocation import LocalAllocation
-from slurm_rl.slurm.submit import record_job
 
 OTHER = replace(Holder.of_this_process("local", "5"), machine="another", host="n2")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.errors import RunDirError
+from slurm_rl.launchers.jobs import cancel_job, read_states
+from slurm_rl.launchers.submit import record_job
 from slurm_rl.run_dir import RunDir, write_json
-from slurm_rl.slurm.jobs import cancel_job, read_states
-from slurm_rl.slurm.submit import record_job
 
 NOBODY = str(2**22)
 """More than any process has as its number (proc(5), pid_max)."""

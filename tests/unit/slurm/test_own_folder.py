@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.errors import RunDirError
+from slurm_rl.job.own_folder import check_is_free
+from slurm_rl.launchers.submit import snapshot_code
 from slurm_rl.run_dir import RunDir
-from slurm_rl.slurm.own_folder import check_is_free
-from slurm_rl.slurm.submit import snapshot_code
 from tests.other_user import STRANGER
 
 

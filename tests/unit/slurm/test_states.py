@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.slurm.states import STATES, JobState, parse_state
+from slurm_rl.launchers.slurm.states import STATES, JobState, parse_state
 
 rows = st.sampled_from(STATES)
 

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from slurm_rl.slurm.supervisor import EXIT_KILLED
+from slurm_rl.job.supervisor import EXIT_KILLED
 
 # In a process of its own: a supervisor forks, takes over signals and reaps whatever is below it.
 PROGRAM = """
 import os, signal, sys, time
-from slurm_rl.slurm.supervisor import STOP_SIGNALS, Supervisor
+from slurm_rl.job.supervisor import STOP_SIGNALS, Supervisor
 
 def work():
     with open("starts", "a") as file:

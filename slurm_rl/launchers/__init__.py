@@ -1,0 +1,1 @@
+"""Ways to get machines for a run: a folder for each."""

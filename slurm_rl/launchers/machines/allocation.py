@@ -1,0 +1,118 @@
+"""Machines without Slurm that meet at the head, as its controller asks them."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import replace
+from typing import Any
+
+import yaml
+
+from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.job.allocation import IsStopped, Nodes
+from slurm_rl.job.attempts import AttemptEnd
+from slurm_rl.launchers.holding import take_run
+from slurm_rl.launchers.machines.hub import Hub, read_place
+from slurm_rl.launchers.machines.nodes import MachineNodes
+from slurm_rl.launchers.machines.same import why_run_dir_must_be_shared
+from slurm_rl.launchers.machines.secret import derive_ray_token, head_secret
+from slurm_rl.launchers.slurm.cleaning import clean_here
+from slurm_rl.lease import Lease
+from slurm_rl.node.ray_cluster import create_token
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
+
+
+class MachineAllocation:
+    """All nodes of a run, this one among them; see `Allocation`."""
+
+    can_requeue = False
+
+    def __init__(self, run: RunDir, plan: JobPlan) -> None:
+        """Made from what `node` left in the run directory; nothing listens yet."""
+        self.run_dir, self.plan = run, plan
+        self.job_key = f"local-{os.getpid()}-{int(time.time())}"
+        self.num_agents = plan.num_nodes
+        self.has_nodes = True
+        """False once some did not come before the deadline."""
+        self._secret = head_secret(run, os.environ)
+        config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+        self._hub = Hub(run, plan.num_nodes, read_place(run), self._secret, self.job_key, config)
+        self._nodes: MachineNodes | None = None
+
+    @property
+    def notice(self) -> str | None:
+        """Which of the machines was told to stop."""
+        return self._hub.notice
+
+    def take(self, is_stopped: IsStopped) -> Lease:
+        return take_run(self.run_dir, self.plan, is_stopped)
+
+    def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
+        if self.plan.torchrun is None:
+            token = derive_ray_token(self._secret, self.job_key, attempt.number)
+            create_token(self.run_dir, attempt.number, token)
+        return {}
+
+    def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
+        self._wait_for_all(is_stopped)
+        if is_stopped():
+            return None
+        self._nodes = nodes = MachineNodes(self._hub, self.run_dir, self.plan, attempt, os.environ)
+        shared = all(member.shares_run_dir for member in self._hub.members.values())
+        append_event(self.run_dir, "machines/complete", attempt=attempt.number, hosts=nodes.hosts, one_run_dir=shared)
+        return nodes
+
+    def _wait_for_all(self, is_stopped: IsStopped) -> None:
+        """Until every machine is there.
+
+        Raises:
+            BringUpError: not before the deadline.
+            ConfigError: the plan needs one run directory on all of them, and some have their own.
+        """
+        self._hub.open()
+        try:
+            self._hub.wait_for_all(self.plan.limits.start_timeout_s, is_stopped)
+        except BringUpError:
+            self.has_nodes = False
+            raise
+        self._check_run_dir()
+
+    def _check_run_dir(self) -> None:
+        builds_model = self._hub.config["model"]["path"] is None
+        reason = why_run_dir_must_be_shared(self.plan, builds_model=builds_model)
+        apart = [f"node {rank} ({m.host})" for rank, m in sorted(self._hub.members.items()) if not m.shares_run_dir]
+        if reason and apart:
+            raise ConfigError(
+                f"run_dir must be one folder on all machines: {reason}",
+                seen=f"{', '.join(apart)} cannot see the head's {self.run_dir.path}",
+                action="put cluster.run_root on a volume that all of them mount at one path (RunPod: a network volume, "
+                "GCP: Filestore), or keep the policy on the head: policy.num_workers, rollout.num_engines",
+            )
+
+    def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:
+        """Each machine does so itself."""
+
+    def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+        """An attempt that failed because a machine went away is no failure of the run."""
+        clean_here(self.run_dir, self.plan, attempt, self.job_key)
+        lost = self._nodes.lost if self._nodes else []
+        self._nodes = None
+        if end.outcome == "failed" and lost:
+            append_event(self.run_dir, "nodes/lost", attempt=attempt.number, hosts=lost)
+            return replace(end, outcome="lost", cause=f"lost {', '.join(lost)}; {end.cause}")
+        if end.outcome == "failed" and attempt.abort.is_file():
+            return replace(end, cause=f"{read_json(attempt.abort)['cause']}; {end.cause}")
+        if self.notice and end.outcome == "checkpointed":
+            return replace(end, cause="; ".join(filter(None, [self.notice, end.cause])))
+        return end
+
+    def granted_at(self) -> float | None:
+        return None
+
+    def requeue(self, is_ended: IsStopped) -> str | None:
+        raise NotImplementedError("nobody starts a run over machines again")
+
+    def close(self, end: dict[str, Any]) -> None:
+        self._hub.say_goodbye(**{name: end[name] for name in ("state", "exit_code", "cause")})

@@ -1,0 +1,186 @@
+"""A connection between the head and another machine: JSON messages, each signed. Standard library alone.
+
+Both sides begin with a random number; from both and the shared secret comes the key of this connection, and each
+message is signed with it (HMAC-SHA256) together with its place in the order and its direction. So who does not
+know the secret can neither speak, nor change, repeat or drop a message unnoticed. Nothing here is secret: messages
+hold no secrets, and are not encrypted.
+
+    frame = length of the rest (4 bytes) + signature (32 bytes) + JSON
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import secrets
+import socket
+import struct
+from typing import Any, cast
+
+from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.launchers.machines.messages import find_fault
+
+_NONCE_BYTES = 32
+_MAC_BYTES = 32
+# A config with every field is below 100 kB.
+_MOST_BYTES = 4_000_000
+# Before the other side has proven itself.
+_MOST_UNPROVEN_BYTES = 200_000
+_READS_AT_ONCE = 16
+_MAGIC = b"slurm_rl/1\n"
+
+
+class LinkClosed(BringUpError):
+    """The other side is gone, or is none of ours."""
+
+
+class WrongSecret(ConfigError):
+    """The other side has another secret."""
+
+
+class Link:
+    """One side of a connection. Nothing blocks: `send` queues, `poll` moves what can move."""
+
+    def __init__(self, sock: socket.socket, secret: str, *, is_head: bool) -> None:
+        self._sock, self._secret, self._is_head = sock, secret, is_head
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer = str(sock.getpeername()[0])
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._key: bytes | None = None
+        self._incoming, self._outgoing = bytearray(), bytearray(_MAGIC + self._nonce)
+        self._waiting: list[dict[str, Any]] = []
+        self._num_sent = self._num_received = 0
+
+    @property
+    def is_proven(self) -> bool:
+        """The other side knows the secret."""
+        return self._num_received > 0
+
+    def send(self, kind: str, **fields: Any) -> None:
+        """Queue a message."""
+        self._waiting.append({"kind": kind, **fields})
+
+    def poll(self) -> list[dict[str, Any]]:
+        """Send what is queued, as far as the network takes it; the whole messages that came.
+
+        Raises:
+            LinkClosed: the connection is over.
+            WrongSecret: a signature is wrong.
+        """
+        is_over = self._read()
+        if self._key is None:
+            self._take_nonce()
+        messages = list(self._frames()) if self._key else []
+        if self._key is not None:
+            for message in self._waiting:
+                self._outgoing += self._frame(message)
+            self._waiting.clear()
+        self._write()
+        if is_over and not messages:
+            raise LinkClosed("a machine of the run must stay connected", seen=f"{self.peer} closed the connection")
+        return messages
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._outgoing or self._waiting)
+
+    def _read(self) -> bool:
+        """Whether the other side has ended the connection."""
+        # What is left waits in the kernel, until what came is taken apart: so memory is bounded by the longest message.
+        for _ in range(_READS_AT_ONCE):
+            try:
+                data = self._sock.recv(65536)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            if not data:
+                return True
+            self._incoming += data
+        return False
+
+    def _write(self) -> None:
+        while self._outgoing:
+            try:
+                sent = self._sock.send(self._outgoing)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise LinkClosed("a machine of the run must stay connected", seen=f"{self.peer}: {error}") from None
+            del self._outgoing[:sent]
+
+    def _take_nonce(self) -> None:
+        begin = bytes(self._incoming[: len(_MAGIC)])
+        if not _MAGIC.startswith(begin):
+            raise LinkClosed("only slurm_rl must answer at the head's port", seen=f"{self.peer} says {begin[:20]!r}")
+        end = len(_MAGIC) + _NONCE_BYTES
+        if len(self._incoming) < end:
+            return
+        other = bytes(self._incoming[len(_MAGIC) : end])
+        del self._incoming[:end]
+        pair = self._nonce + other if self._is_head else other + self._nonce
+        self._key = hmac.new(self._secret.encode(), pair, hashlib.sha256).digest()
+        # The other side learns by it that the secret is the same.
+        self._waiting.insert(0, {"kind": "proof"})
+
+    def _frame(self, message: dict[str, Any]) -> bytes:
+        body = json.dumps(message, allow_nan=False).encode()
+        signature = self._sign(body, self._num_sent, from_head=self._is_head)
+        self._num_sent += 1
+        return struct.pack("!I", _MAC_BYTES + len(body)) + signature + body
+
+    def _sign(self, body: bytes, number: int, *, from_head: bool) -> bytes:
+        assert self._key is not None
+        place = struct.pack("!?Q", from_head, number)
+        return hmac.new(self._key, place + body, hashlib.sha256).digest()
+
+    def _parse(self, body: bytes) -> dict[str, Any]:
+        try:
+            message = json.loads(body)
+            fault = find_fault(message)
+        except (ValueError, RecursionError) as error:
+            fault = f"no JSON ({type(error).__name__})"
+        if fault is not None:
+            raise LinkClosed(
+                "a machine of the run must say what this version of slurm_rl knows",
+                seen=f"{fault}, from {self.peer}",
+                action="install one version on all machines",
+            )
+        return cast(dict[str, Any], message)
+
+    def _frames(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while len(self._incoming) >= 4:
+            (length,) = struct.unpack("!I", self._incoming[:4])
+            most = _MOST_BYTES if self.is_proven else _MOST_UNPROVEN_BYTES
+            if not _MAC_BYTES <= length <= most:
+                raise LinkClosed("a message must be of a known length", seen=f"{length} bytes from {self.peer}")
+            if len(self._incoming) < 4 + length:
+                break
+            signature, body = (
+                bytes(self._incoming[4 : 4 + _MAC_BYTES]),
+                bytes(self._incoming[4 + _MAC_BYTES : 4 + length]),
+            )
+            del self._incoming[: 4 + length]
+            expected = self._sign(body, self._num_received, from_head=not self._is_head)
+            if not hmac.compare_digest(signature, expected):
+                raise WrongSecret(
+                    "every machine of a run must have the same SLURM_RL_TOKEN",
+                    seen=f"another one on {self.peer}",
+                    action="set the same secret on all of them",
+                )
+            self._num_received += 1
+            message = self._parse(body)
+            if message["kind"] != "proof":
+                found.append(message)
+        return found

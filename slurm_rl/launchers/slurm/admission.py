@@ -1,0 +1,165 @@
+"""Would Slurm take this job, and would it ever start? Asked before anything is written or queued.
+
+sinfo tells which number is too large, which Slurm itself does not; `sbatch --test-only` then judges all the
+rest (account, QOS, reservation, limits) in Slurm's own words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from slurm_rl.errors import SubmitError
+from slurm_rl.launchers.slurm import commands
+from slurm_rl.launchers.slurm.gpu_types import spell_gpus
+from slurm_rl.launchers.slurm.partitions import NodeGroup, PartitionInfo, nodes_out_of_service, parse_gpus
+from slurm_rl.launchers.slurm.versions import check_version
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.sbatch import sbatch_argv
+
+# What --test-only says of a job that sbatch would take and let wait, because of nodes that are down or reserved now.
+_MAY_ONLY_WAIT = ("node configuration is not available", "nodes are busy", "node not available")
+
+
+def check_admission(plan: JobPlan) -> JobPlan:
+    """Ask the cluster whether it takes the job of this plan.
+
+    Returns:
+        The plan with the GPU type as the cluster spells it.
+
+    Raises:
+        SubmitError: it does not; the message has the number that is too large, or Slurm's own words.
+    """
+    if version := commands.slurm_version():
+        check_version(plan.sbatch, version)
+    chosen = _choose_partitions(plan)
+    plan = spell_gpus(plan, chosen)
+    if chosen:
+        check_fits(plan, chosen)
+    try:
+        _test(plan)
+    except SubmitError as error:
+        if not (any(words in str(error).lower() for words in _MAY_ONLY_WAIT) and nodes_out_of_service()):
+            raise
+    return plan
+
+
+def _test(plan: JobPlan) -> None:
+    commands.test_only([*sbatch_argv(plan.sbatch), "--wrap=true"])
+
+
+def _choose_partitions(plan: JobPlan) -> list[PartitionInfo]:
+    """The partitions the job may start in; none when sinfo hides what the user named."""
+    known = commands.partitions()
+    asked = plan.sbatch.get("partition")
+    if asked is None:
+        return [partition for partition in known if partition.is_default]
+    chosen = [partition for partition in known if partition.name in str(asked).split(",")]
+    if not chosen:
+        _refuse_unknown(str(asked), plan, known)
+    return chosen
+
+
+def _refuse_unknown(asked: str, plan: JobPlan, known: Sequence[PartitionInfo]) -> None:
+    # A hidden partition is not in sinfo but takes jobs, so it is Slurm who decides.
+    try:
+        _test(plan)
+    except SubmitError as error:
+        names = ", ".join(partition.name for partition in known)
+        raise SubmitError(
+            f"cluster.slurm.partition must be one that Slurm knows ({error.seen})",
+            seen=asked,
+            action=f"choose one of: {names}",
+        ) from None
+
+
+def check_fits(plan: JobPlan, chosen: Sequence[PartitionInfo]) -> None:
+    """Compare nodes, GPUs, cores, memory and time with what the partitions have.
+
+    Raises:
+        SubmitError: no partition of `chosen` could ever start the job; names the first of these that is missing.
+    """
+    names = ",".join(partition.name for partition in chosen)
+    groups = [group for partition in chosen for group in partition.groups]
+    for what, value, key, fits, offer in _demands(plan):
+        if value and not any(fits(group) for group in groups):
+            raise SubmitError(
+                f"a node of partition {names} must have {what}",
+                seen=f"{value}; the nodes have {_list(offer, groups)}",
+                action=f"change {key}, or choose another cluster.slurm.partition",
+            )
+        groups = [group for group in groups if fits(group)]
+    _check_num_nodes(plan, chosen, names, groups)
+    _check_time(plan, chosen, names)
+
+
+_Demand = tuple[str, object, str, Callable[[NodeGroup], bool], Callable[[NodeGroup], str]]
+
+
+def _demands(plan: JobPlan) -> list[_Demand]:
+    """(what, how much, config key, does a group have it, what a group has), from the most telling on."""
+    gpus = parse_gpus(str(plan.sbatch.get("gres", "")))
+    types = "".join(sorted(kind for kind in gpus if kind))
+    cpus, mem = plan.cpus_per_node or 0, _mem_gb(plan)
+    return [
+        (
+            "the GPU type asked for",
+            types,
+            "cluster.gpu_type (null takes any)",
+            lambda group: all(not kind or kind in group.gpus for kind in gpus),
+            lambda group: _render_gpus(group),
+        ),
+        (
+            "the GPUs asked for",
+            sum(gpus.values()),
+            "cluster.gpus_per_node",
+            lambda group: all(
+                (group.gpus.get(kind, 0) if kind else sum(group.gpus.values())) >= number
+                for kind, number in gpus.items()
+            ),
+            lambda group: _render_gpus(group),
+        ),
+        ("the cores asked for", cpus, "cluster.cpus_per_node", lambda g: g.cpus >= cpus, lambda g: str(g.cpus)),
+        (
+            "the memory asked for",
+            mem and f"{mem} GB",
+            "cluster.mem_gb_per_node",
+            lambda group: group.mem_mb >= mem * 1024,
+            lambda group: f"{group.mem_mb // 1024} GB",
+        ),
+    ]
+
+
+def _mem_gb(plan: JobPlan) -> int:
+    text = str(plan.sbatch.get("mem", "0"))
+    return int(text[:-1]) if text.endswith("G") else 0
+
+
+def _render_gpus(group: NodeGroup) -> str:
+    return ", ".join(f"{number} {kind or 'untyped'}" for kind, number in group.gpus.items()) or "none"
+
+
+def _list(offer: Callable[[NodeGroup], str], groups: Sequence[NodeGroup]) -> str:
+    return " or ".join(sorted({offer(group) for group in groups})) or "nothing"
+
+
+def _check_num_nodes(plan: JobPlan, chosen: Sequence[PartitionInfo], names: str, fitting: Sequence[NodeGroup]) -> None:
+    # Slurm starts a job within one partition; of several, the largest counts.
+    most = max(sum(group.num_nodes for group in partition.groups if group in fitting) for partition in chosen)
+    if plan.num_nodes > most:
+        raise SubmitError(
+            f"partition {names} must have the nodes asked for",
+            seen=f"{plan.num_nodes}; it has {most} with these GPUs, cores and memory",
+            action="lower cluster.num_nodes, or choose another cluster.slurm.partition",
+        )
+
+
+def _check_time(plan: JobPlan, chosen: Sequence[PartitionInfo], names: str) -> None:
+    asked = plan.limits.time_limit_min
+    limits = [partition.max_time_min for partition in chosen]
+    # Most sites let a job that is too long wait for ever, without a word.
+    if asked and all(limit is not None and asked > limit for limit in limits):
+        raise SubmitError(
+            f"job.time_limit must be within the limit of partition {names}",
+            seen=f"{asked} min > {max(limit for limit in limits if limit is not None)} min",
+            action="lower job.time_limit: the run comes back by itself when it ends",
+        )

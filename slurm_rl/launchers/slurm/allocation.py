@@ -1,0 +1,98 @@
+"""The nodes of a Slurm job, as the controller of its batch step asks them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from dataclasses import replace
+from typing import Any
+
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.job.allocation import IsStopped, Nodes
+from slurm_rl.job.attempts import AttemptEnd
+from slurm_rl.job.ends import find_lost_nodes, find_task_errors
+from slurm_rl.launchers.holding import take_run
+from slurm_rl.launchers.launch import start_slurm_agents
+from slurm_rl.launchers.silent import settle_late_agents, settle_silent_tasks
+from slurm_rl.launchers.slurm.cleaning import clean_nodes
+from slurm_rl.launchers.slurm.commands import DEFAULT_KILL_WAIT_S, kill_wait_s, query_jobs
+from slurm_rl.launchers.slurm.hosts import Hosts
+from slurm_rl.launchers.slurm.requeue import requeue_job
+from slurm_rl.lease import Lease
+from slurm_rl.node.ray_cluster import create_token
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event
+
+
+class SlurmAllocation:
+    """See `Allocation`."""
+
+    can_requeue = True
+    notice = None
+    """Slurm's own is a signal."""
+
+    def __init__(self, run: RunDir, plan: JobPlan) -> None:
+        self.run_dir, self.plan = run, plan
+        self.job_key = os.environ["SLURM_JOB_ID"]
+        self.num_agents = plan.num_nodes
+        self.hosts = Hosts(plan)
+        self.chosen: list[str] = []
+
+    @property
+    def has_nodes(self) -> bool:
+        return self.hosts.are_enough
+
+    def take(self, is_stopped: IsStopped) -> Lease:
+        return take_run(self.run_dir, self.plan, is_stopped)
+
+    def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
+        self.chosen = []
+        if self.plan.torchrun is None:
+            create_token(self.run_dir, attempt.number)
+        return {"kill_wait_s": _kill_wait_s()}
+
+    def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
+        self.chosen = self.hosts.choose(attempt, os.environ)
+        fields = {"left_out": self.hosts.unfit} if self.hosts.unfit else {}
+        append_event(self.run_dir, "preflight/passed", attempt=attempt.number, nodes=self.chosen, **fields)
+        if is_stopped():
+            return None
+        return start_slurm_agents(self.plan, attempt, self.chosen, self.job_key, os.environ)
+
+    def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:
+        if is_late:
+            settle_late_agents(self.plan, attempt, self.chosen)
+        settle_silent_tasks(self.plan, attempt, self.chosen, find_task_errors(attempt))
+
+    def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+        silent = clean_nodes(self.run_dir, self.plan, attempt, self.chosen, self.job_key, os.environ)
+        lost = self.hosts.note_losses([*find_lost_nodes(attempt), *silent]) if end.outcome == "failed" else []
+        if not lost:
+            return end
+        append_event(self.run_dir, "nodes/lost", attempt=attempt.number, hosts=lost)
+        return replace(end, outcome="lost", cause=f"lost {', '.join(lost)}; {end.cause}")
+
+    def granted_at(self) -> float | None:
+        try:
+            # Slurm sets SLURM_JOB_START_TIME only since 23.02; squeue always knew.
+            job = query_jobs([self.job_key]).get(self.job_key)
+        except SlurmRLError:
+            return None
+        return None if job is None else job.start_time
+
+    def requeue(self, is_ended: IsStopped) -> str | None:
+        refusal = requeue_job(self.run_dir, self.job_key, is_ended)
+        if refusal is None:
+            return None
+        command = f"python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
+        return f"Slurm did not requeue the job: {refusal}. Next: {command}"
+
+    def close(self, end: dict[str, Any]) -> None:
+        """Slurm sees the exit status."""
+
+
+def _kill_wait_s() -> float:
+    try:
+        return kill_wait_s()
+    except SlurmRLError:  # slurmctld is away; a run goes on without it
+        return DEFAULT_KILL_WAIT_S

@@ -1,0 +1,272 @@
+"""Slurm as typed functions: everything this package asks of sbatch, squeue, sacct, scancel, scontrol and sinfo.
+
+Errors carry Slurm's own words: SubmitError when Slurm says no, SlurmUnavailableError when it does not
+answer and asking again later makes sense.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from slurm_rl.errors import SubmitError
+from slurm_rl.launchers.slurm.command_line import (
+    SlurmUnavailableError,
+    clean_env,
+    execute_slurm,
+    run_slurm,
+    slurm_error,
+    words_of,
+)
+from slurm_rl.launchers.slurm.partitions import NodeGroup, PartitionInfo, partitions
+from slurm_rl.launchers.slurm.states import JobState, parse_state
+from slurm_rl.launchers.slurm.versions import Version, parse_version
+
+__all__ = [
+    "JobInfo",
+    "NodeGroup",
+    "PartitionInfo",
+    "SlurmUnavailableError",
+    "cancel",
+    "clean_env",
+    "element_id",
+    "fold_elements",
+    "hostnames",
+    "job_end_time",
+    "kill_wait_s",
+    "max_array_size",
+    "partitions",
+    "query_jobs",
+    "requeue",
+    "slurm_version",
+    "submit",
+    "test_only",
+]
+
+DEFAULT_KILL_WAIT_S = 30.0
+"""Slurm's own."""
+DEFAULT_MAX_ARRAY_SIZE = 1001
+"""Slurm's own, where a login node has no scontrol to ask."""
+_NO_SUCH_JOB = "invalid job id specified"
+_NO_ACCOUNTING = "accounting storage is disabled"
+_ENDED_ALREADY = "already completing or completed"
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """One job, or one element of an array."""
+
+    job_id: str
+    """`12`, or `12_3` for an element of an array; a heterogeneous job has the id of its first component."""
+    state: JobState
+    slurm_state: str
+    """Slurm's own word."""
+    reason: str
+    """Why it waits or how it ended, in Slurm's word; "" when there is nothing to say."""
+    nodelist: str
+    """In Slurm's short form; see `hostnames`."""
+    start_time: float | None
+    """Seconds since the epoch; of a pending job an estimate, if Slurm has one."""
+    end_time: float | None
+    """Of a running job: when its time limit ends it."""
+    exit_code: str | None = None
+    """`code:signal`; known only from accounting."""
+    comment: str = ""
+    """What the batch script said before any Python ran; see plan/sbatch.py. Known only from squeue."""
+
+
+def submit(args: Sequence[str]) -> str:
+    """Submit a batch job and return its id. `args` are sbatch's: options, then the script and its arguments."""
+    output = run_slurm(["sbatch", "--parsable", *args]).strip()
+    # ";cluster" may follow the id; a site's wrapper may print lines before it.
+    match = re.fullmatch(r"(\d+)(;.*)?", output.rpartition("\n")[2])
+    if match is None:
+        action = "look whether the job is in `squeue --me` before submitting again"
+        raise SubmitError("sbatch --parsable must print a job id", seen=output, action=action)
+    return match[1]
+
+
+def test_only(args: Sequence[str]) -> str:
+    """When Slurm would start this job, as Slurm prints it; nothing is queued. SubmitError when it never would."""
+    done = execute_slurm(["sbatch", "--test-only", *args])
+    if done.returncode:
+        raise slurm_error(done)
+    match = re.search(r"to start at (\S+)", done.stderr)
+    return match[1] if match else words_of(done)
+
+
+def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
+    """What Slurm knows of these jobs, arrays expanded to their elements; a job it has forgotten is left out.
+
+    Slurm forgets ended jobs after MinJobAge (default 5 min), and a waiting array element at once when cancelled.
+    One squeue for all; where there is accounting, one sacct adds exit codes and the jobs that squeue forgot.
+    """
+    ids = fold_elements(job_ids)
+    if not ids:
+        return {}
+    found = _query_squeue(ids)
+    try:
+        recorded = _query_sacct(ids)
+    except SlurmUnavailableError:
+        if not all(_has(job_id, found) for job_id in ids):
+            raise
+        recorded = {}  # slurmdbd is away, but nothing is missing
+    # squeue wins: sacct lags, and shows the last start of a job that waits to start again.
+    return {**recorded, **{key: _with_exit_code(job, recorded.get(key)) for key, job in found.items()}}
+
+
+def fold_elements(job_ids: Iterable[str]) -> list[str]:
+    """Ids to ask about: several elements of an array as the whole array, which is one id and one answer.
+
+    >>> fold_elements(["7", "12_0", "12_5", "13_2"])
+    ['12', '13_2', '7']
+    """
+    ids = set(job_ids)
+    elements = Counter(job_id.partition("_")[0] for job_id in ids if "_" in job_id)
+    arrays = {array for array, number in elements.items() if number > 1}
+    return sorted({job_id.partition("_")[0] if job_id.partition("_")[0] in arrays else job_id for job_id in ids})
+
+
+def job_end_time(job_id: str) -> float | None:
+    """When the job's time limit ends it (or when it ended), in seconds since the epoch; None if unknown."""
+    job = _query_squeue([job_id]).get(job_id)
+    return job.end_time if job else None
+
+
+def cancel(job_ids: Iterable[str], signal: str | None = None) -> None:
+    """End these jobs; with `signal` (such as "USR2") only send that to each batch step. Ended jobs are no error."""
+    ids = sorted(set(job_ids))
+    if not ids:
+        return
+    done = execute_slurm(["scancel", *(["--batch", f"--signal={signal}"] if signal else []), *ids])
+    wrong = [line for line in words_of(done).splitlines() if not _is_ended_already(line)]
+    if done.returncode and wrong:
+        raise slurm_error(done, "\n".join(wrong))
+
+
+def requeue(job_id: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Put a job back into the queue under the same id. Slurm does so even to one that has completed.
+
+    Of an array, whose last element has the id of the whole, the element around this process is meant.
+    """
+    run_slurm(["scontrol", "requeue", element_id(job_id, environ)])
+
+
+def element_id(job_id: str, environ: Mapping[str, str]) -> str:
+    """`12_3` when `environ` is that of element 3 of array 12 and `job_id` its plain id; else `job_id`."""
+    if environ.get("SLURM_JOB_ID") != job_id or "SLURM_ARRAY_TASK_ID" not in environ:
+        return job_id
+    return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+
+
+def kill_wait_s() -> float:
+    """Seconds between Slurm's SIGTERM and its SIGKILL."""
+    found = re.match(r"\d+", _config().get("KillWait", ""))
+    return float(found[0]) if found else DEFAULT_KILL_WAIT_S
+
+
+def max_array_size() -> int:
+    """How many elements an array may have, with indices from 0: MaxArraySize, and what the scheduler allows."""
+    if shutil.which("scontrol") is None:
+        return DEFAULT_MAX_ARRAY_SIZE
+    config = _config()
+    tasks = re.search(r"\bmax_array_tasks=(\d+)", config.get("SchedulerParameters", ""))
+    return min(int(config["MaxArraySize"]), int(tasks[1]) if tasks else sys.maxsize)
+
+
+def slurm_version() -> Version | None:
+    """Of the Slurm commands here; None where they do not say. No controller is asked."""
+    return parse_version(run_slurm(["sinfo", "--version"]))
+
+
+def hostnames(nodelist: str) -> list[str]:
+    """Slurm's short form unfolded: `a[01-03,7]` -> a01 a02 a03 a7."""
+    return run_slurm(["scontrol", "show", "hostnames", nodelist]).split()
+
+
+def _query_squeue(ids: Sequence[str]) -> dict[str, JobInfo]:
+    # The name is not asked for: it may hold newlines and bars. The comment comes last, and only ours is believed.
+    argv = ["squeue", "-h", "-r", "-t", "all", "-o", "%i|%T|%r|%N|%S|%e|%k", "-j", ",".join(ids)]
+    # Seconds since the epoch: local times mean nothing on another host, and repeat when clocks go back.
+    done = execute_slurm(argv, SLURM_TIME_FORMAT="%s")
+    if done.returncode:
+        if _NO_SUCH_JOB in done.stderr.lower():
+            return {}
+        raise slurm_error(done)
+    return _read_rows(done.stdout, "comment")
+
+
+def _query_sacct(ids: Sequence[str]) -> dict[str, JobInfo]:
+    """What the accounting has; nothing on a cluster without one, or on a login node without sacct."""
+    if shutil.which("sacct") is None:
+        return {}
+    fields = "JobID,State,Reason,NodeList,Start,End,ExitCode"
+    argv = ["sacct", "-n", "-P", "-X", "-o", fields, "-j", ",".join(ids)]
+    done = execute_slurm(argv, SLURM_TIME_FORMAT="%s")
+    if _NO_ACCOUNTING in done.stderr.lower():
+        return {}
+    if done.returncode:
+        raise slurm_error(done)
+    # The waiting elements of an array share one row, `12_[3-5]`; squeue has each of them.
+    return {key: job for key, job in _read_rows(done.stdout, "exit_code").items() if "[" not in key}
+
+
+def _read_rows(output: str, last: str) -> dict[str, JobInfo]:
+    """Rows of seven fields, of which `last` names the seventh; the rest of a comment of several lines is no row."""
+    rows = (line.split("|", 6) for line in output.splitlines())
+    jobs = [_read_job(*fields[:6], **{last: fields[6]}) for fields in rows if len(fields) == 7]
+    return {job.job_id: job for job in jobs if "+" not in job.job_id}
+
+
+def _read_job(
+    job_id: str,
+    word: str,
+    reason: str,
+    nodes: str,
+    start: str,
+    end: str,
+    *,
+    exit_code: str | None = None,
+    comment: str = "",
+) -> JobInfo:
+    return JobInfo(
+        # `9+0` is the first component of a heterogeneous job, which runs the batch script; the others go with it.
+        job_id=job_id.removesuffix("+0"),
+        state=parse_state(word),
+        slurm_state=word,
+        reason="" if reason == "None" else reason,
+        nodelist="" if nodes == "None assigned" else nodes,
+        start_time=_read_time(start),
+        end_time=_read_time(end),
+        exit_code=exit_code,
+        comment="" if comment == "(null)" else comment,
+    )
+
+
+def _read_time(text: str) -> float | None:
+    return float(text) if text.isdigit() else None  # N/A, Unknown, NONE
+
+
+def _has(job_id: str, found: Mapping[str, JobInfo]) -> bool:
+    return job_id in found or any(key.startswith(f"{job_id}_") for key in found)
+
+
+def _with_exit_code(job: JobInfo, recorded: JobInfo | None) -> JobInfo:
+    if recorded is None or not job.state.is_ended or not recorded.state.is_ended:
+        return job
+    return dataclasses.replace(job, exit_code=recorded.exit_code)
+
+
+def _is_ended_already(line: str) -> bool:
+    return any(words in line.lower() for words in (_NO_SUCH_JOB, _ENDED_ALREADY))
+
+
+def _config() -> dict[str, str]:
+    pairs = (line.partition("=") for line in run_slurm(["scontrol", "show", "config"]).splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
