@@ -16,8 +16,8 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.job.own_folder import require_own_run
 from slurm_rl.node.ports import dashboard_port
 from slurm_rl.node.ray_cluster import token_file
+from slurm_rl.plan.attach import Forward, build_ssh_argv, build_tensorboard_argv
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.tunnel import Forward, build_ssh_argv, build_tensorboard_argv
 from slurm_rl.run_dir import AttemptDir, RunDir
 
 _END_S = 5.0

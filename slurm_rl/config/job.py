@@ -1,4 +1,4 @@
-"""How long a job runs, and what happens when it ends early."""
+"""How long a job runs, what happens when it ends early, and the Ray cluster that it brings up for itself."""
 
 from __future__ import annotations
 
@@ -39,3 +39,12 @@ class JobConfig(Section):
     def time_limit_min(self) -> int | None:
         """The limit in whole minutes, as Slurm rounds it."""
         return None if self.time_limit is None else parse_minutes(self.time_limit)
+
+
+class RayConfig(Section):
+    """Sizes and the dashboard."""
+
+    object_store_gb: PositiveFloat = 2.0
+    """Shared memory for objects on each node; a weight sync passes the whole model through it."""
+    dashboard: bool = True
+    """Serve Ray's dashboard on the head's loopback address, and `ray job` with it; false saves 2 s of bring-up."""

@@ -22,8 +22,7 @@ from slurm_rl.config.env_values import no_secrets_in_configs
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.functions import with_absolute_files
 from slurm_rl.config.paths import expand_user
-from slurm_rl.config.reads import check_reads
-from slurm_rl.config.required import check_required
+from slurm_rl.config.reads import check_reads, check_required
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.words import normalise_words
 from slurm_rl.errors import ConfigError

@@ -1,7 +1,8 @@
-"""Paths as the user writes them."""
+"""Paths and URLs as the user writes them. Pure."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from slurm_rl.errors import ConfigError
@@ -18,3 +19,31 @@ def expand_user(path: str | Path) -> Path:
     except RuntimeError:
         user = Path(path).parts[0]
         raise ConfigError("~name must be a user of this machine", seen=user, action="write the path out") from None
+
+
+def is_url(text: str) -> bool:
+    """>>> is_url("gs://bucket/runs"), is_url("/shared/runs"), is_url("Qwen/Qwen3-4B")
+    (True, False, False)
+    """
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None
+
+
+def check_url(field: str, text: str) -> None:
+    """Refuse what is no URL, and one that holds a password.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    if not is_url(text) or not text.isprintable():
+        raise ValueError(
+            f"{field} must be a URL with its protocol; got {text!r}. Next: gs://bucket/folder, s3://bucket/folder or "
+            "file:///folder"
+        )
+    place = text.partition("://")[2]
+    if not place.strip("/") and not text.startswith("memory://"):
+        raise ValueError(f"{field} must name a bucket or a folder; got {text!r}")
+    if "@" in place.partition("/")[0] or "?" in text or "#" in text:
+        raise ValueError(
+            f"{field} must hold no user, password, ? or #, since it stands in config.yaml; got one. "
+            "Next: give credentials in the environment or the library's own file"
+        )

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from slurm_rl.config.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.engine_args import check_not_ours
-from slurm_rl.config.urls import check_url
+from slurm_rl.config.paths import check_url
 
 
 class PolicyConfig(Section):

@@ -5,16 +5,46 @@ Nothing here knows the run's seed: it decides in which order rows are trained on
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 
 from slurm_rl.config.data import DataConfig
-from slurm_rl.data.addition import build_addition_rows, spoil_sum
 from slurm_rl.data.answers import AnswerRow, PairRow, parse_answer, parse_pair
 from slurm_rl.data.chat import as_messages
 from slurm_rl.data.prompts import Columns, PromptRow, Row, SourceRow, build_rows, load_rows
 from slurm_rl.data.records import DataSource
 from slurm_rl.data.split import Split, digest_prompts, split_rows
 from slurm_rl.errors import DataError
+
+_LARGEST = 999
+"""A million rows; every row is kept in memory."""
+
+
+def build_addition_rows(largest_addend: int) -> list[PromptRow]:
+    """Return all (largest_addend + 1)^2 ordered pairs, in order.
+
+    >>> build_addition_rows(0)
+    [PromptRow(index=0, where='', prompt='0+0=', answer='0')]
+
+    Raises:
+        DataError: there would be more than a million rows.
+    """
+    if largest_addend > _LARGEST:
+        raise DataError(
+            f"data.largest_addend must be <= {_LARGEST}, since every pair is kept in memory",
+            seen=f"{largest_addend} ({(largest_addend + 1) ** 2} pairs)",
+            action=f"set data.largest_addend={_LARGEST}, or write a .jsonl file",
+        )
+    numbers = range(largest_addend + 1)
+    pairs = [(a, b) for a in numbers for b in numbers]
+    return [PromptRow(index=i, prompt=f"{a}+{b}=", answer=str(a + b)) for i, (a, b) in enumerate(pairs)]
+
+
+def spoil_sum(row: PromptRow, largest_addend: int) -> str:
+    """Another sum of the same range, the same for every run."""
+    wrong = random.Random(f"rejected {row.prompt}").randrange(2 * largest_addend)
+    return str(wrong + (wrong >= int(row.answer)))
+
 
 Read = Callable[[str, str], list[Row]]
 """(source, split) -> its rows."""

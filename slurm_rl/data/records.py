@@ -20,10 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.config.paths import expand_user
-from slurm_rl.config.urls import is_url
-from slurm_rl.data.lines import build_object, parse_object, read_lines, shorten, unreadable
-from slurm_rl.data.parquet import read_parquet_rows
+from slurm_rl.config.paths import expand_user, is_url
+from slurm_rl.data.lines import build_object, parse_object, read_lines, read_parquet_rows, shorten, unreadable
 from slurm_rl.data.url_records import read_url_records
 from slurm_rl.errors import DataError, MissingLibraryError
 

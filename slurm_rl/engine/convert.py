@@ -4,6 +4,8 @@
 
 Shards are mapped, not read, and each output file is written as soon as it is full, so memory holds one output
 file, its copy on the way to disk, and one tensor; comparing logits at the end takes a whole model.
+
+The proof: the written model and the one it was made of compute the same logits on a prompt.
 """
 
 from __future__ import annotations
@@ -18,13 +20,10 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from slurm_rl.checkpoints.folders import written_beside
 from slurm_rl.config.model import ModelConfig
-from slurm_rl.engine.export import copy_processors
+from slurm_rl.engine.export import copy_processors, publish, write_shards
 from slurm_rl.engine.lora import merge_into_base, plain_name, read_base
 from slurm_rl.engine.model import load_tokenizer, model_class
-from slurm_rl.engine.published import publish
-from slurm_rl.engine.same_logits import require_same_logits
 from slurm_rl.engine.saved_weights import read_parameters
-from slurm_rl.engine.shard_files import write_shards
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import read_json
 
@@ -112,3 +111,52 @@ def _make_reward_model(config: Any, model_path: str, model: ModelConfig) -> None
 def _class_of(config: Any) -> Any:
     is_scorer = any(name.endswith("ForSequenceClassification") for name in config.architectures or ())
     return AutoModelForSequenceClassification if is_scorer else model_class(config)
+
+
+TOLERANCE = 1e-5
+_PROMPT_TOKENS = 32
+
+
+def require_same_logits(
+    model_class: Any, config: Any, source: Iterable[tuple[str, Tensor]], folder: Path, trust_remote_code: bool
+) -> float:
+    """Load `folder` as anybody does, and compare in float32; one model is in memory at a time.
+
+    Args:
+        source: the parameters that it should have.
+
+    Returns:
+        the largest difference.
+
+    Raises:
+        CheckpointError: it is above 1e-5.
+    """
+    text = config.get_text_config()
+    prompt = (torch.arange(_PROMPT_TOKENS) * 7919 + 11) % text.vocab_size  # 7919 is prime: tokens from everywhere
+    expected = _compute(_fill(model_class, config, source, trust_remote_code), prompt)
+    written = model_class.from_pretrained(
+        folder, dtype=torch.float32, local_files_only=True, trust_remote_code=trust_remote_code
+    )
+    difference = float((_compute(written, prompt) - expected).abs().max())
+    if not difference <= TOLERANCE:
+        raise CheckpointError(
+            f"logits of the written model must be those of the checkpoint to {TOLERANCE:g}",
+            seen=f"a difference of {difference:g} on {_PROMPT_TOKENS} tokens",
+            action="report a bug; --no-check writes it all the same",
+        )
+    return difference
+
+
+@torch.no_grad()
+def _fill(model_class: Any, config: Any, source: Iterable[tuple[str, Tensor]], trust_remote_code: bool) -> Any:
+    model = model_class.from_config(config, trust_remote_code=trust_remote_code).float()
+    parameters = dict(model.named_parameters())
+    for name, tensor in source:
+        parameters[name].copy_(tensor)
+    return model
+
+
+@torch.no_grad()
+def _compute(model: Any, prompt: Tensor) -> Tensor:
+    logits: Tensor = model.eval()(input_ids=prompt.unsqueeze(0), use_cache=False).logits
+    return logits

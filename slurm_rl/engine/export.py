@@ -1,18 +1,106 @@
-"""The trained model as a Hugging Face folder."""
+"""The trained model as a Hugging Face folder.
+
+Its weights have the names under which they are published, which for some models are not those of its parameters.
+
+Tensors go one after the other into safetensors files, each written as soon as it is full. Memory holds what is to go
+into one file, the tensor that did not fit any more, and safetensors' copy of the file.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import torch
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import cached_file
 
 from slurm_rl.checkpoints.folders import written_beside
-from slurm_rl.engine.published import publish
-from slurm_rl.engine.shard_files import SINGLE, write_shards
+from slurm_rl.run_dir import write_text
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> int:
+    """Fill an existing folder as Hugging Face does: one file, or several and an index; the number of numbers."""
+    writer, count = _ShardWriter(folder, max_bytes), 0
+    for name, tensor in tensors:
+        writer.add(name, tensor.contiguous())
+        count += tensor.numel()
+        del tensor  # or it would live until the next one is there
+    writer.finish()
+    return count
+
+
+class _ShardWriter:
+    """Fills files up to a size; their names hold their number, so they are given at the end."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        self.folder, self.max_bytes = folder, max_bytes
+        self.pending: dict[str, Tensor] = {}
+        self.files: list[list[str]] = []
+        self.total_bytes = 0
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        if self.pending and sum(t.nbytes for t in self.pending.values()) + tensor.nbytes > self.max_bytes:
+            self._write()
+        self.pending[name] = tensor
+        self.total_bytes += tensor.nbytes
+
+    def _write(self) -> None:
+        save_file(self.pending, self._part(len(self.files)), metadata={"format": "pt"})
+        self.files.append(list(self.pending))
+        self.pending = {}
+
+    def _part(self, number: int) -> Path:
+        return self.folder / f"part-{number}"
+
+    def finish(self) -> None:
+        self._write()
+        if len(self.files) == 1:
+            self._part(0).rename(self.folder / SINGLE)
+            return
+        names = [f"model-{n:05}-of-{len(self.files):05}.safetensors" for n in range(1, len(self.files) + 1)]
+        for number, name in enumerate(names):
+            self._part(number).rename(self.folder / name)
+        placed = {parameter: name for name, inside in zip(names, self.files, strict=True) for parameter in inside}
+        index = {"metadata": {"total_size": self.total_bytes}, "weight_map": placed}
+        write_text(self.folder / INDEX, json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+def publish(module: PreTrainedModel, state: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors as they are published, one by one where the model allows that, else all at once."""
+    if not goes_one_by_one(module, {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}):
+        yield from revert_weight_conversion(module, dict(state)).items()
+        return
+    for name, tensor in state:
+        yield from revert_weight_conversion(module, {name: tensor}).items()
+
+
+def goes_one_by_one(module: PreTrainedModel, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Whether each tensor is published without knowing the others, as all are that are at most renamed or split."""
+    if not getattr(module, "_weight_conversions", True):
+        return True
+    empty = {name: torch.empty(*shape, device="meta") for name, shape in shapes.items()}
+    try:
+        apart = [one for name in empty for one in revert_weight_conversion(module, {name: empty[name]}).items()]
+        together = revert_weight_conversion(module, dict(empty))
+    except Exception:  # a conversion that misses its other parts, or computes on values
+        return False
+    return [(name, tensor.shape) for name, tensor in sorted(apart, key=_name)] == [
+        (name, tensor.shape) for name, tensor in sorted(together.items(), key=_name)
+    ]
+
+
+def _name(item: tuple[str, Tensor]) -> str:
+    return item[0]
+
 
 # As Hugging Face cuts them.
 MAX_SHARD_BYTES = 5 * 10**9

@@ -36,9 +36,9 @@ from slurm_rl.engine.forward import (
     forward_scores,
 )
 from slurm_rl.engine.model import load_model, load_tokenizer
-from slurm_rl.engine.rng import load_rng, save_rng
 from slurm_rl.engine.row_check import check_rows
-from slurm_rl.engine.shared_rows import require_maskable
+from slurm_rl.engine.rows import require_maskable
+from slurm_rl.engine.shards import load_rng, save_rng
 from slurm_rl.engine.vision import load_image_reader
 from slurm_rl.errors import CheckpointError, RunDirError, TrainingError
 from slurm_rl.math.logprobs import compute_token_hits, compute_token_logprobs

@@ -25,7 +25,7 @@ from transformers import (
 from transformers.utils import logging
 
 from slurm_rl.checkpoints.folders import written_beside
-from slurm_rl.config.tiny_vl import TinyVLConfig
+from slurm_rl.config.model import TinyVLConfig
 
 PAD_TOKEN, EOS_TOKEN, IMAGE_TOKEN, VIDEO_TOKEN = "<|endoftext|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>"
 _VISION_START, _VISION_END = "<|vision_start|>", "<|vision_end|>"

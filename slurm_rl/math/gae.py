@@ -9,6 +9,8 @@ more to expect, so `V_L = 0`. A completion of L tokens, t = 0..L-1:
 
 Generalised advantage estimation, https://arxiv.org/abs/1506.02438, eq. 16; `smoothing` is its lambda. With
 discount and smoothing 1 the advantage is the rest of the rewards minus V_t.
+
+The critic's own loss stands here too.
 """
 
 from __future__ import annotations
@@ -17,7 +19,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
+from slurm_rl.math.losses import TokenLoss
 from slurm_rl.math.sequences import FloatArray
 
 # Below this deviation a batch has no spread that could be normalised.
@@ -91,3 +96,23 @@ def _pad(arrays: Sequence[FloatArray], lengths: Sequence[int]) -> npt.NDArray[np
 
 def _cut(padded: npt.NDArray[np.float64], lengths: Sequence[int]) -> list[FloatArray]:
     return [row[:length].astype(np.float32) for row, length in zip(padded, lengths, strict=True)]
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float | None) -> TokenLoss:
+    """`max((V - R)^2, (V_clipped - R)^2) / 2` [N], `V_clipped = V_old + clamp(V - V_old, -clip, clip)`.
+
+    The pessimistic of the two, as in PPO's policy loss: a value that moved further than `clip` from where it was
+    at the start of the step earns nothing for it. From OpenAI's baselines; https://arxiv.org/abs/2005.12729 calls
+    it one of the details that matter.
+
+    Args:
+        values: [N] with gradient.
+        old_values: [N] when the step began.
+        returns: [N] what they should have been.
+        clip: None clips nothing.
+    """
+    free = (values - returns).square()
+    if clip is None:
+        return TokenLoss(loss=0.5 * free, clipped=torch.zeros_like(free, requires_grad=False))
+    bounded = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
+    return TokenLoss(loss=0.5 * torch.maximum(free, bounded), clipped=(bounded > free).float())

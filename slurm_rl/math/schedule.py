@@ -1,10 +1,21 @@
-"""The learning rate over the steps. Without torch: the driver asks for it, and imports little."""
+"""What depends on the step alone: the learning rate, and every random number. Without torch: the driver imports little.
+
+A random number comes from the run's seed and a place, never from a generator's history. So nothing random has to be
+saved: step 37 samples the same whether the run began at step 0 or 30.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 from slurm_rl.config.train import OptimConfig
+
+
+def derive_seed(*place: int | str) -> int:
+    """A seed in 0 .. 2^63 - 1 for a place such as (run seed, "rollout", step, engine)."""
+    digest = hashlib.sha256(":".join(map(str, place)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def schedule_lr(config: OptimConfig, step: int, num_steps: int) -> float:

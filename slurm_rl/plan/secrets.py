@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from slurm_rl.config.urls import is_url
+from slurm_rl.config.paths import is_url
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.data.parquet import read_parquet_rows
+from slurm_rl.data.lines import read_parquet_rows
 from slurm_rl.errors import ConfigError, DataError
-from slurm_rl.prepare.checksum import sha256_of
 from slurm_rl.prepare.golds import find_unscorable
-from slurm_rl.prepare.manifest import Output
+from slurm_rl.prepare.manifest import Output, sha256_of
 from slurm_rl.run_dir import write_text
 
 _SHOWN = 10

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from slurm_rl import disk
 from slurm_rl.errors import ConfigError
-from slurm_rl.prepare.checksum import sha256_of
 from slurm_rl.prepare.download import fetch
 from slurm_rl.prepare.hub import Kind, Wanted, is_offline, list_cached, list_snapshot
-from slurm_rl.prepare.manifest import NAME, Manifest, Source, load_manifest
+from slurm_rl.prepare.manifest import NAME, Manifest, Source, load_manifest, sha256_of
 from slurm_rl.prepare.recipe import Recipe, Workspace
 from slurm_rl.prepare.rows import BadRows
 

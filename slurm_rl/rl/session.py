@@ -34,8 +34,7 @@ from slurm_rl.rl.prompts import choose_probe, prepare_prompts
 from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
 from slurm_rl.rl.workers.cluster import Cluster
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
-from slurm_rl.train.model_folder import load_num_layers, prepare_model
-from slurm_rl.train.row_events import tell_rows
+from slurm_rl.train.model_folder import load_num_layers, prepare_model, tell_rows
 from slurm_rl.train.stop import StopFlag
 
 

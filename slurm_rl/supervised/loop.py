@@ -15,15 +15,13 @@ from slurm_rl.data.order import PromptOrder
 from slurm_rl.engine import distributed
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.errors import StopRequested
-from slurm_rl.math.schedule import schedule_lr
-from slurm_rl.math.seeds import derive_seed
+from slurm_rl.math.schedule import derive_seed, schedule_lr
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.supervised.objective import Example, Objective, deal, micro_batches_of
 from slurm_rl.supervised.reference import AddReference, MicroBatches
 from slurm_rl.supervised.state import LoopState, PolicySaver
-from slurm_rl.train.stop import StopFlag
-from slurm_rl.train.timer import Timer
+from slurm_rl.train.stop import StopFlag, Timer
 
 
 class SupervisedLoop:

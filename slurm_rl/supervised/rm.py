@@ -20,8 +20,8 @@ from slurm_rl.engine.policy import LossFn, PolicyEngine
 from slurm_rl.engine.reward_model import ScoreStatistics
 from slurm_rl.math.preference import bradley_terry, center_scores
 from slurm_rl.math.sequences import PackedBatch
+from slurm_rl.supervised.dpo import build_pair_examples, share, split_pairs
 from slurm_rl.supervised.objective import Example, Objective
-from slurm_rl.supervised.pairs import build_pair_examples, share, split_pairs
 from slurm_rl.supervised.reference import MicroBatches
 
 

@@ -29,8 +29,7 @@ from slurm_rl.supervised.place import Place
 from slurm_rl.supervised.reference import AddReference, add_cached_logprobs, load_live_reference
 from slurm_rl.supervised.rm import measure_scores
 from slurm_rl.supervised.state import PolicySaver
-from slurm_rl.train.model_folder import load_context_length, prepare_model
-from slurm_rl.train.row_events import tell_rows
+from slurm_rl.train.model_folder import load_context_length, prepare_model, tell_rows
 from slurm_rl.train.stop import StopFlag
 
 BuildObjective = Callable[[RunConfig, Any, ImageCounter | None], Objective]

@@ -1,11 +1,14 @@
-"""The folder a run's model is loaded from."""
+"""The folder a run's model is loaded from, and what is told of the model."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir import RunDir, append_event
+
+if TYPE_CHECKING:
+    from slurm_rl.engine.row_check import RowCheck
 
 
 def model_folder(run: RunDir, config: RunConfig) -> str:
@@ -42,3 +45,9 @@ def _load_text_config(model_path: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
+
+
+def tell_rows(run: RunDir, role: str, check: RowCheck) -> None:
+    """One event where sequences of `role` are not packed, since that costs padding; none where they are."""
+    if not check.packed:
+        append_event(run, "trainer/not_packed", role=role, reason=check.reason)

@@ -1,11 +1,29 @@
-"""The stop flag: a signal raises it, the loop looks at it where stopping loses nothing."""
+"""The clock and the stop flag of a loop: a signal raises it, the loop looks at it where stopping loses nothing."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from types import FrameType
 
 from slurm_rl.errors import StopRequested
+
+
+@dataclass
+class Timer:
+    """`time/<phase>_s` for each phase; a phase entered twice adds up."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        key = f"time/{name}_s"
+        self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
 
 
 class StopFlag:

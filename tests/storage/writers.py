@@ -347,7 +347,7 @@ def events(folder: Path) -> Case:
 @writer(
     "metrics.jsonl tensorboard/",
     "report.metrics.MetricsLogger.log",
-    "report.tensorboard_run.TensorBoardRun.__init__",
+    "report.metrics.TensorBoardRun.__init__",
     "launchers.machines.nodes.MachineNodes._take_news",
 )
 def metrics(folder: Path) -> Case:
@@ -393,9 +393,9 @@ def _group() -> Any:
     return Group(prompt, [Completion([9, 1], [-0.5, -0.25], "7", True, 4)], [result])
 
 
-@writer("samples.jsonl", "rl.loop.rollout_files.log_samples")
+@writer("samples.jsonl", "rl.loop.run_state.log_samples")
 def samples(folder: Path) -> Case:
-    from slurm_rl.rl.loop.rollout_files import log_samples
+    from slurm_rl.rl.loop.run_state import log_samples
 
     run = RunDir(folder)
     return Case(
@@ -405,10 +405,10 @@ def samples(folder: Path) -> Case:
     )
 
 
-@writer("rollouts/", "rl.loop.rollout_files.dump_groups")
+@writer("rollouts/", "rl.loop.run_state.dump_groups")
 def rollouts(folder: Path) -> Case:
     from slurm_rl.errors import DataError
-    from slurm_rl.rl.loop.rollout_files import dump_groups, replay_groups
+    from slurm_rl.rl.loop.run_state import dump_groups, replay_groups
 
     def is_kept() -> bool:
         try:
@@ -471,7 +471,7 @@ TENSORS = {"weight": torch.arange(40_000, dtype=torch.float32)}
     "checkpoints.store.CheckpointStore.prune",
     "checkpoints.background.write_whole",
     "engine.shards.save_tensors",
-    "engine.rng.save_rng",
+    "engine.shards.save_rng",
     "engine.policy.PolicyEngine.save",
     "rl.loop.pipeline.save_rollouts",
     "rl.loop.run_state.RunSaver.save.write",
@@ -497,8 +497,7 @@ def _checkpoint(folder: Path, *, background: bool) -> Case:
     from slurm_rl.checkpoints.background import BackgroundWriter, write_whole
     from slurm_rl.checkpoints.step_saver import StepSaver
     from slurm_rl.checkpoints.store import CheckpointStore
-    from slurm_rl.engine.rng import save_rng
-    from slurm_rl.engine.shards import save_tensors
+    from slurm_rl.engine.shards import save_rng, save_tensors
 
     waiting._ASK_S, step_saver._POLL_S = 0.02, 0.002
     run, files = RunDir(folder), BackgroundWriter()
@@ -551,8 +550,8 @@ def torch_save(folder: Path) -> Case:
 @writer(
     "export/ model/ reference/",
     "checkpoints.folders._written_beside",
-    "engine.shard_files._ShardWriter._write",
-    "engine.shard_files._ShardWriter.finish",
+    "engine.export._ShardWriter._write",
+    "engine.export._ShardWriter.finish",
     "engine.export.export_model",
     "engine.export.copy_processors",
     "engine.convert.convert_checkpoint",
@@ -566,7 +565,7 @@ def export(folder: Path) -> Case:
     from safetensors.torch import load_file
 
     from slurm_rl.checkpoints.folders import written_beside
-    from slurm_rl.engine.shard_files import write_shards
+    from slurm_rl.engine.export import write_shards
 
     target = folder / "export"
 

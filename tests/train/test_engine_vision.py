@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from slurm_rl.config.model import ModelConfig
-from slurm_rl.config.tiny_vl import TinyVLConfig
+from slurm_rl.config.model import ModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.convert import convert_checkpoint
 from slurm_rl.engine.forward import compute_sequence_logprobs

@@ -11,9 +11,8 @@ import torch
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.chunked_head import _BENDS
 from slurm_rl.engine.forward import forward_packed
-from slurm_rl.engine.head import apply_head
+from slurm_rl.engine.head import _BENDS, apply_head
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.row_check import build_probe, check_rows
 from slurm_rl.engine.rows import build_row_layout

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from torch import multiprocessing
 
-from slurm_rl.config.model import ModelConfig
-from slurm_rl.config.tiny_vl import TinyVLConfig
+from slurm_rl.config.model import ModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.distributed import init_process_group, leave_process_group
 from slurm_rl.engine.policy import PolicyEngine

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from slurm_rl.config.algorithm import AlgorithmConfig
-from slurm_rl.config.model import ModelConfig
-from slurm_rl.config.tiny_vl import TinyVLConfig
+from slurm_rl.config.model import ModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.prompts import PromptRow

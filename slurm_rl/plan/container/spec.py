@@ -1,8 +1,10 @@
-"""The nouns: what is to run in which container, and what comes out of wrapping it."""
+"""The nouns: what is to run in which container, with which mounts, and what comes out of wrapping it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,3 +87,32 @@ def merge_mounts(*groups: tuple[Mount, ...]) -> tuple[Mount, ...]:
                 action="change the target of yours in container.mounts",
             )
     return tuple(by_target.values())
+
+
+def render_bind(mount: Mount, read_only_word: str) -> str:
+    """`type=bind,source=...,target=...`: one line of CSV, so a comma or a quote in a path only needs quoting.
+
+    >>> render_bind(Mount("/data/a,b", "/data", read_only=True), "readonly")
+    'type=bind,"source=/data/a,b",target=/data,readonly'
+    """
+    fields = ["type=bind", f"source={mount.source}", f"target={mount.target}"]
+    if mount.read_only:
+        fields.append(read_only_word)
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(fields)
+    return line.getvalue()
+
+
+def render_pyxis(mounts: Sequence[Mount]) -> str:
+    """`source:target:flags,...`, which pyxis hands to enroot as lines of an fstab.
+
+    Neither of them knows an escape (NVIDIA/pyxis#133), so a path with one of their separators cannot be said.
+    """
+    for path in (path for mount in mounts for path in (mount.source, mount.target)):
+        if any(character in ":,\\" or character.isspace() for character in path):
+            raise ConfigError(
+                "pyxis mounts only paths without space, comma, colon and backslash",
+                seen=repr(path),
+                action="mount a symbolic link to it or a folder above it, or use container.runtime=apptainer",
+            )
+    return ",".join(f"{mount.source}:{mount.target}{':ro' if mount.read_only else ''}" for mount in mounts)

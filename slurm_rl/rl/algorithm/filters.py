@@ -1,4 +1,6 @@
-"""Completions that the loss leaves out. Pure.
+"""Which completions of a batch the loss has, and in which optimizer step. Pure.
+
+groups -> completions that the filters keep -> minibatches of whole groups, weighted each -> those with a gradient
 
 A filter maps the groups of a step and `algorithm.filters` to one bool a completion of each group: whether it is kept.
 What any of them leaves out is left out, and so is a completion whose reward failed. To add one, write a function, its
@@ -8,11 +10,15 @@ several times of the same groups and must say the same.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from slurm_rl.config.algorithm import FilterConfig
+from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
 from slurm_rl.config.tables import Row
 from slurm_rl.errors import ConfigError
+from slurm_rl.math.losses import aggregation_weights
+from slurm_rl.math.sequences import TrainSequence
 from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rewards.verifiers import JUDGES
 from slurm_rl.rl.groups import Group
@@ -77,3 +83,50 @@ def _ask_user(spec: str, groups: Sequence[Group], config: FilterConfig) -> Mask:
             action="return [[... for completion in group.completions] for group in groups]",
         )
     return found
+
+
+def split_minibatches(
+    sequences: Sequence[TrainSequence],
+    groups: Sequence[Group],
+    config: AlgorithmConfig,
+    num_minibatches: int,
+    seed: int,
+) -> list[list[TrainSequence]]:
+    """The kept sequences of one epoch by optimizer step, weighted so that each step is a mean of its own.
+
+    Groups stay whole, and those of which anything is kept are dealt out as evenly as can be, in an order of `seed`:
+    with 9 of 32 groups, four steps have 3, 2, 2 and 2. One minibatch keeps the order of sampling. Where fewer groups
+    are left than minibatches were asked for, there are fewer steps.
+
+    Args:
+        sequences: one a completion, in order of groups, then completions.
+        seed: of this step and epoch.
+    """
+    places = iter(range(len(sequences)))
+    kept = keep_mask(groups, config.filters)
+    by_group = [[i for i in (next(places) for _ in group.completions) if kept[i]] for group in groups]
+    left = [indices for indices in by_group if indices]
+    if num_minibatches > 1:
+        random.Random(seed).shuffle(left)
+    parts = [left[first::num_minibatches] for first in range(num_minibatches)]
+    weighted = [weigh([sequences[i] for indices in part for i in indices], config) for part in parts]
+    return [part for part in weighted if part]
+
+
+def weigh(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:
+    """The sequences of one optimizer step with their weights; those without a token have none and are left out."""
+    lengths = [sequence.num_trained for sequence in sequences]
+    weights = aggregation_weights(config.aggregation, lengths, config.aggregation_length)
+    pairs = zip(sequences, weights, strict=True)
+    return [replace(sequence, weight=float(weight)) for sequence, weight in pairs if weight > 0]
+
+
+def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:
+    """The sequences that move the policy: where every advantage is 0 (a group of equal rewards) nothing does.
+
+    Weights were made from the whole minibatch before, so the gradient is the same in every digit but rounding.
+    With a KL term in the loss, or an entropy bonus, each sequence has a gradient.
+    """
+    if (config.kl.coefficient > 0 and config.kl.where == "loss") or config.entropy_bonus > 0:
+        return list(sequences)
+    return [s for s in sequences if s.advantages is not None and s.advantages.any()]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.order import PromptOrder
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.math.seeds import derive_seed
+from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.algorithm.train_sequences import shape_overlong
 from slurm_rl.rl.loop.pipeline import Batch
 from slurm_rl.rl.rollout.sampling import PendingGroups, Sampler, build_spec, score_arrivals, together
-from slurm_rl.train.timer import Timer
+from slurm_rl.train.stop import Timer
 
 
 class BatchSource:

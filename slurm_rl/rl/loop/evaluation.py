@@ -12,7 +12,7 @@ from slurm_rl.rl.loop.step_metrics import accuracy, pass_metrics
 from slurm_rl.rl.rollout.sampling import Sampler, build_spec, score_groups
 from slurm_rl.rl.weights.sync import WeightSync
 from slurm_rl.run_dir import RunDir, append_event
-from slurm_rl.train.timer import Timer
+from slurm_rl.train.stop import Timer
 
 
 class Evaluator:

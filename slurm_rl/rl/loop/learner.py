@@ -9,11 +9,9 @@ from itertools import compress
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.math.kl import adapt_coefficient
-from slurm_rl.math.schedule import schedule_lr
-from slurm_rl.math.seeds import derive_seed
+from slurm_rl.math.schedule import derive_seed, schedule_lr
 from slurm_rl.math.sequences import FloatArray, TrainSequence
-from slurm_rl.rl.algorithm.filters import keep_mask
-from slurm_rl.rl.algorithm.minibatches import drop_without_gradient, split_minibatches
+from slurm_rl.rl.algorithm.filters import drop_without_gradient, keep_mask, split_minibatches
 from slurm_rl.rl.algorithm.train_sequences import (
     build_plain_sequences,
     build_train_sequences,

@@ -19,14 +19,13 @@ from slurm_rl.rl.loop.collect import BatchCollector, Collected
 from slurm_rl.rl.loop.evaluation import Evaluator
 from slurm_rl.rl.loop.learner import Learned, Learner
 from slurm_rl.rl.loop.pipeline import RolloutPipeline, staleness_metrics
-from slurm_rl.rl.loop.rollout_files import log_samples
-from slurm_rl.rl.loop.run_state import RunSaver, RunState
+from slurm_rl.rl.loop.run_state import RunSaver, RunState, log_samples
 from slurm_rl.rl.loop.step_metrics import kept_metrics, sampling_metrics, training_metrics
 from slurm_rl.rl.loop.warmup import prepare_models, warm_up
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.rl.weights.sync import WeightSync
 from slurm_rl.run_dir import RunDir
-from slurm_rl.train.timer import Timer
+from slurm_rl.train.stop import Timer
 
 # A run that fails gives a checkpoint under way so long; its workers may be dead.
 _LAST_SAVE_S = 30.0

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.order import PromptOrder
-from slurm_rl.math.schedule import schedule_lr
-from slurm_rl.math.seeds import derive_seed
+from slurm_rl.math.schedule import derive_seed, schedule_lr
 from slurm_rl.rl.algorithm.train_sequences import build_answer_sequences
 from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.loop.learner import Learner
@@ -15,9 +14,8 @@ from slurm_rl.rl.loop.run_state import RunSaver, RunState
 from slurm_rl.rl.loop.step_metrics import training_metrics
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 from slurm_rl.run_dir import RunDir
-from slurm_rl.train.model_folder import model_folder
-from slurm_rl.train.row_events import tell_rows
-from slurm_rl.train.timer import Timer
+from slurm_rl.train.model_folder import model_folder, tell_rows
+from slurm_rl.train.stop import Timer
 
 
 def warm_up(

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.math.seeds import derive_seed
+from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.rollout.dispatch import Chunk, Dispatcher, chunk_arrivals, chunk_size, max_calls
 from slurm_rl.rl.workers.cluster import Actor, Cluster
-from slurm_rl.train.timer import Timer
+from slurm_rl.train.stop import Timer
 
 T = TypeVar("T")
 

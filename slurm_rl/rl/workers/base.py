@@ -15,6 +15,10 @@ from slurm_rl.math.sequences import FloatArray, TrainSequence
 
 if TYPE_CHECKING:
     from slurm_rl.engine.row_check import RowCheck
+if TYPE_CHECKING:
+    from slurm_rl.engine.policy import PolicyEngine
+    from slurm_rl.engine.row_check import RowCheck
+
 
 MicroBatches = Sequence[Sequence[TrainSequence]]
 
@@ -67,3 +71,21 @@ class ReferenceHolder(Worker, Protocol):
 
     def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """[num_trained] float32 by micro-batch and sequence."""
+
+
+class EngineWorker:
+    """The common half of `TrainWorker`."""
+
+    engine: PolicyEngine
+
+    def ready(self) -> bool:
+        return True
+
+    def check_rows(self) -> RowCheck:
+        return self.engine.rows
+
+    def save(self, folder: Path, background: bool) -> list[Path]:
+        return self.engine.save(folder, background=background)
+
+    def load(self, folder: Path) -> None:
+        self.engine.load(folder)

@@ -10,17 +10,15 @@ import numpy as np
 from torch import Tensor
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.math.gae import explained_variance
-from slurm_rl.math.seeds import derive_seed
+from slurm_rl.math.gae import explained_variance, value_loss
+from slurm_rl.math.schedule import derive_seed
 from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
 from slurm_rl.math.totals import add_totals
-from slurm_rl.math.values import value_loss
 from slurm_rl.rewards.model import require_loadable, score_all, specify_model
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.rewards.scoring import build_result
 from slurm_rl.rl.algorithm.policy_loss import BatchLoss
-from slurm_rl.rl.workers.base import MicroBatches, WorkerPlace
-from slurm_rl.rl.workers.engine_worker import EngineWorker
+from slurm_rl.rl.workers.base import EngineWorker, MicroBatches, WorkerPlace
 from slurm_rl.rl.workers.nodes import find_address
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 

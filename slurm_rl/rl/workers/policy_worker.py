@@ -11,8 +11,7 @@ from slurm_rl.config.train import OptimConfig
 from slurm_rl.math.sequences import FloatArray
 from slurm_rl.rl.algorithm.policy_loss import build_policy_loss, build_warmup_loss
 from slurm_rl.rl.weights.source import WeightSource
-from slurm_rl.rl.workers.base import MicroBatches, WorkerPlace
-from slurm_rl.rl.workers.engine_worker import EngineWorker
+from slurm_rl.rl.workers.base import EngineWorker, MicroBatches, WorkerPlace
 from slurm_rl.rl.workers.reference_worker import ReferenceModel
 
 if TYPE_CHECKING:

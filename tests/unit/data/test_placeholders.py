@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.tiny_vl import TinyVLConfig
+from slurm_rl.config.model import TinyVLConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.placeholders import collapse_placeholders, expand_placeholders
 from slurm_rl.data.prompts import PromptRow

@@ -15,12 +15,10 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from slurm_rl.config.model import TinyModelConfig
-from slurm_rl.engine.export import export_model
+from slurm_rl.engine.convert import require_same_logits
+from slurm_rl.engine.export import export_model, goes_one_by_one, write_shards
 from slurm_rl.engine.model import load_tokenizer
-from slurm_rl.engine.published import goes_one_by_one
-from slurm_rl.engine.same_logits import require_same_logits
 from slurm_rl.engine.saved_weights import cut
-from slurm_rl.engine.shard_files import write_shards
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import CheckpointError
 

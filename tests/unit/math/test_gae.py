@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from slurm_rl.math.gae import compute_gae, explained_variance, spread_reward, whiten
+from slurm_rl.math.gae import compute_gae, explained_variance, spread_reward, value_loss, whiten
 from slurm_rl.math.kl import adapt_coefficient
 from slurm_rl.math.sequences import FloatArray
-from slurm_rl.math.values import value_loss
 
 
 def row(*values: float) -> FloatArray:

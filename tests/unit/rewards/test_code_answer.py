@@ -11,7 +11,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, DataError, RewardError
 from slurm_rl.rewards import code_answer
-from slurm_rl.rewards.code_tests import extract_code, same_output
+from slurm_rl.rewards.code_answer import extract_code, same_output
 from slurm_rl.rewards.pool import RewardItem, RewardPool
 from slurm_rl.rewards.sandbox import probe
 from slurm_rl.rewards.sandbox.probe import probe_sandbox

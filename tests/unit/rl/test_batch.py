@@ -9,7 +9,7 @@ from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig, FilterC
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.math.sequences import TrainSequence
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.algorithm.minibatches import drop_without_gradient, split_minibatches
+from slurm_rl.rl.algorithm.filters import drop_without_gradient, split_minibatches
 from slurm_rl.rl.algorithm.train_sequences import (
     build_train_sequences,
     correct_sampler,

@@ -11,8 +11,7 @@ import pytest
 from slurm_rl.config.algorithm import AlgorithmConfig, FilterConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.rl.algorithm.filters import has_signal, keep_mask
-from slurm_rl.rl.algorithm.minibatches import drop_without_gradient, split_minibatches
+from slurm_rl.rl.algorithm.filters import drop_without_gradient, has_signal, keep_mask, split_minibatches
 from slurm_rl.rl.algorithm.train_sequences import build_train_sequences, shape_overlong
 from slurm_rl.rl.groups import Group
 from slurm_rl.rl.loop.collect import collect_groups

@@ -13,7 +13,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.math.packing import build_packed_batch
 from slurm_rl.math.sequences import FloatArray
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.algorithm.minibatches import split_minibatches, weigh
+from slurm_rl.rl.algorithm.filters import split_minibatches, weigh
 from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, build_train_sequences, completion_kl
 from slurm_rl.rl.groups import Completion, Group
 from slurm_rl.rl.workers.critic import build_critic_loss, read_before, value_metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.math.seeds import derive_seed
+from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rl.loop.step_metrics import accuracy, sampling_metrics, training_metrics
 from slurm_rl.rl.rollout.sampling import split_evenly
 from tests.unit.rl.test_batch import group, result

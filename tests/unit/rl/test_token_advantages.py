@@ -9,7 +9,7 @@ from slurm_rl.config.algorithm import AlgorithmConfig, GAEConfig, KLConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.config.tables import ADVANTAGES
 from slurm_rl.math.sequences import FloatArray
-from slurm_rl.rl.algorithm.minibatches import split_minibatches
+from slurm_rl.rl.algorithm.filters import split_minibatches
 from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
 from tests.unit.rl.batch_kit import make_group
 

@@ -24,8 +24,8 @@ def build_input(prompt: TokenPrompt) -> dict[str, Any]:
 
 def build_options(model: ModelConfig, max_images: int) -> dict[str, Any]:
     """vLLM's arguments for a vision-language model, so that it makes the same pixels as the policy."""
-    from slurm_rl.engine.images_only import allow_images_only
     from slurm_rl.engine.vision import processor_options
+    from slurm_rl.rl.rollout.vllm.images_only import allow_images_only
 
     allow_images_only()
     return {
