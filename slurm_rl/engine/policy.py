@@ -8,10 +8,10 @@ On CPU the same calls from the same state give the same bits.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from slurm_rl.checkpoints.background import BackgroundWriter
 from slurm_rl.checkpoints.folders import written_beside
-from slurm_rl.config.model import LoraConfig, ModelConfig
+from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.disk import describe_disk, naming, next_action
 from slurm_rl.engine import distributed, lora
@@ -38,13 +38,14 @@ from slurm_rl.engine.forward import (
 from slurm_rl.engine.model import load_model, load_tokenizer
 from slurm_rl.engine.row_check import check_rows
 from slurm_rl.engine.rows import require_maskable
+from slurm_rl.engine.saved_weights import build_layout, require_layout
 from slurm_rl.engine.shards import load_rng, save_rng
 from slurm_rl.engine.vision import load_image_reader
-from slurm_rl.errors import CheckpointError, RunDirError, TrainingError
+from slurm_rl.errors import CheckpointError, TrainingError
 from slurm_rl.math.logprobs import compute_token_hits, compute_token_logprobs
 from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
 from slurm_rl.math.totals import add_totals
-from slurm_rl.run_dir import read_json, write_json
+from slurm_rl.run_dir import write_json
 
 MicroBatches = Sequence[Sequence[TrainSequence]]
 LossFn = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
@@ -103,17 +104,18 @@ class PolicyEngine:
             chunk_tokens=self.chunk_tokens,
             share_prompts=self.share_prompts,
         )
+        read = {"device": self.device, "images": self.images, "share_prompts": self.share_prompts}
+        self._scores = partial(compute_sequence_scores, self.backend.model, packed=self.rows.packed, **read)
+        self._logprobs = partial(
+            compute_sequence_logprobs,
+            self.backend.model,
+            temperature=self.temperature,
+            chunk_tokens=self.chunk_tokens,
+            packed=self.rows.packed,
+            **read,
+        )
         self._writer = BackgroundWriter()
-        self.layout = {
-            "backend": policy.backend,
-            "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
-            "num_workers": distributed.get_world_size(),
-            "lora": None if model.lora is None else _describe_lora(model, model.lora),
-            # ZeRO-3 leaves empty parameters that remember their shape.
-            "parameters": {
-                n: list(getattr(p, "ds_shape", p.shape)) for n, p in self.module.named_parameters() if p.requires_grad
-            },
-        }
+        self.layout = build_layout(self.module, model, policy)
 
     @property
     def module(self) -> Any:
@@ -129,35 +131,13 @@ class PolicyEngine:
         distributed.require_equal_counts(len(micro_batches))
         self.module.eval()
         with nullcontext() if adapters else lora.adapters_off(self.module):
-            return [
-                compute_sequence_logprobs(
-                    self.backend.model,
-                    sequences,
-                    self.temperature,
-                    self.device,
-                    chunk_tokens=self.chunk_tokens,
-                    images=self.images,
-                    share_prompts=self.share_prompts,
-                    packed=self.rows.packed,
-                )
-                for sequences in micro_batches
-            ]
+            return [self._logprobs(sequences=sequences) for sequences in micro_batches]
 
     def compute_scores(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """The same of a reward model or a critic: scores after each trained token."""
         distributed.require_equal_counts(len(micro_batches))
         self.module.eval()
-        return [
-            compute_sequence_scores(
-                self.backend.model,
-                sequences,
-                self.device,
-                images=self.images,
-                share_prompts=self.share_prompts,
-                packed=self.rows.packed,
-            )
-            for sequences in micro_batches
-        ]
+        return [self._scores(sequences=sequences) for sequences in micro_batches]
 
     def train(
         self,
@@ -294,7 +274,7 @@ class PolicyEngine:
             CheckpointError: it was saved from another model or backend, or with deepspeed on another number of workers.
         """
         free = {"num_workers"} if self.backend.can_reshard else set()
-        saved = _require_layout(folder, {key: value for key, value in self.layout.items() if key not in free})
+        saved = require_layout(folder, {key: value for key, value in self.layout.items() if key not in free})
         self.backend.load(folder, saved["num_workers"])
         load_rng(_rng_file(folder))  # last, since loading may draw numbers
 
@@ -326,11 +306,6 @@ def _rng_file(folder: Path) -> Path:
     return folder / f"rng-{distributed.get_rank()}.pt"
 
 
-def _describe_lora(model: ModelConfig, config: LoraConfig) -> dict[str, Any]:
-    """What must be as it was for adapters to mean what they meant."""
-    return {"alpha": config.alpha, "rank": config.rank, "base": model.init_from or model.path or "tiny"}
-
-
 def _require_finite_loss(loss: float) -> None:
     if not math.isfinite(loss):
         raise TrainingError(
@@ -338,26 +313,3 @@ def _require_finite_loss(loss: float) -> None:
             seen=loss,
             action="resume from the last checkpoint with a lower optim.lr; the weights were not changed",
         )
-
-
-def _require_layout(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
-    """The layout it was saved with, when all that this one names is the same."""
-    try:
-        saved = read_json(folder / "layout.json")
-    except RunDirError as error:
-        raise CheckpointError(error.rule, seen=error.seen, action="name a folder that `save` filled") from error
-    for key, value in json.loads(json.dumps(layout)).items():
-        if saved.get(key) != value:
-            raise CheckpointError(
-                f"a checkpoint must be loaded with the {key} it was saved with ({_describe(key, saved.get(key))}, "
-                f"now {_describe(key, value)})",
-                seen=str(folder),
-                action="resume with the config of the run that saved it, or start a new run with model.init_from",
-            )
-    return saved
-
-
-def _describe(key: str, value: Any) -> str:
-    if key != "parameters" or not isinstance(value, dict):
-        return repr(value)
-    return f"{len(value)} of {sum(math.prod(shape) for shape in value.values())} numbers"

@@ -10,6 +10,7 @@ those few are let in that it writes, and no other code runs.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,8 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import PolicyConfig
+from slurm_rl.engine import distributed
 from slurm_rl.engine.shards import load_rank, load_tensors
-from slurm_rl.errors import CheckpointError
+from slurm_rl.errors import CheckpointError, RunDirError
 from slurm_rl.run_dir import read_json
 
 _FOLDER = "deepspeed"
@@ -108,3 +112,44 @@ _READERS: dict[str, Callable[[Path, int, dict[str, list[int]]], Iterator[tuple[s
     "deepspeed": _read_whole,
     "zero-3": _read_zero3,
 }
+
+
+def build_layout(module: Any, model: ModelConfig, policy: PolicyConfig) -> dict[str, Any]:
+    """What stands beside a checkpoint, and must be the same in whoever loads it."""
+    lora = model.lora
+    return {
+        "backend": policy.backend,
+        "zero_stage": policy.zero_stage if policy.backend == "deepspeed" else None,
+        "num_workers": distributed.get_world_size(),
+        # What must be as it was for adapters to mean what they meant.
+        "lora": lora and {"alpha": lora.alpha, "rank": lora.rank, "base": model.init_from or model.path or "tiny"},
+        # ZeRO-3 leaves empty parameters that remember their shape.
+        "parameters": {
+            name: list(getattr(parameter, "ds_shape", parameter.shape))
+            for name, parameter in module.named_parameters()
+            if parameter.requires_grad
+        },
+    }
+
+
+def require_layout(folder: Path, layout: dict[str, Any]) -> dict[str, Any]:
+    """The layout it was saved with, when all that this one names is the same."""
+    try:
+        saved = read_json(folder / "layout.json")
+    except RunDirError as error:
+        raise CheckpointError(error.rule, seen=error.seen, action="name a folder that `save` filled") from error
+    for key, value in json.loads(json.dumps(layout)).items():
+        if saved.get(key) != value:
+            raise CheckpointError(
+                f"a checkpoint must be loaded with the {key} it was saved with ({_describe(key, saved.get(key))}, "
+                f"now {_describe(key, value)})",
+                seen=str(folder),
+                action="resume with the config of the run that saved it, or start a new run with model.init_from",
+            )
+    return saved
+
+
+def _describe(key: str, value: Any) -> str:
+    if key != "parameters" or not isinstance(value, dict):
+        return repr(value)
+    return f"{len(value)} of {sum(math.prod(shape) for shape in value.values())} numbers"

@@ -14,8 +14,7 @@ from slurm_rl.rl.weights.transports import Direct, ObjectStore, WeightTransport
 from slurm_rl.rl.workers.base import ReferenceHolder, TrainWorker, WorkerPlace
 from slurm_rl.rl.workers.cluster import Actor, Cluster
 from slurm_rl.rl.workers.critic import Critic, CriticWorker
-from slurm_rl.rl.workers.policy_worker import PolicyWorker
-from slurm_rl.rl.workers.reference_worker import ReferenceWorker
+from slurm_rl.rl.workers.policy_worker import PolicyWorker, ReferenceWorker
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 

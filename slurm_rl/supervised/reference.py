@@ -67,27 +67,14 @@ def _write(file: Path, arrays: Sequence[FloatArray]) -> None:
 
 def load_live_reference(config: RunConfig, model_path: str, engine: PolicyEngine) -> AddReference:
     """A frozen copy of the model the run began with, whole on every rank."""
-    from slurm_rl.engine.forward import compute_sequence_logprobs
-    from slurm_rl.engine.model import load_model
-    from slurm_rl.engine.row_check import check_rows
+    from slurm_rl.engine.frozen import FrozenModel
 
-    model = load_model(model_path, config.model).to(engine.device).eval()
-    rows = check_rows(model, model.dtype, engine.device, images=engine.images, chunk_tokens=engine.chunk_tokens)
+    reference = FrozenModel(model_path, config.model, config.policy, engine.temperature, engine.device)
 
     def add(batches: MicroBatches) -> MicroBatches:
-        added = []
-        for batch in batches:
-            values = compute_sequence_logprobs(
-                model,
-                batch,
-                engine.temperature,
-                engine.device,
-                chunk_tokens=engine.chunk_tokens,
-                images=engine.images,
-                packed=rows.packed,
-            )
-            pairs = zip(batch, values, strict=True)
-            added.append([replace(sequence, ref_logprobs=array) for sequence, array in pairs])
-        return added
+        return [
+            [replace(sequence, ref_logprobs=array) for sequence, array in zip(batch, values, strict=True)]
+            for batch, values in zip(batches, reference.compute_logprobs(batches), strict=True)
+        ]
 
     return add

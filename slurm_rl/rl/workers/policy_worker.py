@@ -1,4 +1,4 @@
-"""The policy worker: one data-parallel rank of the policy engine, in a Ray actor."""
+"""One data-parallel rank of the policy, and the frozen model that its KL term is measured against, as Ray actors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from slurm_rl.math.sequences import FloatArray
 from slurm_rl.rl.algorithm.policy_loss import build_policy_loss, build_warmup_loss
 from slurm_rl.rl.weights.source import WeightSource
 from slurm_rl.rl.workers.base import EngineWorker, MicroBatches, WorkerPlace
-from slurm_rl.rl.workers.reference_worker import ReferenceModel
 
 if TYPE_CHECKING:
+    import torch
+
+    from slurm_rl.engine.frozen import FrozenModel
     from slurm_rl.engine.row_check import RowCheck
 
 
@@ -41,7 +43,7 @@ class PolicyWorker(EngineWorker, WeightSource):
             temperature=config.rollout.temperature,
             seed=config.seed,
         )
-        self.reference: ReferenceModel | None = None
+        self.reference: FrozenModel | None = None
 
     def use_optimizer(self, optim: OptimConfig) -> None:
         """Start a new stage: a fresh optimizer over the same weights."""
@@ -62,7 +64,7 @@ class PolicyWorker(EngineWorker, WeightSource):
 
     def load_reference(self, model_path: str) -> RowCheck:
         """Load the frozen model that the KL term is measured against."""
-        self.reference = ReferenceModel(model_path, self.config, self.engine.device)
+        self.reference = _load_reference(model_path, self.config, self.engine.device)
         return self.reference.rows
 
     def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
@@ -83,3 +85,33 @@ class PolicyWorker(EngineWorker, WeightSource):
     def export_model(self, folder: Path) -> None:
         """The whole model, whatever the config asks for."""
         self.engine.export(folder)
+
+
+class ReferenceWorker:
+    """The reference alone, on nodes and GPUs of its own. Runs as a Ray actor."""
+
+    def __init__(self, config: RunConfig, num_threads: int | None) -> None:
+        import torch
+
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
+        self.config = config
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    def ready(self) -> bool:
+        return True
+
+    def load_reference(self, model_path: str) -> RowCheck:
+        self.reference = _load_reference(model_path, self.config, self.device)
+        return self.reference.rows
+
+    def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        return self.reference.compute_logprobs(micro_batches)
+
+
+def _load_reference(model_path: str, config: RunConfig, device: torch.device) -> FrozenModel:
+    from slurm_rl.engine.frozen import FrozenModel
+
+    # After a warm-up the reference is what that made, whatever the policy began from.
+    model = config.model.model_copy(update={"init_from": None} if config.warmup.num_steps else {})
+    return FrozenModel(model_path, model, config.policy, config.rollout.temperature, device)
