@@ -21,9 +21,9 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from slurm_rl.errors import DataError, RewardError
+from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.protocol import RequestError, build_answer, parse_request
 from slurm_rl.rewards.queries import build_items
-from slurm_rl.rewards.stream import RewardStream
 
 _MAX_WAITING = 200_000
 """Items in the line beyond which requests are sent away (503), before memory runs out."""
@@ -35,7 +35,7 @@ _DRAIN = 8
 class ServiceState:
     """What the routes share."""
 
-    stream: RewardStream
+    pool: RewardPool
     token: str | None
     """None: everybody may ask."""
     max_body_bytes: int
@@ -46,12 +46,12 @@ class ServiceState:
 
 
 def build_app(state: ServiceState) -> FastAPI:
-    """The application; its workers are the stream's."""
+    """The application; its workers are the pool's."""
     app = FastAPI(openapi_url=None)
 
     async def health(_: Request) -> Response:
-        counts = {"scored": state.num_scored, "failed": state.num_failed, "waiting": state.stream.num_waiting}
-        if state.stream.ended.done():
+        counts = {"scored": state.num_scored, "failed": state.num_failed, "waiting": state.pool.num_waiting}
+        if state.pool.ended.done():
             return _reply(503, {"status": "ended", **counts})
         return _reply(200, {"status": "ok", **counts})
 
@@ -75,13 +75,13 @@ def build_app(state: ServiceState) -> FastAPI:
 async def _score(state: ServiceState, body: bytes) -> dict[str, Any]:
     asked = parse_request(body)
     items = build_items(asked, state.answers)
-    if state.stream.num_waiting > _MAX_WAITING:
+    if state.pool.num_waiting > _MAX_WAITING:
         raise RewardError(
             f"at most {_MAX_WAITING:,} items may wait for the workers",
-            seen=f"{state.stream.num_waiting:,}",
+            seen=f"{state.pool.num_waiting:,}",
             action="ask again later, or start the service with more workers",
         )
-    results = await asyncio.wrap_future(state.stream.submit(items))
+    results = await asyncio.wrap_future(state.pool.submit(items))
     state.num_scored += len(results)
     state.num_failed += sum(result.failure is not None for result in results)
     return build_answer(results, explain=asked.explain, failure_reward=state.failure_reward)

@@ -1,30 +1,77 @@
 """Scores completions in worker processes, so that a verifier that hangs or crashes costs one item.
 
-with RewardPool(config.reward) as pool:
-    results = pool.score(items)                               # one result an item, in order
-FailureWatch(config.reward.max_failure_rate).check(results)   # RewardError when too many failed
+    with RewardPool(config.reward) as pool:
+        results = pool.score(items)                               # one result an item, in order
+        future = pool.submit(items)                               # the same from any thread, at any time
+    FailureWatch(config.reward.max_failure_rate).check(results)   # RewardError when too many failed
+
+Items of all requests wait in one line and go to the workers in chunks as large as the line is long, because a message
+an item would cost more than most verifiers: a busy service pays for few messages and an idle one answers at once. A
+chunk that crashes or hangs does not say which item did it, so its items are run again one by one; only an item that
+fails alone is a failure. Such suspects never hold the last worker, so others are scored while each of them waits for
+its deadline. A worker that has spent its budget returns early, so slow items never look like one hung item:
+
+    budget = timeout_s / 10        deadline of a chunk = timeout_s + budget, of one item = timeout_s
+
+Every item of a chunk starts within the budget, so each had at least timeout_s when the chunk is ended.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
+import time
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from types import TracebackType
 
+from pebble import ProcessExpired
+
 from slurm_rl.config.reward import RewardConfig
-from slurm_rl.rewards.processes import VerifierProcesses
-from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rewards.scoring import Scoring
+from slurm_rl.errors import DataError, RewardError
+from slurm_rl.rewards.processes import Outcomes, VerifierProcesses
+from slurm_rl.rewards.results import Failure, RewardItem, RewardResult, build_result
 from slurm_rl.rewards.verifiers import choose_verifiers
 
 __all__ = ["RewardItem", "RewardPool", "RewardResult"]
 
 _CHUNK_SIZE = 64
+_MAX_RESTARTS = 3
+"""Broken pools in a row, without one score between them, that are put up with."""
+_BUDGET_SHARE = 1 / 10
+
+
+@dataclass(eq=False)
+class _Request:
+    items: Sequence[RewardItem]
+    results: dict[int, RewardResult] = field(default_factory=dict)
+    future: Future[list[RewardResult]] = field(default_factory=Future)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """One item of a request."""
+
+    request: _Request
+    position: int
+
+    @property
+    def item(self) -> RewardItem:
+        return self.request.items[self.position]
+
+
+@dataclass(frozen=True)
+class _Task:
+    units: list[_Unit]
+    is_suspect: bool
+    submitted_at: float
 
 
 class RewardPool:
-    """Processes that run the verifiers of `config`; a context manager. Threads that score take turns.
+    """Worker processes with a line in front of them; a context manager.
 
     Args:
         config: verifiers with their weights, number of workers, deadline of one item.
@@ -33,19 +80,39 @@ class RewardPool:
 
     def __init__(self, config: RewardConfig, table: Mapping[str, str] | None = None) -> None:
         chosen, self._weights = choose_verifiers(config, table)
-        self._config = config
         self._processes = VerifierProcesses(config.num_workers, chosen, config.start_timeout_s)
-        self._turn = threading.Lock()
+        self._num_workers, self._timeout_s = config.num_workers, config.timeout_s
+        self._budget_s = config.timeout_s * _BUDGET_SHARE
+        self._lock = threading.Lock()
+        self._waiting: deque[_Unit] = deque()
+        self._suspects: deque[_Unit] = deque()
+        self._pending: dict[Future[Outcomes], _Task] = {}
+        self._restarts = 0
+        self._cause: BaseException | None = None
+        self._is_open = False
+        self._started: Future[None] = Future()
+        self.ended: Future[None] = Future()
+        """Done when the loop has ended: with the RewardError that ended it, or with None after `__exit__`."""
+        # pebble's pool is used from one thread, the loop's, from its start to its stop.
+        self._thread = threading.Thread(target=self._run, name="reward-pool", daemon=True)
 
     def __enter__(self) -> RewardPool:
         """Start and warm the workers; RewardError when they are not up in time."""
-        self._processes.start()
+        self._thread.start()
+        self._started.result()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._processes.stop()
+        self._close()
+        self._processes.wake()
+        self._thread.join()
+
+    @property
+    def num_waiting(self) -> int:
+        """Items that no worker has begun."""
+        return len(self._waiting) + len(self._suspects)
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
         """Score items; ends in bounded time whatever the verifiers do.
@@ -57,7 +124,171 @@ class RewardPool:
             DataError: a reference answer is one that nothing could be judged by.
             RewardError: the processes kept dying without any item being scored.
         """
-        # A short batch is spread over all workers rather than given to one.
-        chunk_size = min(_CHUNK_SIZE, math.ceil(len(items) / self._config.num_workers)) or 1
-        with self._turn:
-            return Scoring(self._processes, items, self._weights, self._config.timeout_s).run(chunk_size)
+        return self.submit(items).result()
+
+    def submit(self, items: Sequence[RewardItem]) -> Future[list[RewardResult]]:
+        """Put items in the line and return at once.
+
+        Returns:
+            A future of what `score` returns, or raises.
+        """
+        request = _Request(list(items))
+        # From here on nobody can cancel it: the loop alone says how it ends.
+        request.future.set_running_or_notify_cancel()
+        if not request.items:
+            request.future.set_result([])
+            return request.future
+        with self._lock:
+            if not self._is_open:
+                request.future.set_exception(self._cause or _is_closed())
+                return request.future
+            self._waiting.extend(_Unit(request, position) for position in range(len(request.items)))
+        self._processes.wake()
+        return request.future
+
+    # ---- the loop's thread ---------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._processes.start()
+        except BaseException as error:
+            self.ended.set_result(None)
+            self._started.set_exception(error)
+            return
+        self._is_open = True
+        self._started.set_result(None)
+        try:
+            while self._is_open:
+                self._fill()
+                self._settle_next()
+        except BaseException as error:
+            self._cause = error
+        self._close()
+        self._processes.stop()
+        self._abandon(self._cause or _is_closed())
+        if self._cause is None:
+            self.ended.set_result(None)
+        else:
+            self.ended.set_exception(self._cause)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._is_open = False
+
+    def _fill(self) -> None:
+        """Give the workers what they can take: suspects one by one, the line in even chunks."""
+        # One task more than workers, so that none is idle while the next is on its way.
+        while len(self._pending) <= self._num_workers:
+            num_suspects = sum(task.is_suspect for task in self._pending.values())
+            if self._suspects and num_suspects < max(1, self._num_workers - 1):
+                self._submit(_take(self._suspects, 1), is_suspect=True)
+                continue
+            with self._lock:
+                size = min(_CHUNK_SIZE, math.ceil(len(self._waiting) / self._num_workers))
+                units = _take(self._waiting, size)
+            if not units:
+                return
+            self._submit(units, is_suspect=False)
+
+    def _submit(self, units: list[_Unit], *, is_suspect: bool) -> None:
+        units = [unit for unit in units if not unit.request.future.done()]
+        if not units:
+            return
+        deadline_s = self._timeout_s + (self._budget_s if len(units) > 1 else 0)
+        items = [unit.item for unit in units]
+        future = self._processes.submit(items, budget_s=self._budget_s, deadline_s=deadline_s)
+        self._pending[future] = _Task(units, is_suspect, time.monotonic())
+
+    def _settle_next(self) -> None:
+        """Wait for a task or a new request; keep what was scored, and line up again what was not."""
+        future = self._processes.next_done(self._patience_s())
+        if future is None:
+            self._restart()
+            return
+        task = self._pending.pop(future, None)
+        if task is None:  # a new request, or the end
+            return
+        self._restarts = 0
+        outcomes = _read_outcomes(future, len(task.units), self._timeout_s)
+        for unit, outcome in zip(task.units, outcomes, strict=False):
+            try:
+                result = build_result(unit.item, outcome, self._weights)
+            except DataError as error:
+                _finish(unit.request, error)
+                self._cancel_finished()
+            else:
+                unit.request.results[unit.position] = result
+                _finish_when_whole(unit.request)
+        left = task.units[len(outcomes) :]
+        if outcomes:  # the worker stopped early: its items are slow, and none of them is to blame
+            with self._lock:
+                self._waiting.extendleft(reversed(left))
+        else:
+            self._suspects.extend(left)
+
+    def _cancel_finished(self) -> None:
+        """End tasks for whose results nobody waits any more."""
+        for future, task in list(self._pending.items()):
+            if all(unit.request.future.done() for unit in task.units):
+                del self._pending[future]
+                future.cancel()
+
+    def _patience_s(self) -> float:
+        """How long the oldest task may still take; beyond it, pebble has lost it."""
+        oldest = next(iter(self._pending.values()), None)
+        if oldest is None:
+            return math.inf
+        # It may have waited for a worker, which was busy or being replaced.
+        limit_s = 2 * (self._timeout_s + self._budget_s) + self._processes.start_timeout_s
+        return max(0.0, oldest.submitted_at + limit_s - time.monotonic())
+
+    def _restart(self) -> None:
+        """Start new processes and submit again what had no answer; nobody is to blame yet."""
+        self._restarts += 1
+        if self._restarts > _MAX_RESTARTS:
+            raise RewardError(
+                "the reward workers must stay alive",
+                seen=f"{self._restarts} broken pools without one score between them",
+                action="look for the kernel ending processes for memory (dmesg), and give the job more",
+            )
+        self._processes.restart()
+        lost, self._pending = list(self._pending.values()), {}
+        for task in lost:
+            self._submit(task.units, is_suspect=task.is_suspect)
+
+    def _abandon(self, cause: BaseException) -> None:
+        pending = itertools.chain.from_iterable(task.units for task in self._pending.values())
+        for unit in itertools.chain(self._waiting, self._suspects, pending):
+            _finish(unit.request, cause)
+
+
+def _read_outcomes(future: Future[Outcomes], num_items: int, timeout_s: float) -> Outcomes:
+    """Return what became of the first items of a task; of none when a chunk gave no answer."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    if isinstance(error, TimeoutError):
+        failure = Failure("hang", f"no score within {timeout_s:g} s")
+    elif isinstance(error, ProcessExpired):
+        failure = Failure("crash", f"the process died with exit code {error.exitcode}")
+    else:
+        raise error
+    return [failure] if num_items == 1 else []
+
+
+def _take(line: deque[_Unit], count: int) -> list[_Unit]:
+    return [line.popleft() for _ in range(count)]
+
+
+def _finish(request: _Request, error: BaseException) -> None:
+    if not request.future.done():
+        request.future.set_exception(error)
+
+
+def _finish_when_whole(request: _Request) -> None:
+    if len(request.results) == len(request.items) and not request.future.done():
+        request.future.set_result([request.results[position] for position in range(len(request.items))])
+
+
+def _is_closed() -> RewardError:
+    return RewardError("the reward workers must be running", seen="they were stopped", action="send the items again")

@@ -9,9 +9,11 @@ A wrong completion has a score; a failure has none, and never turns into a silen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
+
+from slurm_rl.errors import DataError
 
 Verifier: TypeAlias = Callable[[str, str], float]
 """(completion text, reference answer) -> score in [0, 1]."""
@@ -58,3 +60,15 @@ class Failure:
 
     cause: FailureCause
     detail: str
+
+
+def build_result(
+    item: RewardItem, outcome: dict[str, float] | Failure | DataError, weights: Mapping[str, float]
+) -> RewardResult:
+    """The reward of one item: the weighted sum of its scores. Raises the DataError that an outcome is."""
+    if isinstance(outcome, DataError):
+        raise outcome
+    if isinstance(outcome, Failure):
+        return RewardResult(item=item, value=None, failure=outcome.cause, detail=outcome.detail)
+    value = sum(weights.get(name, 0.0) * score for name, score in outcome.items())
+    return RewardResult(item=item, value=value, parts=outcome)

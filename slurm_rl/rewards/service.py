@@ -20,8 +20,7 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, DataError, SlurmRLError
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.rewards.connections import longest_backlog
-from slurm_rl.rewards.stream import RewardStream
-from slurm_rl.rewards.verifiers import choose_verifiers
+from slurm_rl.rewards.pool import RewardPool
 
 TOKEN_VARIABLE = "SLURM_RL_REWARD_TOKEN"
 _GRACE_S = 5
@@ -59,16 +58,9 @@ def serve(
     from slurm_rl.rewards.app import ServiceState, build_app
     from slurm_rl.rewards.connections import bounded_protocol, limit_log_lines
 
-    table, weights = choose_verifiers(config)
     max_body_bytes = int(config.service.max_body_mb * 1e6)
-    with RewardStream(
-        table,
-        weights,
-        num_workers=config.num_workers,
-        timeout_s=config.timeout_s,
-        start_timeout_s=config.start_timeout_s,
-    ) as stream:
-        state = ServiceState(stream, token, max_body_bytes, failure_reward, answers)
+    with RewardPool(config) as pool:
+        state = ServiceState(pool, token, max_body_bytes, failure_reward, answers)
         settings = uvicorn.Config(
             build_app(state),
             log_level="warning",
@@ -82,14 +74,14 @@ def serve(
         )
         limit_log_lines()
         server = uvicorn.Server(settings)
-        stream.ended.add_done_callback(lambda _: setattr(server, "should_exit", True))
+        pool.ended.add_done_callback(lambda _: setattr(server, "should_exit", True))
         host, port = listener.getsockname()[:2]
         print(f"reward service at http://{host}:{port}/get_reward, {config.num_workers} workers", flush=True)
         for signum in (signal.SIGTERM, signal.SIGINT):
             # uvicorn ends in order on either, and then raises it again, against whatever was there before.
             signal.signal(signum, lambda *_: None)
         server.run(sockets=[listener])
-        error = stream.ended.exception() if stream.ended.done() else None
+        error = pool.ended.exception() if pool.ended.done() else None
     if error is not None:
         print(f"reward service: {error}", file=sys.stderr, flush=True)
     return 1 if error else 0

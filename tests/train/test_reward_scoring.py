@@ -22,8 +22,7 @@ from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.engine.model import load_tokenizer
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.rewards.model import score_all, specify_model
-from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rewards.scoring import build_result
+from slurm_rl.rewards.results import RewardItem, RewardResult, build_result
 from slurm_rl.rl.groups import Completion, Group
 from slurm_rl.rl.rollout.sampling import score_groups
 from slurm_rl.run_dir import RunDir

@@ -15,8 +15,7 @@ from slurm_rl.math.schedule import derive_seed
 from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
 from slurm_rl.math.totals import add_totals
 from slurm_rl.rewards.model import require_loadable, score_all, specify_model
-from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
-from slurm_rl.rewards.scoring import build_result
+from slurm_rl.rewards.results import Failure, RewardItem, RewardResult, build_result
 from slurm_rl.rl.algorithm.policy_loss import BatchLoss
 from slurm_rl.rl.workers.base import EngineWorker, MicroBatches, WorkerPlace
 from slurm_rl.rl.workers.nodes import find_address

@@ -1,4 +1,4 @@
-"""The endless form of the reward pool: many requests at once, none of which pays for another."""
+"""Many requests to a reward pool at once, none of which pays for another."""
 
 from __future__ import annotations
 
@@ -12,69 +12,64 @@ import pytest
 
 from slurm_rl.errors import DataError, RewardError
 from slurm_rl.rewards import processes
+from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardResult
-from slurm_rl.rewards.stream import RewardStream
-from tests.unit.rewards.reward_pool_kit import TABLE, build_items, workers
-
-
-def build_stream(num_workers: int = 2, timeout_s: float = 1.0) -> RewardStream:
-    table = {"arithmetic": TABLE["arithmetic"]}
-    return RewardStream(table, {"arithmetic": 1.0}, num_workers=num_workers, timeout_s=timeout_s, start_timeout_s=120)
+from tests.unit.rewards.reward_pool_kit import build_items, build_pool, workers
 
 
 @pytest.fixture(scope="module")
-def stream() -> Iterator[RewardStream]:
-    with build_stream() as stream:
-        yield stream
+def pool() -> Iterator[RewardPool]:
+    with build_pool() as pool:
+        yield pool
 
 
 def values(future: Future[list[RewardResult]]) -> list[float | None]:
     return [result.value for result in future.result(60)]
 
 
-def test_many_requests_at_once_get_their_own_results(stream: RewardStream) -> None:
-    futures = [stream.submit(build_items(size, {})) for size in range(100)]
+def test_many_requests_at_once_get_their_own_results(pool: RewardPool) -> None:
+    futures = [pool.submit(build_items(size, {})) for size in range(100)]
     for size, future in enumerate(futures):
         assert values(future) == [i / 1000 for i in range(size)]
-    assert stream.num_waiting == 0
+    assert pool.num_waiting == 0
 
 
-def test_only_the_guilty_fail_in_whatever_request_they_are(stream: RewardStream) -> None:
+def test_only_the_guilty_fail_in_whatever_request_they_are(pool: RewardPool) -> None:
     deeds = {3: "hang", 4: "exit", 5: "nan", 6: "raise"}
-    futures = [stream.submit(build_items(10, {i: deed})) for i, deed in deeds.items()]
+    futures = [pool.submit(build_items(10, {i: deed})) for i, deed in deeds.items()]
     causes = ["hang", "crash", "bad score", "exception"]
     for future, (i, cause) in zip(futures, zip(deeds, causes, strict=True), strict=True):
         assert {j: r.failure for j, r in enumerate(future.result(60)) if r.failure} == {i: cause}
 
 
-def test_gold_that_cannot_be_read_ends_its_own_request_alone(stream: RewardStream) -> None:
-    bad, good = stream.submit(build_items(5, {2: "bad gold"})), stream.submit(build_items(5, {}))
+def test_gold_that_cannot_be_read_ends_its_own_request_alone(pool: RewardPool) -> None:
+    bad, good = pool.submit(build_items(5, {2: "bad gold"})), pool.submit(build_items(5, {}))
     with pytest.raises(DataError, match="must be readable"):
         bad.result(60)
     assert values(good) == [i / 1000 for i in range(5)]
 
 
 def test_hung_items_leave_a_worker_for_the_others() -> None:
-    with build_stream(num_workers=2, timeout_s=1.5) as stream:
-        hung = [stream.submit(build_items(1, {0: "hang"})) for _ in range(4)]
-        late = stream.submit(build_items(20, {}))
+    with build_pool(num_workers=2, timeout_s=1.5) as pool:
+        hung = [pool.submit(build_items(1, {0: "hang"})) for _ in range(4)]
+        late = pool.submit(build_items(20, {}))
         assert values(late) == [i / 1000 for i in range(20)]
         wait(hung, 60)
         assert [future.result().pop().failure for future in hung] == ["hang"] * 4
 
 
-def test_slow_items_are_not_mistaken_for_a_hang(stream: RewardStream) -> None:
-    assert values(stream.submit(build_items(16, dict.fromkeys(range(16), "slow")))) == [0.25] * 16
+def test_slow_items_are_not_mistaken_for_a_hang(pool: RewardPool) -> None:
+    assert values(pool.submit(build_items(16, dict.fromkeys(range(16), "slow")))) == [0.25] * 16
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_workers_that_the_kernel_kills_are_replaced_and_nothing_is_lost(is_busy: bool) -> None:
-    with build_stream() as stream:
-        futures = [stream.submit(build_items(40, {0: "slow"})) for _ in range(5)] if is_busy else []
+    with build_pool() as pool:
+        futures = [pool.submit(build_items(40, {0: "slow"})) for _ in range(5)] if is_busy else []
         for process in workers():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGKILL)
-        futures.append(stream.submit(build_items(40, {1: "slow"})))
+        futures.append(pool.submit(build_items(40, {1: "slow"})))
         for future in futures:
             assert [result.failure for result in future.result(60)] in ([None] * 40, ["crash", *[None] * 39])
         assert values(futures[-1])[2:] == [i / 1000 for i in range(2, 40)]
@@ -83,18 +78,18 @@ def test_workers_that_the_kernel_kills_are_replaced_and_nothing_is_lost(is_busy:
 def test_a_pool_that_keeps_breaking_ends_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes.VerifierProcesses, "next_done", lambda self, deadline_s: None)
     monkeypatch.setattr(processes.VerifierProcesses, "restart", lambda self: None)
-    stream = build_stream()
-    with suppress(RewardError), stream:
+    pool = build_pool()
+    with suppress(RewardError), pool:
         with pytest.raises(RewardError, match="must stay alive"):
-            stream.ended.result(60)
-        with pytest.raises(RewardError, match="must be running"):
-            stream.submit(build_items(1, {})).result(60)
+            pool.ended.result(60)
+        with pytest.raises(RewardError, match="must stay alive"):
+            pool.submit(build_items(1, {})).result(60)
 
 
 def test_leaving_answers_those_who_wait_and_leaves_no_process() -> None:
     before = set(workers())
-    with build_stream(timeout_s=60) as stream:
-        future = stream.submit(build_items(3, {0: "hang", 1: "hang", 2: "hang in c"}))
+    with build_pool(timeout_s=60) as pool:
+        future = pool.submit(build_items(3, {0: "hang", 1: "hang", 2: "hang in c"}))
     with pytest.raises(RewardError, match="they were stopped"):
         future.result(0)
     assert set(workers()) == before
