@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from slurm_rl.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.functions import explain_small_group, require_file
@@ -64,26 +65,20 @@ class KLConfig(Section):
     horizon: PositiveInt = 10_000
     """Completions in which an error of 20 % or more changes the coefficient by 20 %."""
 
-    @model_validator(mode="after")
-    def _a_loss_has_a_gradient(self) -> KLConfig:
+    def problems(self) -> Iterator[str]:
         if self.coefficient > 0 and self.where == "loss" and not KL_ESTIMATORS[self.estimator].in_loss:
             fit = [name for name, row in KL_ESTIMATORS.items() if row.in_loss]
-            raise ValueError(
+            yield (
                 f"algorithm.kl.estimator must be {' or '.join(fit)} with algorithm.kl.where=loss, since the expected "
                 f"gradient of {self.estimator} is 0 whatever the distance; got {self.estimator!r}. "
                 f"Next: algorithm.kl.estimator={fit[0]}, or algorithm.kl.where=reward"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_target_needs_a_start(self) -> KLConfig:
         if self.target is not None and (self.coefficient == 0 or self.where != "reward"):
-            raise ValueError(
+            yield (
                 "algorithm.kl.target needs a KL term in the reward whose coefficient is above 0 to begin with; "
                 f"got coefficient={self.coefficient} and where={self.where!r}. "
                 "Next: algorithm.kl.coefficient=0.01 algorithm.kl.where=reward, or algorithm.kl.target=null"
             )
-        return self
 
 
 class GAEConfig(Section):
@@ -114,13 +109,9 @@ class CorrectionConfig(Section):
     high: PositiveFloat = 2.0
     """Largest ratio let through, or that a token counts with (token_tis)."""
 
-    @model_validator(mode="after")
-    def _low_is_below_high(self) -> CorrectionConfig:
+    def problems(self) -> Iterator[str]:
         if not self.low < 1 < self.high:
-            raise ValueError(
-                f"correction.low must be below 1 and correction.high above; got {self.low} and {self.high}"
-            )
-        return self
+            yield f"correction.low must be below 1 and correction.high above; got {self.low} and {self.high}"
 
 
 class FilterConfig(Section):
@@ -143,14 +134,12 @@ class FilterConfig(Section):
     def _names_a_function(cls, value: str | None) -> str | None:
         return require_file("algorithm.filters.function", value)
 
-    @model_validator(mode="after")
-    def _bounds_are_in_order(self) -> FilterConfig:
+    def problems(self) -> Iterator[str]:
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:
-            raise ValueError(
+            yield (
                 "algorithm.filters.max_tokens must be >= algorithm.filters.min_tokens, or nothing is left; "
                 f"got {self.max_tokens} < {self.min_tokens}. Next: raise max_tokens, or lower min_tokens"
             )
-        return self
 
 
 class OverlongConfig(Section):
@@ -209,21 +198,15 @@ class AlgorithmConfig(Section):
         # A user's file is looked at when a run is new, never when a saved config is read; it has no critic.
         return None if is_file(self.advantage) else ADVANTAGES[self.advantage]
 
-    @model_validator(mode="after")
-    def _group_needs_two(self) -> AlgorithmConfig:
+    def problems(self) -> Iterator[str]:
         if self.group_size < 2 and self._advantage_row is not None and self._advantage_row.needs_group:
-            raise ValueError(explain_small_group(self.advantage, self.group_size))
-        return self
-
-    @model_validator(mode="after")
-    def _equal_rewards_need_two(self) -> AlgorithmConfig:
+            yield (explain_small_group(self.advantage, self.group_size))
         for name, wanted in (
             ("dynamic_sampling_rounds", self.dynamic_sampling_rounds > 1),
             ("filters.zero_variance", self.filters.zero_variance),
         ):
             if wanted and self.group_size < 2:
-                raise ValueError(
+                yield (
                     f"algorithm.{name} compares the rewards of a group, so algorithm.group_size must be >= 2; got "
                     f"{self.group_size}. Next: set algorithm.group_size=8, or leave algorithm.{name} out"
                 )
-        return self

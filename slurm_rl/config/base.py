@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated
+from collections.abc import Collection, Iterator
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from slurm_rl.functions.load import is_file
 
@@ -41,3 +41,13 @@ class Section(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+    def problems(self) -> Iterator[str]:
+        """What no type can say: rule, value seen, next action."""
+        yield from ()
+
+    @model_validator(mode="after")
+    def _has_no_problem(self) -> Self:
+        for problem in self.problems():
+            raise ValueError(problem)
+        return self

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from slurm_rl.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.existing import check_address
@@ -165,26 +166,20 @@ class ClusterConfig(Section):
     slurm: SlurmOptions = SlurmOptions()
     """Options for sbatch."""
 
-    @model_validator(mode="after")
-    def _address_is_a_dashboard(self) -> ClusterConfig:
+    def problems(self) -> Iterator[str]:
         check_address(self)
-        return self
-
-    @model_validator(mode="after")
-    def _features_make_up_the_nodes(self) -> ClusterConfig:
         total = sum(self.node_features.values())
         if self.node_features and total != self.num_nodes:
-            raise ValueError(
+            yield (
                 f"the numbers in cluster.node_features must add up to cluster.num_nodes; got {total} and "
                 f"{self.num_nodes}. Next: set cluster.num_nodes={total}"
             )
         if self.node_features and self.launcher != "slurm":
-            raise ValueError(
+            yield (
                 f"cluster.node_features needs cluster.launcher=slurm, which gives nodes features; got {self.launcher}"
             )
         if self.node_features and self.slurm.constraint:
-            raise ValueError(
+            yield (
                 f"cluster.node_features makes --constraint; got cluster.slurm.constraint={self.slurm.constraint!r} "
                 "beside it. Next: leave one out"
             )
-        return self

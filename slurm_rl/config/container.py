@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, model_validator
+from pydantic import BeforeValidator
 
 from slurm_rl.config.base import PositiveInt, Section, one_of
 from slurm_rl.config.runtimes import RUNTIMES
@@ -34,14 +35,12 @@ class MountConfig(Section):
     read_only: bool = False
     """The container cannot write there."""
 
-    @model_validator(mode="after")
-    def _paths_are_absolute(self) -> MountConfig:
+    def problems(self) -> Iterator[str]:
         for name, path in (("source", self.source), ("target", self.target)):
             if not path.startswith("/"):
-                raise ValueError(f"the {name} of a mount is an absolute path; got {path!r}")
+                yield f"the {name} of a mount is an absolute path; got {path!r}"
             if not path.isprintable():
-                raise ValueError(f"the {name} of a mount has no line break or control character; got {path!r}")
-        return self
+                yield f"the {name} of a mount has no line break or control character; got {path!r}"
 
 
 class ContainerConfig(Section):
@@ -67,26 +66,24 @@ class ContainerConfig(Section):
     extra_args: tuple[str, ...] = ()
     """Further arguments of the runtime (pyxis: of srun), one a list item, e.g. --device=/dev/infiniband."""
 
-    @model_validator(mode="after")
-    def _image_and_runtime_go_together(self) -> ContainerConfig:
+    def problems(self) -> Iterator[str]:
         if (self.runtime == "none") != (not self.image):
-            raise ValueError(
+            yield (
                 f"container.image and container.runtime go together; got image {self.image!r} and runtime "
                 f"{self.runtime!r}. Next: set both, or neither"
             )
         if self.image is not None and self.image.startswith("-"):
-            raise ValueError(f"container.image is a path or a reference; got {self.image!r}, which reads as an option")
+            yield f"container.image is a path or a reference; got {self.image!r}, which reads as an option"
         if self.shm_size_gb is not None and not RUNTIMES[self.runtime].own_shm:
             able = " and ".join(name for name, row in RUNTIMES.items() if row.own_shm)
-            raise ValueError(
+            yield (
                 f"container.shm_size_gb is for {able}; got runtime {self.runtime!r}, where /dev/shm is "
                 "the host's. Next: container.shm_size_gb=null"
             )
         if self.setup and self.runtime == "none":
-            raise ValueError(
+            yield (
                 f"container.setup needs a container; got {list(self.setup)} with container.runtime=none. "
                 "Next: use cluster.setup"
             )
         if self.workdir is not None and not self.workdir.startswith("/"):
-            raise ValueError(f"container.workdir is an absolute path in the container; got {self.workdir!r}")
-        return self
+            yield f"container.workdir is an absolute path in the container; got {self.workdir!r}"

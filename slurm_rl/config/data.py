@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from slurm_rl.config.base import NonNegativeInt, PositiveInt, Section
 
@@ -63,11 +64,9 @@ class DataConfig(Section):
     largest_addend: PositiveInt = 99
     """For `addition`: both numbers run from 0 to this."""
 
-    @model_validator(mode="after")
-    def _variables_need_the_template(self) -> DataConfig:
+    def problems(self) -> Iterator[str]:
         if self.chat_template_kwargs and not self.chat_template:
-            raise ValueError(
+            yield (
                 "data.chat_template_kwargs needs data.chat_template=true, which alone reads it; got "
                 f"{self.chat_template_kwargs}. Next: data.chat_template=true, or leave it out"
             )
-        return self

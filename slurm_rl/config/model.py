@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field
 
 from slurm_rl.config.base import PositiveFloat, PositiveInt, Section
 from slurm_rl.errors import ConfigError
@@ -31,23 +31,17 @@ class TinyVLConfig(Section):
     context_length: PositiveInt = 1024
     """Longest sequence, prompt and completion together, in tokens; an image of 56 x 56 pixels is 4."""
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> TinyVLConfig:
+    def problems(self) -> Iterator[str]:
         if self.hidden_size % (32 * self.num_heads):
             # Rotary positions of three axes share the head, and kernels want a head of a multiple of 32.
-            raise ValueError(
-                f"hidden_size must be a multiple of 32 * num_heads; got {self.hidden_size} and {self.num_heads}"
-            )
+            yield f"hidden_size must be a multiple of 32 * num_heads; got {self.hidden_size} and {self.num_heads}"
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads must be a multiple of num_kv_heads; got {self.num_heads} and {self.num_kv_heads}"
-            )
+            yield f"num_heads must be a multiple of num_kv_heads; got {self.num_heads} and {self.num_kv_heads}"
         if self.vision_hidden_size % (4 * self.num_heads):
-            raise ValueError(
+            yield (
                 "vision_hidden_size must be a multiple of 4 * num_heads; "
                 f"got {self.vision_hidden_size} and {self.num_heads}"
             )
-        return self
 
 
 def _on_cpu(value: object) -> Callable[[object], object]:
@@ -84,17 +78,11 @@ class TinyModelConfig(Section):
     context_length: PositiveInt = 64
     """Longest sequence, prompt and completion together, in tokens."""
 
-    @model_validator(mode="after")
-    def _heads_divide(self) -> TinyModelConfig:
+    def problems(self) -> Iterator[str]:
         if self.hidden_size % self.num_heads:
-            raise ValueError(
-                f"hidden_size must be a multiple of num_heads; got {self.hidden_size} and {self.num_heads}"
-            )
+            yield f"hidden_size must be a multiple of num_heads; got {self.hidden_size} and {self.num_heads}"
         if self.num_heads % self.num_kv_heads:
-            raise ValueError(
-                f"num_heads must be a multiple of num_kv_heads; got {self.num_heads} and {self.num_kv_heads}"
-            )
-        return self
+            yield f"num_heads must be a multiple of num_kv_heads; got {self.num_heads} and {self.num_kv_heads}"
 
 
 class LoraConfig(Section):
@@ -112,11 +100,9 @@ class LoraConfig(Section):
     export: Literal["merged", "adapter"] = "merged"
     """What the run leaves: a whole model with the adapters merged in, or the adapters alone as peft loads them."""
 
-    @model_validator(mode="after")
-    def _targets_something(self) -> LoraConfig:
+    def problems(self) -> Iterator[str]:
         if not self.target_modules:
-            raise ValueError("target_modules must name a linear layer; got []. Next: target_modules=all-linear")
-        return self
+            yield "target_modules must name a linear layer; got []. Next: target_modules=all-linear"
 
     @property
     def scaling(self) -> float:
@@ -154,25 +140,19 @@ class ModelConfig(Section):
     lora: LoraConfig | None = None
     """Train adapters in place of the weights (+lora=all_linear); null trains all weights."""
 
-    @model_validator(mode="after")
-    def _one_source(self) -> ModelConfig:
+    def problems(self) -> Iterator[str]:
         # None of them is for slurm_rl/config/reads.py, which asks for everything at once.
         if [self.path, self.tiny, self.tiny_vl].count(None) < 2:
-            raise ValueError(
+            yield (
                 "one of model.path, model.tiny and model.tiny_vl alone must be set; "
                 f"got path={self.path!r}, tiny={'set' if self.tiny else 'null'} "
                 f"and tiny_vl={'set' if self.tiny_vl else 'null'}. Next: model=hf model.path=..., to load a model"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _pixels_are_in_order(self) -> ModelConfig:
         if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
-            raise ValueError(
+            yield (
                 f"model.min_pixels must be <= model.max_pixels; got {self.min_pixels} > {self.max_pixels}. "
                 "Next: lower model.min_pixels, or raise model.max_pixels"
             )
-        return self
 
     def require_tiny(self) -> TinyModelConfig:
         if self.tiny is None:

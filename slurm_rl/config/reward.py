@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal, Self
+from collections.abc import Iterator
+from typing import Final, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from slurm_rl.config.base import Fraction, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.functions import require_file
@@ -72,14 +73,12 @@ class RewardModelConfig(Section):
     def beside_critic(self) -> bool:
         return self.path is not None and self.device == "critic"
 
-    @model_validator(mode="after")
-    def _a_model_is_normalized(self) -> Self:
+    def problems(self) -> Iterator[str]:
         if self.normalize and self.path is None:
-            raise ValueError(
+            yield (
                 "reward.model.normalize is for reward.model.path, whose scores were measured; got path=null. "
                 "Next: name the model, or in its service: reward-server reward.model.normalize=true"
             )
-        return self
 
 
 class RewardConfig(Section):
@@ -135,8 +134,7 @@ class RewardConfig(Section):
                 raise ValueError(f"reward.url must be http://host:port/path, or several with commas; got {url!r}")
         return value
 
-    @model_validator(mode="after")
-    def _one_place_to_score(self) -> RewardConfig:
+    def problems(self) -> Iterator[str]:
         chosen = {
             "reward.function": self.function is not None,
             "reward.model.path": self.model.path is not None,
@@ -144,23 +142,18 @@ class RewardConfig(Section):
         }
         names = [name for name, is_chosen in chosen.items() if is_chosen]
         if len(names) > 1:
-            raise ValueError(f"one of them makes the whole reward, so set one alone; got {' and '.join(names)}")
+            yield f"one of them makes the whole reward, so set one alone; got {' and '.join(names)}"
         if self.url is not None and self.service.enabled:
-            raise ValueError(
+            yield (
                 "reward.url names services outside of the run, so reward.service.enabled would have no effect. "
                 "Next: unset one of the two"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_test_ends_before_its_item(self) -> Self:
         longest = CODE_SHARE * self.timeout_s
         if "code" in self.verifiers and self.code.test_timeout_s > longest:
-            raise ValueError(
+            yield (
                 f"code.test_timeout_s must be at most {CODE_SHARE:g} x timeout_s = {longest:g}, "
                 f"got {self.code.test_timeout_s:g}: set reward.timeout_s={self.code.test_timeout_s / CODE_SHARE:g}"
             )
-        return self
 
 
 def split_urls(value: str | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -112,56 +113,52 @@ class RunConfig(Section):
             return None
         return "sequence_mask" if find_loss(self.algorithm.loss).per_sequence else "token_tis"
 
-    @model_validator(mode="after")
-    def _sequences_fit_the_context(self) -> RunConfig:
+    def problems(self) -> Iterator[str]:
+        yield from self._task_problems()
+        yield from self._critic_problems()
+        yield from self._sampling_problems()
+        yield from self._machine_problems()
+        yield from self._transfer_problems()
+
+    def _task_problems(self) -> Iterator[str]:
         tiny, name = self.model.tiny or self.model.tiny_vl, "tiny" if self.model.tiny else "tiny_vl"
-        if self.external is not None:
-            return self  # its program checks its own
-        if self.task != "grpo":
-            if tiny is not None and self.supervised.max_tokens > tiny.context_length:
-                raise ValueError(
-                    f"supervised.max_tokens must be <= model.{name}.context_length; got "
-                    f"{self.supervised.max_tokens} > {tiny.context_length}. Next: lower it, or raise the context"
-                )
-            return self
         longest = self.data.max_prompt_tokens + self.rollout.max_tokens
-        if tiny is not None and longest > tiny.context_length:
-            raise ValueError(
+        if tiny is None or self.external is not None:
+            pass  # not known here, or an external program's own affair
+        elif self.task == "grpo" and longest > tiny.context_length:
+            yield (
                 f"data.max_prompt_tokens + rollout.max_tokens must be <= model.{name}.context_length; got "
                 f"{self.data.max_prompt_tokens} + {self.rollout.max_tokens} > {tiny.context_length}. "
                 "Next: shorten either, or raise the context"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _patience_needs_evaluations(self) -> RunConfig:
+        elif self.task != "grpo" and self.supervised.max_tokens > tiny.context_length:
+            yield (
+                f"supervised.max_tokens must be <= model.{name}.context_length; got "
+                f"{self.supervised.max_tokens} > {tiny.context_length}. Next: lower it, or raise the context"
+            )
         if self.supervised.patience is not None and not (self.eval.every and self.data.num_eval):
-            raise ValueError(
+            yield (
                 "supervised.patience counts evaluations, so it needs eval.every and data.num_eval above 0; got "
                 f"{self.eval.every} and {self.data.num_eval}. Next: set both, or supervised.patience=null"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _reward_models_read_text(self) -> RunConfig:
         if self.task == "rm" and self.data.image_key is not None:
-            raise ValueError(
+            yield (
                 f"data.image_key is not for task=rm, whose models read text alone; got {self.data.image_key!r}. "
                 "Next: data.image_key=null"
             )
-        return self
+        if (self.external is None) != (self.task in OUR_TASKS):
+            has, words = ("none", "external=verl") if self.external is None else ("one", "task=command")
+            yield (
+                f"the tasks {', '.join(EXTERNAL_TASKS)}, and they alone, have a section external; got "
+                f"task={self.task} with {has}. Next: {words}, or an experiment that says both"
+            )
 
-    @model_validator(mode="after")
-    def _the_critic_learns_while_the_policy_still_can(self) -> RunConfig:
+    def _critic_problems(self) -> Iterator[str]:
         if self.algorithm.needs_values and self.critic.warmup_steps >= self.trainer.num_steps:
-            raise ValueError(
+            yield (
                 "critic.warmup_steps must be < trainer.num_steps, or the policy never learns; got "
                 f"{self.critic.warmup_steps} and {self.trainer.num_steps}. Next: lower critic.warmup_steps"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _who_stands_with_the_critic_has_one(self) -> RunConfig:
         wanted = {
             "critic.apart": self.critic.apart,
             "critic.num_workers": self.critic.num_workers,
@@ -169,124 +166,81 @@ class RunConfig(Section):
         }
         for name, value in wanted.items():
             if value and not (self.task == "grpo" and self.algorithm.needs_values):
-                raise ValueError(
+                yield (
                     f"{name} needs a critic, which algorithm.advantage=gae trains; got "
                     f"{self.algorithm.advantage!r} with task={self.task}. Next: +algorithm=ppo, or leave it out"
                 )
         if self.reward.model.beside_critic and (self.reward.url or self.reward.service.enabled or self.reward.function):
-            raise ValueError(
+            yield (
                 "reward.model.device=critic scores in the run itself, without reward.url, reward.function and "
                 "reward.service.enabled. Next: leave these out, or reward.model.device=cpu"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _dynamic_sampling_is_synchronous(self) -> RunConfig:
+    def _sampling_problems(self) -> Iterator[str]:
         rounds, staleness = self.algorithm.dynamic_sampling_rounds, self.rollout.max_staleness
         if rounds > 1 and staleness > 0:
-            raise ValueError(
+            yield (
                 "algorithm.dynamic_sampling_rounds must be 1 when rollout.max_staleness is above 0, since which "
                 f"prompts are needed is known only in the step; got {rounds} and {staleness}. "
                 "Next: rollout.max_staleness=0, or algorithm.dynamic_sampling_rounds=1"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _a_bent_distribution_has_no_kl(self) -> RunConfig:
         rollout, coefficient = self.rollout, self.algorithm.kl.coefficient
         if rollout.bends_distribution and coefficient > 0:
-            raise ValueError(
+            yield (
                 "a KL term needs completions sampled from the policy itself, so rollout.top_p=1, top_k=0, min_p=0 and "
                 f"repetition_penalty=1; got {rollout.top_p}, {rollout.top_k}, {rollout.min_p}, "
                 f"{rollout.repetition_penalty} and algorithm.kl.coefficient={coefficient}. "
                 "Next: leave these out, or algorithm.kl.coefficient=0"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _node_features_are_named(self) -> RunConfig:
-        known = list(self.cluster.node_features)
-        for role in ("policy", "reference", "rollout"):
-            feature = getattr(self, role).node_feature
-            if feature is not None and feature not in known:
-                raise ValueError(
-                    f"{role}.node_feature must be one of cluster.node_features; got {feature!r}, "
-                    f"known: {', '.join(known) or 'none'}"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _spare_nodes_are_alike(self) -> RunConfig:
-        if self.cluster.node_features and self.job.num_spare_nodes:
-            raise ValueError(
-                "job.num_spare_nodes must be 0 with cluster.node_features, since a spare cannot be of every kind; "
-                f"got {self.job.num_spare_nodes}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _a_reference_is_needed(self) -> RunConfig:
         if self.reference.num_workers is not None and self.algorithm.kl.coefficient == 0:
-            raise ValueError(
+            yield (
                 "reference.num_workers needs algorithm.kl.coefficient > 0, which alone asks the reference; got 0. "
                 "Next: reference.num_workers=null"
             )
         if self.reference.node_feature is not None and self.reference.num_workers is None:
-            raise ValueError(
+            yield (
                 "reference.node_feature needs reference.num_workers, since without it the policy's processes hold the "
                 f"reference; got node_feature={self.reference.node_feature!r}"
             )
-        return self
 
-    @model_validator(mode="after")
-    def _an_external_task_has_its_program(self) -> RunConfig:
-        if (self.external is None) != (self.task in OUR_TASKS):
-            has, words = ("none", "external=verl") if self.external is None else ("one", "task=command")
-            raise ValueError(
-                f"the tasks {', '.join(EXTERNAL_TASKS)}, and they alone, have a section external; got "
-                f"task={self.task} with {has}. Next: {words}, or an experiment that says both"
+    def _machine_problems(self) -> Iterator[str]:
+        known = list(self.cluster.node_features)
+        for role in ("policy", "reference", "rollout"):
+            feature = getattr(self, role).node_feature
+            if feature is not None and feature not in known:
+                yield (
+                    f"{role}.node_feature must be one of cluster.node_features; got {feature!r}, "
+                    f"known: {', '.join(known) or 'none'}"
+                )
+        if self.cluster.node_features and self.job.num_spare_nodes:
+            yield (
+                "job.num_spare_nodes must be 0 with cluster.node_features, since a spare cannot be of every kind; "
+                f"got {self.job.num_spare_nodes}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _an_existing_cluster_can_do_it(self) -> RunConfig:
         check_existing_cluster(self)
-        return self
-
-    @model_validator(mode="after")
-    def _accelerator_matches_gpus(self) -> RunConfig:
         cluster = self.cluster
         if (cluster.accelerator == "cpu") != (cluster.gpus_per_node == 0):
-            raise ValueError(
+            yield (
                 "cluster.gpus_per_node must be 0 on accelerator 'cpu' and above 0 elsewhere; "
                 f"got {cluster.gpus_per_node} on {cluster.accelerator!r}"
             )
-        return self
+        if self.model.attention == "flash_attention_2" and self.cluster.accelerator == "cpu":
+            yield "model.attention=flash_attention_2 needs a GPU; got accelerator 'cpu'. Next: model.attention=sdpa"
 
-    @model_validator(mode="after")
-    def _transfer_fits_the_machines(self) -> RunConfig:
+    def _transfer_problems(self) -> Iterator[str]:
         transfer = self.rollout.weight_transfer
         if transfer in ("nccl", "ipc") and self.cluster.accelerator == "cpu":
-            raise ValueError(
+            yield (
                 f"rollout.weight_transfer={transfer} needs GPUs; got accelerator 'cpu'. "
                 "Next: rollout.weight_transfer=auto"
             )
         if transfer == "gloo" and self.cluster.accelerator != "cpu":
-            raise ValueError(
+            yield (
                 "rollout.weight_transfer=gloo is for accelerator 'cpu'; "
                 f"got {self.cluster.accelerator!r}. Next: rollout.weight_transfer=auto"
             )
         if self.rollout.transfers_directly and self.model.lora is not None:
-            raise ValueError(
+            yield (
                 "rollout.weight_transfer must be auto with model.lora, whose adapters are small and travel alone; "
                 f"got {transfer}. Next: rollout.weight_transfer=auto"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _flash_attention_needs_a_gpu(self) -> RunConfig:
-        if self.model.attention == "flash_attention_2" and self.cluster.accelerator == "cpu":
-            raise ValueError(
-                "model.attention=flash_attention_2 needs a GPU; got accelerator 'cpu'. Next: model.attention=sdpa"
-            )
-        return self

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from slurm_rl.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.tables import DPO_LOSSES, DivergenceName, DPOLossName
@@ -66,35 +67,29 @@ class DPOConfig(Section):
     """The policy as the run finds it: its logprobs of all rows computed once and kept in the run directory; a second
     model in memory that computes them in each step; or none (reference-free)."""
 
-    @model_validator(mode="after")
-    def _smoothing_is_read(self) -> DPOConfig:
+    def problems(self) -> Iterator[str]:
         row = DPO_LOSSES[self.loss]
         if self.label_smoothing > 0 and not row.smoothed:
             readers = sorted(name for name, other in DPO_LOSSES.items() if other.smoothed)
-            raise ValueError(
+            yield (
                 f"dpo.label_smoothing is for dpo.loss={', '.join(readers)}; got {self.label_smoothing} with "
                 f"{self.loss!r}. Next: dpo.label_smoothing=0"
             )
         if self.label_smoothing == 0 and row.needs_smoothing:
-            raise ValueError(
+            yield (
                 f"dpo.loss={self.loss} needs dpo.label_smoothing > 0, whose logarithm it takes; got 0. "
                 "Next: dpo.label_smoothing=1e-3, as the paper has it"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _what_cancels_in_the_difference_needs_it(self) -> DPOConfig:
         wanted = {"dpo.divergence": self.divergence != "reverse_kl", "dpo.reference=none": self.reference == "none"}
         for name, is_wanted in wanted.items():
             if is_wanted and DPO_LOSSES[self.loss].absolute:
-                raise ValueError(
+                yield (
                     f"{name} adds to both answers what only their difference cancels, which dpo.loss={self.loss} does "
                     f"not take; got divergence={self.divergence!r} and reference={self.reference!r}. "
                     "Next: dpo.loss=sigmoid, or divergence=reverse_kl with a reference"
                 )
         if all(wanted.values()):
-            raise ValueError(
+            yield (
                 f"dpo.divergence={self.divergence} is a distance to a reference; got dpo.reference=none. "
                 "Next: dpo.reference=cached, or dpo.divergence=reverse_kl"
             )
-        return self

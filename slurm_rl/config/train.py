@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from slurm_rl.config.base import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.engine_args import check_not_ours
@@ -37,15 +38,13 @@ class PolicyConfig(Section):
     node_feature: str | None = None
     """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
 
-    @model_validator(mode="after")
-    def _stage_can_offload(self) -> PolicyConfig:
+    def problems(self) -> Iterator[str]:
         least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
         if self.backend == "deepspeed" and self.zero_stage < least:
-            raise ValueError(
+            yield (
                 f"policy.offload={self.offload} needs policy.zero_stage >= {least} with deepspeed; "
                 f"got zero_stage={self.zero_stage}. Next: policy.zero_stage={least}, or policy.backend=fsdp2"
             )
-        return self
 
 
 class ReferenceConfig(Section):
@@ -136,54 +135,40 @@ class RolloutConfig(Section):
         check_not_ours(value)
         return value
 
-    @model_validator(mode="after")
-    def _transfer_fits_the_placement(self) -> RolloutConfig:
+    def problems(self) -> Iterator[str]:
         wrong = {"nccl": self.colocate, "ipc": not self.colocate}.get(self.weight_transfer, False)
         if wrong:
-            raise ValueError(
+            yield (
                 "rollout.weight_transfer=nccl needs engines with GPUs of their own, and ipc needs colocated ones; "
                 f"got {self.weight_transfer} with colocate={self.colocate}. Next: rollout.weight_transfer=auto"
             )
         if self.transfers_directly and self.max_staleness > 0:
-            raise ValueError(
+            yield (
                 "rollout.weight_transfer must be ray with rollout.max_staleness above 0, or the policy would wait for "
                 f"engines that are sampling; got {self.weight_transfer} and {self.max_staleness}. "
                 "Next: rollout.weight_transfer=ray"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _shared_gpus_take_turns(self) -> RolloutConfig:
         if self.colocate and self.max_staleness > 0:
-            raise ValueError(
+            yield (
                 "rollout.max_staleness must be 0 with rollout.colocate, since engines sleep while the policy trains; "
                 f"got {self.max_staleness}. Next: rollout.max_staleness=0, or rollout.colocate=false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _continuous_runs_ahead(self) -> RolloutConfig:
         if self.continuous and self.max_staleness == 0:
-            raise ValueError(
+            yield (
                 "rollout.continuous needs rollout.max_staleness >= 1, since engines of a synchronous loop have nothing "
                 "to go on with; got 0. Next: rollout.max_staleness=1, or rollout.continuous=false"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _replay_is_a_dump(self) -> RolloutConfig:
         if self.replay is not None and not any(Path(self.replay).glob("step-*.jsonl")):
-            raise ValueError(
+            yield (
                 f"rollout.replay must name a folder with step-*.jsonl, as rollout.dump=true writes; got {self.replay!r}"
                 ". Next: name <run>/rollouts of a run with rollout.dump=true, or rollout.replay=null"
             )
         if self.replay is not None and (self.dump or self.max_staleness > 0):
-            raise ValueError(
+            yield (
                 "rollout.replay goes without rollout.dump, whose folder would hold the same, and without sampling "
                 f"ahead; got dump={self.dump}, max_staleness={self.max_staleness} and replay={self.replay!r}. "
                 "Next: rollout.dump=false rollout.max_staleness=0"
             )
-        return self
 
 
 class OptimConfig(Section):
@@ -237,14 +222,12 @@ class TrainerConfig(Section):
         """Optimizer steps made of one step's completions."""
         return self.num_minibatches * self.num_epochs
 
-    @model_validator(mode="after")
-    def _minibatches_divide(self) -> TrainerConfig:
+    def problems(self) -> Iterator[str]:
         if self.prompts_per_step % self.num_minibatches:
-            raise ValueError(
+            yield (
                 f"trainer.prompts_per_step must be a multiple of trainer.num_minibatches; "
                 f"got {self.prompts_per_step} and {self.num_minibatches}"
             )
-        return self
 
 
 class EvalConfig(Section):
