@@ -19,11 +19,12 @@ from pathlib import Path
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, DataError, SlurmRLError
 from slurm_rl.node.processes import die_with_parent
-from slurm_rl.rewards.connections import longest_backlog
 from slurm_rl.rewards.pool import RewardPool
+from slurm_rl.strangers import at_most
 
 TOKEN_VARIABLE = "SLURM_RL_REWARD_TOKEN"
 _GRACE_S = 5
+_LONGEST_BACKLOG, _BACKLOG_SHARE = 2048, 4
 
 
 def main(words: list[str] | None = None) -> int:
@@ -56,7 +57,7 @@ def serve(
     import uvicorn
 
     from slurm_rl.rewards.app import ServiceState, build_app
-    from slurm_rl.rewards.connections import bounded_protocol, limit_log_lines
+    from slurm_rl.rewards.connections import BoundedProtocol, limit_log_lines
 
     max_body_bytes = int(config.service.max_body_mb * 1e6)
     with RewardPool(config) as pool:
@@ -66,9 +67,9 @@ def serve(
             log_level="warning",
             access_log=False,
             lifespan="off",
-            http=bounded_protocol(),
+            http=BoundedProtocol,
             ws="none",
-            backlog=longest_backlog(),
+            backlog=_longest_backlog(),
             timeout_keep_alive=75,
             timeout_graceful_shutdown=_GRACE_S,
         )
@@ -95,7 +96,7 @@ def listen(host: str, port: int) -> socket.socket:
         # A service that was just ended leaves connections in TIME_WAIT, which are in nobody's way.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-        listener.listen(longest_backlog())
+        listener.listen(_longest_backlog())
     except (OSError, OverflowError) as error:
         listener.close()
         raise ConfigError(
@@ -104,6 +105,11 @@ def listen(host: str, port: int) -> socket.socket:
             action="choose another --host or --port",
         ) from None
     return listener
+
+
+def _longest_backlog() -> int:
+    """All that wait to be accepted may be accepted at once, before any can be turned away."""
+    return at_most(_LONGEST_BACKLOG, share=_BACKLOG_SHARE)
 
 
 def read_token(path: Path | None) -> str:

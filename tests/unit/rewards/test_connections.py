@@ -16,7 +16,7 @@ import uvicorn
 
 from slurm_rl.rewards import connections
 from slurm_rl.rewards.client import RewardClient
-from slurm_rl.rewards.connections import bounded_protocol
+from slurm_rl.rewards.connections import BoundedProtocol
 from tests.flood import flood, have_all_come, memory_mb
 from tests.unit.rewards.service_kit import build_items, odd_config, start_services
 
@@ -82,7 +82,7 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
-    settings = uvicorn.Config(answer, http=bounded_protocol(), lifespan="off", log_level="error")
+    settings = uvicorn.Config(answer, http=BoundedProtocol, lifespan="off", log_level="error")
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
