@@ -22,7 +22,7 @@ from slurm_rl.config.env_values import no_secrets_in_configs
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.functions import with_absolute_files
 from slurm_rl.config.paths import expand_user
-from slurm_rl.config.reads import check_reads, check_required
+from slurm_rl.config.reads import check_reads, check_required, check_sampling
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.words import normalise_words
 from slurm_rl.errors import ConfigError
@@ -151,6 +151,7 @@ def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:
         return config
     check_required(config)
     check_reads(config)
+    check_sampling(config)
     return with_absolute_files(config)
 
 

@@ -1,25 +1,23 @@
 """What a task must be given, and which keys it reads. Pure.
 
-What it does not read is refused, so that nothing is set without effect.
+What it does not read is refused, so that nothing is set without effect. All of it is asked of new runs alone: one that
+began goes on as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from slurm_rl.config.base import Section
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS, TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
 
-if TYPE_CHECKING:
-    from slurm_rl.config.run import RunConfig
-
-
-EVERY_TASK = ("name", "run_dir", "seed", "task", "cluster", "container", "job", "ray", "checkpoint", "logging")
+EVERY_TASK = ("name", "run_dir", "task", "cluster", "container", "job", "ray")
 """Keys of the run itself, and of machines, which stay the same whatever is run on them."""
 READERS: Final[dict[str, tuple[str, ...]]] = {
+    "seed": OUR_TASKS,
     "model": OUR_TASKS,
     # Filled in for every task, by the accelerator.
     "model.dtype": (*OUR_TASKS, *EXTERNAL_TASKS),
@@ -47,6 +45,11 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     "eval": OUR_TASKS,
     "eval.greedy": ("grpo",),
     "eval.num_samples": ("grpo",),
+    "checkpoint": OUR_TASKS,
+    # Where MaxText's run of `export xpk` keeps its own.
+    "checkpoint.url": (*OUR_TASKS, *EXTERNAL_TASKS),
+    "logging": OUR_TASKS,
+    "logging.samples_per_step": ("grpo",),
     "external": EXTERNAL_TASKS,
 }
 """Section, or one key of it, to the tasks that read it; the longer name counts."""
@@ -141,3 +144,20 @@ def check_required(config: RunConfig) -> None:
 def _join(names: dict[str, str]) -> str:
     *most, last = names
     return f"{', '.join(most)} and {last}" if most else last
+
+
+def check_sampling(config: RunConfig) -> None:
+    """Raise ConfigError for a sampler that is another distribution than the policy while nothing corrects for it.
+
+    The ratio of policy to sampler then begins below 1 or above for each token that the sampler favours, so clipping
+    and gradient are of the cut and not of what the policy learns.
+    """
+    rollout = config.rollout
+    if config.external is None and rollout.bends_distribution and config.algorithm.correction.kind is None:
+        raise ConfigError(
+            "algorithm.correction.kind must not be null with rollout.top_p, top_k, min_p or repetition_penalty, which "
+            "make the sampler another distribution than the policy",
+            seen=f"null with top_p={rollout.top_p}, top_k={rollout.top_k}, min_p={rollout.min_p} and "
+            f"repetition_penalty={rollout.repetition_penalty}",
+            action="set algorithm.correction.kind=auto, or leave these out",
+        )

@@ -38,17 +38,20 @@ def expected_versions(accelerator: AcceleratorKind, task: str, attention: str) -
 
     Args:
         accelerator: of the nodes.
-        task: of the config; one that is not ours runs in its own image, of whose versions it knows best.
+        task: of the config; one that is not ours runs in its own image, of whose versions it knows best. What we need
+            there is the Ray cluster that the node agent starts.
         attention: of the model.
     """
-    parts = _PARTS[accelerator]
     if TASKS[task].is_external:
-        # The node agent's Python, and the Ray cluster that it starts.
-        return {"python": PYTHON.partition(",")[0], "ray": "", **parts}
+        return {"ray": ""}
     flash = {"flash-attn": ""} if attention == "flash_attention_2" else {}
     absent = _UNDER_RAY if TASKS[task].under_torchrun else set()
     packages = {**_TRAIN, **_EXTRAS[accelerator], **flash}
-    return {"python": PYTHON, **{name: packages[name] for name in packages if name not in absent}, **parts}
+    return {
+        "python": PYTHON,
+        **{name: packages[name] for name in packages if name not in absent},
+        **_PARTS[accelerator],
+    }
 
 
 def satisfies(version: str, conditions: str) -> bool:

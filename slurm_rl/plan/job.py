@@ -7,16 +7,22 @@ agent reads it with the standard library alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from slurm_rl.errors import RunDirError
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
 from slurm_rl.plan.debug import debug_env
 from slurm_rl.plan.expected import expected_versions
-from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_heads, choose_tensor_parallel_size
+from slurm_rl.plan.layout import (
+    LayoutPlan,
+    build_layout,
+    check_context,
+    check_heads,
+    choose_tensor_parallel_size,
+)
 from slurm_rl.plan.memory import ModelShape
-from slurm_rl.plan.sampling import check_sampling
+from slurm_rl.plan.sbatch import build_sbatch_options
 from slurm_rl.plan.secrets import secret_names
 from slurm_rl.plan.task import (
     ExternalPlan,
@@ -158,26 +164,19 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     Raises:
         ConfigError: the layout is impossible; the message holds both numbers.
     """
-    cluster = config.cluster
+    cluster, job = config.cluster, config.job
     on_slurm = cluster.launcher == "slurm"
     # Machines of one run are alike.
     cpus = cluster.cpus_per_node or (facts.num_cpus if cluster.launcher in ("local", "machines") else None)
     # What an external program places, and with which model, is its own affair.
     shape = None if config.external else facts.model_shape
-    check_sampling(config)
     check_context(config, shape)
     check_heads(config, shape)
-    under_torchrun = config.task in TORCHRUN_TASKS
-    tensor_parallel_size = 1 if under_torchrun else choose_tensor_parallel_size(config, shape)
-    demand = _demand(config, cpus, tensor_parallel_size)
-    actors = () if config.external else place_ranks(demand) if under_torchrun else build_placement(demand)
-    if not config.external:
-        check_idle(demand, actors)
-    # The host's environment is not in the image.
-    elsewhere = "python" if cluster.launcher == "ray" else "python3" if config.container.image else None
-    python = cluster.python or elsewhere or facts.python
+    tensor_parallel_size = choose_tensor_parallel_size(config, shape)
+    actors = _place(config, cpus, tensor_parallel_size)
+    python = _choose_python(config, facts)
     variables = merge_env(_environment(config, run_dir), cluster.env)
-    plan = JobPlan(
+    return JobPlan(
         version=PLAN_VERSION,
         slurm_rl_version=facts.version,
         name=config.name,
@@ -199,28 +198,31 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         actors=actors,
         layout=build_layout(config, shape, actors, tensor_parallel_size),
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard),
-        limits=LimitsPlan(
-            config.job.time_limit_min,
-            config.job.signal_lead_s,
-            config.job.max_failures,
-            config.job.start_timeout_s,
-        ),
+        limits=LimitsPlan(job.time_limit_min, job.signal_lead_s, job.max_failures, job.start_timeout_s),
         container=config.container.model_dump(mode="json"),
-        sbatch={},
-        num_spare_nodes=config.job.num_spare_nodes if on_slurm else 0,
+        sbatch=build_sbatch_options(config, run_dir) if on_slurm else {},
+        num_spare_nodes=job.num_spare_nodes if on_slurm else 0,
         node_features=_node_features(config),
-        torchrun=_torchrun(actors) if under_torchrun else None,
+        torchrun=_torchrun(actors) if config.task in TORCHRUN_TASKS else None,
         external=_external(config, run_dir),
-        expected={"ray": ""}
-        if config.external
-        else expected_versions(cluster.accelerator, config.task, config.model.attention),
+        expected=expected_versions(cluster.accelerator, config.task, config.model.attention),
         address=cluster.address,
     )
-    if cluster.launcher != "slurm":
-        return plan
-    from slurm_rl.plan.sbatch import build_sbatch_options
 
-    return replace(plan, sbatch=build_sbatch_options(config, run_dir))
+
+def _place(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> tuple[ActorPlan, ...]:
+    if config.external:
+        return ()
+    demand = _demand(config, cpus, tensor_parallel_size)
+    actors = place_ranks(demand) if config.task in TORCHRUN_TASKS else build_placement(demand)
+    check_idle(demand, actors)
+    return actors
+
+
+def _choose_python(config: RunConfig, facts: SubmitFacts) -> str:
+    # The host's environment is not in the image.
+    elsewhere = "python" if config.cluster.launcher == "ray" else "python3" if config.container.image else None
+    return config.cluster.python or elsewhere or facts.python
 
 
 def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:

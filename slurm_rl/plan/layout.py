@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.memory import (
     EngineMemory,
@@ -23,7 +24,9 @@ from slurm_rl.plan.topology import ActorPlan
 
 if TYPE_CHECKING:  # the node agent imports this without pydantic
     from slurm_rl.config.run import RunConfig
-from slurm_rl.config.tasks import TORCHRUN_TASKS
+if TYPE_CHECKING:
+    from slurm_rl.config.run import RunConfig
+
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
@@ -64,6 +67,8 @@ def choose_tensor_parallel_size(config: RunConfig, shape: ModelShape | None) -> 
     Raises:
         ConfigError: it does not divide the heads, or no number of a node's GPUs holds an engine.
     """
+    if config.task in TORCHRUN_TASKS:
+        return 1
     wanted, gpus = config.rollout.tensor_parallel_size, config.cluster.gpus_per_node
     if wanted is not None and shape is not None and shape.num_heads % wanted:
         raise ConfigError(

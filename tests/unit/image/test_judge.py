@@ -65,7 +65,7 @@ def test_a_task_asks_for_what_it_runs_with() -> None:
     assert not {"ray", "vllm"} & set(expected_versions("nvidia", "sft", "sdpa"))
     # Another trainer's image has versions of its own, which are its own business.
     others = expected_versions("nvidia", "verl", "sdpa")
-    assert others == {"python": ">=3.11", "ray": "", "cuda": "", "nccl": "", "nvidia driver": ""}
+    assert others == {"ray": ""}
     image = {"python": "3.14", "ray": "2.49", "cuda": "12.8", "nccl": "2.27.3", "nvidia driver": "550.1"}
     assert find_mismatches(image, others, "pyxis") == []
 
