@@ -38,13 +38,13 @@ from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rl.build import build_sampler
 from slurm_rl.rl.groups import Completion, Prompts, SamplingSpec
 from slurm_rl.rl.loop.learner import Learner
-from slurm_rl.rl.loop.run_state import RunSaver
 from slurm_rl.rl.loop.trainer import GRPOTrainer
+from slurm_rl.rl.loop.trainer_state import RunSaver
 from slurm_rl.rl.rollout.dispatch import max_calls
-from slurm_rl.rl.weights.records import HeldWeights, SentWeights
 from slurm_rl.rl.weights.sync import WeightSync
 from slurm_rl.rl.weights.transports import ObjectStore
-from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights
+from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.stop import StopFlag

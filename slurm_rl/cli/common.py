@@ -15,8 +15,8 @@ from slurm_rl.cli.model_shape import find_shape
 from slurm_rl.cli.verbs import VERBS
 from slurm_rl.cli.words import find_near
 from slurm_rl.config.load import load_config
+from slurm_rl.config.overrides import DEMO
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.words import DEMO
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir

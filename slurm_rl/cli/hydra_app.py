@@ -7,7 +7,7 @@ import sys
 from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.words import Words
 from slurm_rl.config.load import compose, conf_dir, register_schema, site_dirs
-from slurm_rl.config.words import normalise_words
+from slurm_rl.config.overrides import normalise_words
 
 
 def run_hydra(words: list[str], told: Words) -> int:

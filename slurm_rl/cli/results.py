@@ -8,7 +8,7 @@ from dataclasses import asdict
 from slurm_rl.cli.find import require_sweep
 from slurm_rl.cli.words import read_words
 from slurm_rl.launchers.jobs import read_states
-from slurm_rl.report.leaderboard import Standing, check_metric, rank, read_metric, render_standings
+from slurm_rl.report.leaderboard import RankedRun, check_metric, rank, read_metric, render_standings
 from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger, swept_overrides
 
 
@@ -28,10 +28,10 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def read_standings(sweep: SweepDir, ledger: Ledger, metric: str) -> list[Standing]:
+def read_standings(sweep: SweepDir, ledger: Ledger, metric: str) -> list[RankedRun]:
     """Every run of the sweep, by one question to Slurm."""
     runs = [sweep.run(entry.index) for entry in ledger.runs]
     rows = zip(ledger.runs, runs, swept_overrides(ledger.runs), read_states(runs), strict=True)
     return [
-        Standing(str(entry.index), swept, read_metric(run, metric), state.word) for entry, run, swept, state in rows
+        RankedRun(str(entry.index), swept, read_metric(run, metric), state.word) for entry, run, swept, state in rows
     ]

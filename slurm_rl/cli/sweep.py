@@ -12,7 +12,7 @@ from slurm_rl.cli.sweep_checks import check_clusters, plan_runs
 from slurm_rl.cli.sweep_runs import SweepRuns
 from slurm_rl.cli.words import Words
 from slurm_rl.config.load import explain_hydra, open_hydra
-from slurm_rl.config.words import normalise_words
+from slurm_rl.config.overrides import normalise_words
 from slurm_rl.errors import RunDirError
 from slurm_rl.launchers.slurm.sweep_submit import remove_sweep
 from slurm_rl.sweep.compose import Composer

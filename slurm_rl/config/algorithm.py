@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from slurm_rl.config.base import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.functions import explain_small_group, require_file
+from slurm_rl.config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.tables import (
     ADVANTAGES,
     KL_ESTIMATORS,

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
-from slurm_rl.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.existing import check_address
+from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 # The controller, `status` and `resume` rest on these; each has another way to be said, or none.
 RESERVED_OPTIONS = {

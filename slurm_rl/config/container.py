@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from slurm_rl.config.base import PositiveInt, Section, one_of
 from slurm_rl.config.runtimes import RUNTIMES
+from slurm_rl.config.section import PositiveInt, Section, one_of
 
 
 def _parse_mount(value: Any) -> Any:

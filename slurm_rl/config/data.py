@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from slurm_rl.config.base import NonNegativeInt, PositiveInt, Section
+from slurm_rl.config.section import NonNegativeInt, PositiveInt, Section
 
 Overlong = Literal["refuse", "leave_out"]
 

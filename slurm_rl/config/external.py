@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 from typing_extensions import TypeAliasType
 
-from slurm_rl.config.base import Section
+from slurm_rl.config.section import Section
 
 Style: TypeAlias = Literal["flags", "overrides"]
 Argument: TypeAlias = bool | int | float | str | list[int | float | str] | None

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from slurm_rl.config.base import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.times import parse_minutes
 
 

@@ -17,14 +17,14 @@ from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from slurm_rl.config.base import Section
 from slurm_rl.config.env_values import no_secrets_in_configs
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.functions import with_absolute_files
+from slurm_rl.config.overrides import normalise_words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reads import check_reads, check_required, check_sampling
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.words import normalise_words
+from slurm_rl.config.section import Section
 from slurm_rl.errors import ConfigError
 
 SITE_DIR_VARIABLE = "SLURM_RL_CONFIG_DIR"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from slurm_rl.config.base import NonNegativeInt, Section
+from slurm_rl.config.section import NonNegativeInt, Section
 
 
 class WandbConfig(Section):

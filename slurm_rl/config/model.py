@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from slurm_rl.config.base import PositiveFloat, PositiveInt, Section
+from slurm_rl.config.section import PositiveFloat, PositiveInt, Section
 from slurm_rl.errors import ConfigError
 
 

@@ -8,8 +8,8 @@ from typing import Final, Literal
 
 from pydantic import Field, field_validator
 
-from slurm_rl.config.base import Fraction, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.functions import require_file
+from slurm_rl.config.section import Fraction, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.tables import VerifierName
 
 CODE_SHARE: Final = 0.8

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from slurm_rl.config.algorithm import AlgorithmConfig, CriticConfig
-from slurm_rl.config.base import NonNegativeInt, Section, one_of
 from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
 from slurm_rl.config.data import DataConfig
@@ -19,6 +18,7 @@ from slurm_rl.config.job import JobConfig, RayConfig
 from slurm_rl.config.logging import LoggingConfig
 from slurm_rl.config.model import ModelConfig, fill_auto
 from slurm_rl.config.reward import RewardConfig
+from slurm_rl.config.section import NonNegativeInt, Section, one_of
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS, TASKS
 from slurm_rl.config.train import (

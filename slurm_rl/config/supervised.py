@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from slurm_rl.config.base import NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.tables import DPO_LOSSES, DivergenceName, DPOLossName
 
 ReferenceName = Literal["cached", "live", "none"]

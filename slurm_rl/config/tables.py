@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
-from slurm_rl.config.base import one_of
+from slurm_rl.config.section import one_of
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import is_file, load_function
 

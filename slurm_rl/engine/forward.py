@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slurm_rl.engine.head import chunked_head, find_head, float_head
 from slurm_rl.engine.noise import noisy_embeddings
-from slurm_rl.engine.rows import build_row_layout, build_shared_layout, mask_for
+from slurm_rl.engine.row_layout import build_row_layout, build_shared_layout, mask_for
 from slurm_rl.engine.vision import ImageReader
 from slurm_rl.math.logprobs import compute_token_logprobs
 from slurm_rl.math.packing import build_packed_batch, split_by_sequence

@@ -37,7 +37,7 @@ from slurm_rl.engine.forward import (
 )
 from slurm_rl.engine.model import load_model, load_tokenizer
 from slurm_rl.engine.row_check import check_rows
-from slurm_rl.engine.rows import require_maskable
+from slurm_rl.engine.row_layout import require_maskable
 from slurm_rl.engine.saved_weights import build_layout, require_layout
 from slurm_rl.engine.shards import load_rng, save_rng
 from slurm_rl.engine.vision import load_image_reader

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from slurm_rl.errors import PrepareError
-from slurm_rl.prepare.hub import RemoteFile, Snapshot, explain_hub_errors, find_cached
+from slurm_rl.prepare.hf_hub import RemoteFile, Snapshot, explain_hub_errors, find_cached
 from slurm_rl.prepare.manifest import git_oid_of, sha256_of
 from slurm_rl.run_dir import fsync_dir
 

@@ -10,7 +10,7 @@ from typing import Any
 from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.report.charts import build_charts, compare_runs, format_number
 from slurm_rl.report.events import describe_event, read_events
-from slurm_rl.report.leaderboard import Standing, build_table
+from slurm_rl.report.leaderboard import RankedRun, build_table
 from slurm_rl.report.meta import RunMeta, collect_meta, read_config_text
 from slurm_rl.report.page import render_page, render_section, render_table
 from slurm_rl.report.summary import MAIN_STAGES, build_summary, describe_rows, format_seconds
@@ -37,7 +37,7 @@ def write_report(run: RunDir) -> Path:
     return run.report
 
 
-def write_sweep_report(path: Path, standings: Sequence[Standing], metric: str) -> Path:
+def write_sweep_report(path: Path, standings: Sequence[RankedRun], metric: str) -> Path:
     """Write report.html into the directory of a sweep: its leaderboard, and the curves of the best runs."""
     headings, *table = build_table(standings, metric)
     best = {f"run {standing.run}": read_rows(RunDir(path / standing.run).metrics) for standing in standings[:BEST_RUNS]}

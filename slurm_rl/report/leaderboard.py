@@ -15,7 +15,7 @@ from slurm_rl.run_dir import RunDir
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankedRun:
     """One run in the table."""
 
     run: str
@@ -52,10 +52,10 @@ def _number(value: Any) -> float | None:
     return float(value) if is_number and math.isfinite(value) else None
 
 
-def rank(standings: Sequence[Standing], *, smallest_first: bool) -> list[Standing]:
+def rank(standings: Sequence[RankedRun], *, smallest_first: bool) -> list[RankedRun]:
     """Best first; runs without a value last, in their order.
 
-    >>> runs = [Standing("0", {}, None, ""), Standing("1", {}, 0.5, ""), Standing("2", {}, 0.7, "")]
+    >>> runs = [RankedRun("0", {}, None, ""), RankedRun("1", {}, 0.5, ""), RankedRun("2", {}, 0.7, "")]
     >>> [standing.run for standing in rank(runs, smallest_first=False)]
     ['2', '1', '0']
     """
@@ -96,7 +96,7 @@ def _paths_of(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
     return found
 
 
-def build_table(standings: Sequence[Standing], metric: str) -> list[list[str]]:
+def build_table(standings: Sequence[RankedRun], metric: str) -> list[list[str]]:
     """Rows of cells, the headings first."""
     keys = list(dict.fromkeys(key for standing in standings for key in standing.overrides))
     rows = [["#", metric, "RUN", *keys, "STATE"]]
@@ -107,7 +107,7 @@ def build_table(standings: Sequence[Standing], metric: str) -> list[list[str]]:
     return rows
 
 
-def render_standings(standings: Sequence[Standing], metric: str) -> str:
+def render_standings(standings: Sequence[RankedRun], metric: str) -> str:
     """The table as text, a line a run."""
     rows = build_table(standings, metric)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

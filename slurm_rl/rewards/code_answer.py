@@ -23,7 +23,7 @@ from typing import Literal, Self
 
 from pydantic import ValidationError, model_validator
 
-from slurm_rl.config.base import Section
+from slurm_rl.config.section import Section
 from slurm_rl.errors import DataError
 from slurm_rl.rewards.sandbox.process import Limits
 from slurm_rl.rewards.sandbox.runs import Checks, run_checks, run_program

@@ -32,9 +32,9 @@ from pebble import ProcessExpired
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import DataError, RewardError
-from slurm_rl.rewards.processes import Outcomes, VerifierProcesses
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult, build_result
 from slurm_rl.rewards.verifiers import choose_verifiers
+from slurm_rl.rewards.worker_processes import Outcomes, VerifierProcesses
 
 __all__ = ["RewardItem", "RewardPool", "RewardResult"]
 

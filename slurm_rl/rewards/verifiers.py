@@ -16,7 +16,7 @@ from typing import Final
 from slurm_rl.config.reward import CODE_SHARE, RewardConfig
 from slurm_rl.config.tables import VERIFIERS
 from slurm_rl.errors import DataError
-from slurm_rl.rewards.model import specify_model
+from slurm_rl.rewards.classifier import specify_model
 
 JUDGES: Final = (*(name for name, row in VERIFIERS.items() if row.judges_answer), "acc_rewards", "scores")
 """Names of the scores that judge the answer: verifiers', and what OpenRLHF's services and functions tell."""

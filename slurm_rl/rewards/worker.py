@@ -22,8 +22,8 @@ from functools import cache, partial
 
 from slurm_rl.errors import DataError
 from slurm_rl.functions.load import is_file, load_function
+from slurm_rl.rewards.classifier import PREFIX, load_model, score_by_model
 from slurm_rl.rewards.function import call_function
-from slurm_rl.rewards.model import PREFIX, load_model, score_by_model
 from slurm_rl.rewards.results import Failure, RewardItem, Verifier
 
 _SHOWN_CHARS = 500

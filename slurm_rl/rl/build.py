@@ -11,10 +11,10 @@ from slurm_rl.rl.rollout.dispatch import max_calls
 from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rl.weights.transports import Direct, ObjectStore, WeightTransport
-from slurm_rl.rl.workers.base import ReferenceHolder, TrainWorker, WorkerPlace
-from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.rl.workers.base import ReferenceHolder, TrainWorker, WorkerRank
 from slurm_rl.rl.workers.critic import Critic, CriticWorker
 from slurm_rl.rl.workers.policy_worker import PolicyWorker, ReferenceWorker
+from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 
@@ -94,11 +94,11 @@ def _group(
     return WorkerGroup(cluster, workers, micro_batch_tokens, timeout_s, name, share_prompts)
 
 
-def choose_places(cluster: Cluster, role: str) -> list[tuple[ActorPlan, WorkerPlace]]:
+def choose_places(cluster: Cluster, role: str) -> list[tuple[ActorPlan, WorkerRank]]:
     """The ranks of a role, and where they meet."""
     actors = [actor for actor in cluster.plan.actors if actor.role == role]
-    address, port = cluster.nodes.meeting_point(role, actors[0].node)
-    return [(actor, WorkerPlace(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
+    address, port = cluster.nodes.rendezvous(role, actors[0].node)
+    return [(actor, WorkerRank(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
 
 
 def wait_until_ready(cluster: Cluster, actors: Sequence[Actor], timeout_s: float, what: str) -> None:

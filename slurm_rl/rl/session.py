@@ -28,11 +28,11 @@ from slurm_rl.rl.build import (
 )
 from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.loop.learner import Learner
-from slurm_rl.rl.loop.run_state import RunSaver, RunState
 from slurm_rl.rl.loop.trainer import GRPOTrainer
+from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
 from slurm_rl.rl.prompts import choose_probe, prepare_prompts
 from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
-from slurm_rl.rl.workers.cluster import Cluster
+from slurm_rl.rl.workers.ray_driver import Cluster
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
 from slurm_rl.train.model_folder import load_num_layers, prepare_model, tell_rows
 from slurm_rl.train.stop import StopFlag
@@ -87,7 +87,7 @@ def _train(
     prompts: Prompts,
     rewards: Scorer | None,
     metrics: MetricsLogger,
-) -> RunState:
+) -> TrainerState:
     start_timeout_s = config.rollout.start_timeout_s
     engines = start_engines(cluster, config, model_path, prompts.max_images)
     policy = start_policy(cluster, config, model_path)

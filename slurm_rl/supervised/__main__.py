@@ -25,7 +25,7 @@ from slurm_rl.errors import ConfigError, RunDirError, SlurmRLError
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json, write_text
-from slurm_rl.supervised.place import Place, find_place
+from slurm_rl.supervised.rank_info import RankInfo, read_rank_info
 from slurm_rl.train.ending import run_to_outcome
 
 
@@ -33,8 +33,8 @@ def main() -> int:
     words = sys.argv[1:]
     is_run = bool(words) and not words[0].startswith("+") and "=" not in words[0]
     try:
-        place = find_place()
-        run, attempt, read = open_run(words) if is_run else begin_run(words, place)
+        rank_info = read_rank_info()
+        run, attempt, read = open_run(words) if is_run else begin_run(words, rank_info)
     except SlurmRLError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
@@ -42,9 +42,9 @@ def main() -> int:
     def train(*_: object) -> None:
         from slurm_rl.supervised.session import run_training
 
-        run_training(run, read(), place)
+        run_training(run, read(), rank_info)
 
-    return run_to_outcome(run, attempt, train, writes=place.rank == 0)
+    return run_to_outcome(run, attempt, train, writes=rank_info.rank == 0)
 
 
 def open_run(words: Sequence[str]) -> tuple[RunDir, AttemptDir, Callable[[], RunConfig]]:
@@ -59,11 +59,11 @@ def open_run(words: Sequence[str]) -> tuple[RunDir, AttemptDir, Callable[[], Run
     return run, attempt, lambda: read_config(run)
 
 
-def begin_run(words: Sequence[str], place: Place) -> tuple[RunDir, AttemptDir, Callable[[], RunConfig]]:
+def begin_run(words: Sequence[str], rank_info: RankInfo) -> tuple[RunDir, AttemptDir, Callable[[], RunConfig]]:
     """The run directory that overrides name, made by rank 0 where it is not there; a new attempt."""
     config = load_config(list(words))
     run = find_run(config)
-    if place.rank == 0:
+    if rank_info.rank == 0:
         begin(run, config)
     return run, run.attempt(max(run.attempt_numbers(), default=0) + 1), lambda: config
 

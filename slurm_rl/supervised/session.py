@@ -25,7 +25,7 @@ from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, append_event, read_json
 from slurm_rl.supervised.loop import SupervisedLoop
 from slurm_rl.supervised.objective import Objective
-from slurm_rl.supervised.place import Place
+from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.reference import AddReference, add_cached_logprobs, load_live_reference
 from slurm_rl.supervised.rm import measure_scores
 from slurm_rl.supervised.state import PolicySaver
@@ -36,7 +36,7 @@ BuildObjective = Callable[[RunConfig, Any, ImageCounter | None], Objective]
 """What a row of config/tasks.py names."""
 
 
-def run_training(run: RunDir, config: RunConfig, place: Place) -> None:
+def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo) -> None:
     """Run the loop to its end, or to the stop signal.
 
     Raises:
@@ -45,23 +45,23 @@ def run_training(run: RunDir, config: RunConfig, place: Place) -> None:
     """
     stop = StopFlag()
     stop.install()
-    place.join(timeout_s=config.trainer.step_timeout_s)
+    rank_info.join(timeout_s=config.trainer.step_timeout_s)
     try:
-        train(run, config, place, stop)
+        train(run, config, rank_info, stop)
     finally:
         distributed.leave_process_group()
 
 
-def train(run: RunDir, config: RunConfig, place: Place, stop: StopFlag) -> None:
+def train(run: RunDir, config: RunConfig, rank_info: RankInfo, stop: StopFlag) -> None:
     """What follows once this rank stands in the process group."""
     model_path = distributed.call_on_rank_0(lambda: prepare_model(run, config))
     objective = build_objective(config, model_path)
     distributed.call_on_rank_0(lambda: check_same_examples(run, objective))
-    engine = build_engine(config, model_path, objective, place)
+    engine = build_engine(config, model_path, objective, rank_info)
     budget = find_budget(run, config)
     objective, add_reference = prepare_reference(run, config, model_path, objective, engine, budget)
     saver = PolicySaver(run, config.checkpoint, engine)
-    is_first = place.rank == 0
+    is_first = rank_info.rank == 0
     metrics = (
         MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json")) if is_first else None
     )
@@ -129,10 +129,10 @@ def prepare_reference(
     return replace(objective, train=both[:count], held_out=both[count:]), None
 
 
-def build_engine(config: RunConfig, model_path: str, objective: Objective, place: Place) -> PolicyEngine:
+def build_engine(config: RunConfig, model_path: str, objective: Objective, rank_info: RankInfo) -> PolicyEngine:
     """The one engine of all tasks."""
     # The ranks of this machine share its cores.
-    policy = config.policy.model_copy(update={"num_workers": place.local_world_size})
+    policy = config.policy.model_copy(update={"num_workers": rank_info.local_world_size})
     return PolicyEngine(
         model_path,
         config.model,

@@ -218,7 +218,7 @@ def last_words(folder: Path) -> Case:
     "launchers.ray.allocation.RayTrainer._write_record",
     "launchers.ray.allocation.RayTrainer.__init__",
     "node.agent.main",
-    "rl.workers.nodes.SharedNodes.wait",
+    "rl.workers.ray_nodes.SharedRayNodes.wait",
     "run_dir.write_text",
     "run_dir.write_bytes",
     "run_dir.write_json",
@@ -393,9 +393,9 @@ def _group() -> Any:
     return Group(prompt, [Completion([9, 1], [-0.5, -0.25], "7", True, 4)], [result])
 
 
-@writer("samples.jsonl", "rl.loop.run_state.log_samples")
+@writer("samples.jsonl", "rl.loop.trainer_state.log_samples")
 def samples(folder: Path) -> Case:
-    from slurm_rl.rl.loop.run_state import log_samples
+    from slurm_rl.rl.loop.trainer_state import log_samples
 
     run = RunDir(folder)
     return Case(
@@ -405,10 +405,10 @@ def samples(folder: Path) -> Case:
     )
 
 
-@writer("rollouts/", "rl.loop.run_state.dump_groups")
+@writer("rollouts/", "rl.loop.trainer_state.dump_groups")
 def rollouts(folder: Path) -> Case:
     from slurm_rl.errors import DataError
-    from slurm_rl.rl.loop.run_state import dump_groups, replay_groups
+    from slurm_rl.rl.loop.trainer_state import dump_groups, replay_groups
 
     def is_kept() -> bool:
         try:
@@ -474,7 +474,7 @@ TENSORS = {"weight": torch.arange(40_000, dtype=torch.float32)}
     "engine.shards.save_rng",
     "engine.policy.PolicyEngine.save",
     "rl.loop.pipeline.save_rollouts",
-    "rl.loop.run_state.RunSaver.save.write",
+    "rl.loop.trainer_state.RunSaver.save.write",
     "supervised.state.PolicySaver._begin",
 )
 def checkpoint(folder: Path) -> Case:
@@ -626,12 +626,15 @@ def fetched_copy(folder: Path) -> Case:
 
 
 @writer(
-    "prepare: rows and manifest", "prepare.rows.write_rows", "prepare.manifest.Manifest.save", "prepare.run.open_folder"
+    "prepare: rows and manifest",
+    "prepare.write_rows.write_rows",
+    "prepare.manifest.Manifest.save",
+    "prepare.make_dataset.open_folder",
 )
 def prepared_rows(folder: Path) -> Case:
+    from slurm_rl.prepare.make_dataset import open_folder
     from slurm_rl.prepare.manifest import Manifest, load_manifest
-    from slurm_rl.prepare.rows import write_rows
-    from slurm_rl.prepare.run import open_folder
+    from slurm_rl.prepare.write_rows import write_rows
 
     place = folder / "gsm8k"
 
@@ -654,7 +657,7 @@ def prepared_rows(folder: Path) -> Case:
     "prepare.download.fetch",
     "prepare.download._download",
     "prepare.download._move",
-    "prepare.model.prepare_model",
+    "prepare.fetch_model.prepare_model",
 )
 def prepared_images(folder: Path) -> Case:
     from slurm_rl.prepare.archive import extract_archive

@@ -20,7 +20,7 @@ from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.math.sequences import TokenPrompt, TrainSequence
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rl.weights.records import checksum, pack_weights
+from slurm_rl.rl.weights.weight_record import checksum, pack_weights
 
 CONTEXT = 512
 TINY = TinyModelConfig(characters="".join(chr(0x4E00 + i) for i in range(2000)), context_length=CONTEXT)

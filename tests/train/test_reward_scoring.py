@@ -21,13 +21,13 @@ from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.engine.model import load_tokenizer
 from slurm_rl.engine.tiny import build_tiny_model
-from slurm_rl.rewards.model import score_all, specify_model
+from slurm_rl.rewards.classifier import score_all, specify_model
 from slurm_rl.rewards.results import RewardItem, RewardResult, build_result
 from slurm_rl.rl.groups import Completion, Group
 from slurm_rl.rl.rollout.sampling import score_groups
 from slurm_rl.run_dir import RunDir
 from slurm_rl.supervised.objective import micro_batches_of
-from slurm_rl.supervised.place import Place
+from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.session import build_engine, build_objective, train
 from slurm_rl.train.stop import StopFlag
 
@@ -65,9 +65,9 @@ def trained(request: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
     run = RunDir(folder / "run")
     run.path.mkdir()
     run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    Place().join(timeout_s=300)
+    RankInfo().join(timeout_s=300)
     try:
-        train(run, config, Place(), StopFlag())
+        train(run, config, RankInfo(), StopFlag())
     finally:
         torch.distributed.destroy_process_group()
     return run, config
@@ -77,7 +77,7 @@ def scores_of_training(run: RunDir, config: RunConfig) -> list[float]:
     """Of the held-out pairs' answers, by the engine that trains, from the export."""
     same = config.model_copy(update={"model": config.model.model_copy(update={"path": str(run.export)})})
     objective = build_objective(same, str(run.export))
-    engine = build_engine(same, str(run.export), objective, Place())
+    engine = build_engine(same, str(run.export), objective, RankInfo())
     share = [list(range(len(objective.held_out)))]
     [found] = engine.compute_scores(micro_batches_of(objective.held_out, share))
     return [float(score) for scores in found for score in scores]

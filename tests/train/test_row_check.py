@@ -15,7 +15,7 @@ from slurm_rl.engine.forward import forward_packed
 from slurm_rl.engine.head import _BENDS, apply_head
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.row_check import build_probe, check_rows
-from slurm_rl.engine.rows import build_row_layout
+from slurm_rl.engine.row_layout import build_row_layout
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.packing import build_packed_batch

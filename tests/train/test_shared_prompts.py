@@ -13,7 +13,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.engine.forward import compute_sequence_logprobs
 from slurm_rl.engine.policy import PolicyEngine
-from slurm_rl.engine.rows import require_maskable
+from slurm_rl.engine.row_layout import require_maskable
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.sequences import TrainSequence

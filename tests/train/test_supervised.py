@@ -22,7 +22,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.engine.convert import convert_checkpoint
 from slurm_rl.errors import StopRequested
 from slurm_rl.run_dir import RunDir, read_json
-from slurm_rl.supervised.place import Place
+from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.session import build_objective, run_training, train
 from slurm_rl.train.ending import run_to_outcome
 from slurm_rl.train.stop import StopFlag
@@ -84,20 +84,20 @@ def make_run(folder: Path, *words: str) -> tuple[RunDir, RunConfig]:
 
 
 def work(rank: int, num_ranks: int, port: int, root: Path, pairs: Pairs) -> None:
-    place = Place(rank=rank, local_rank=rank, world_size=num_ranks, local_world_size=num_ranks, master_port=port)
-    place.join(timeout_s=300)
+    rank_info = RankInfo(rank=rank, local_rank=rank, world_size=num_ranks, local_world_size=num_ranks, master_port=port)
+    rank_info.join(timeout_s=300)
     for layout, task in pairs:
         words = [*(TASKS | ADAPTED)[task], *LAYOUTS[layout]]
         run, config = make_run(root / f"{layout}-{num_ranks}-{task}" / f"whole-{rank}", *words)
         run = RunDir(run.path.with_name("whole-0"))
-        train(run, config, place, StopFlag())
+        train(run, config, rank_info, StopFlag())
         if num_ranks > 2:
             continue
         again = RunDir(run.path.with_name("stopped"))
         try:
-            train(again, config, place, StopAfter(3))
+            train(again, config, rank_info, StopAfter(3))
         except StopRequested:
-            train(again, config, place, StopFlag())
+            train(again, config, rank_info, StopFlag())
     torch.distributed.destroy_process_group()
 
 
@@ -249,9 +249,9 @@ def test_early_stop_exports_the_best(tmp_path: Path) -> None:
     """A rate at which every step makes it worse: two evaluations later the run ends, and gives the start back."""
     words = ["eval.every=1", "supervised.patience=2", "optim.lr=5", "optim.warmup_steps=0"]
     run, config = make_run(tmp_path / "run", TASKS["dpo-cached"][0], *words)
-    Place().join(timeout_s=300)
+    RankInfo().join(timeout_s=300)
     try:
-        train(run, config, Place(), StopFlag())
+        train(run, config, RankInfo(), StopFlag())
     finally:
         torch.distributed.destroy_process_group()
     assert [row["step"] for row in exact_rows(run.path) if row["stage"] == "eval"] == [0, 1, 2]
@@ -285,7 +285,7 @@ def test_bad_input_ends_with_status_2_and_names_the_row(
     run, config = make_run(
         tmp_path / "run", TASKS[task][0], f"data.train={data}", "data.num_eval=0", "supervised.max_steps=1", *words
     )
-    status = run_to_outcome(run, run.attempt(1), lambda run, _: run_training(run, config, Place()))
+    status = run_to_outcome(run, run.attempt(1), lambda run, _: run_training(run, config, RankInfo()))
     error = capsys.readouterr().err
     assert status == (2 if names else 0), error
     assert all(name in error for name in names), error

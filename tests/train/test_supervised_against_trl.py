@@ -30,7 +30,7 @@ from slurm_rl.engine.model import load_tokenizer
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.supervised.objective import Example, micro_batches_of
-from slurm_rl.supervised.place import Place
+from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.reference import add_cached_logprobs, load_live_reference
 from slurm_rl.supervised.session import build_engine, build_objective
 
@@ -95,7 +95,7 @@ def train_once(config: RunConfig, prepare: Prepare) -> dict[str, float]:
     """One step of ours over all rows, in micro-batches of two examples."""
     model_path = str(config.model.path)
     objective = build_objective(config, model_path)
-    engine = build_engine(config, model_path, objective, Place())
+    engine = build_engine(config, model_path, objective, RankInfo())
     examples = prepare(objective.train, engine)
     share = [list(range(len(examples)))[n : n + 2] for n in range(0, len(examples), 2)]
     return engine.train(micro_batches_of(examples, share), objective.build_loss(examples), 1e-4)
@@ -153,7 +153,7 @@ def test_reward_model(margins: list[float] | None, centering: float, folder: Pat
         row["margin"] = margin
     data = {"margin_key": "margin" if margins else None}
     config = make_config(folder, rows, "rm", data=data, rm=RMConfig(centering=centering))
-    build_engine(config, str(config.model.path), build_objective(config, str(config.model.path)), Place()).export(
+    build_engine(config, str(config.model.path), build_objective(config, str(config.model.path)), RankInfo()).export(
         tmp_path / "scorer"
     )
     whole = [
@@ -182,7 +182,7 @@ def test_reward_model_of_chats(folder: Path, tmp_path: Path) -> None:
     config = make_config(folder, rows, "rm", data={"chat_template": True})
     path = str(folder / "chats")
     config = config.model_copy(update={"model": ModelConfig(path=path)})
-    build_engine(config, path, build_objective(config, path), Place()).export(tmp_path / "scorer")
+    build_engine(config, path, build_objective(config, path), RankInfo()).export(tmp_path / "scorer")
     trainer = trl.RewardTrainer(
         model=AutoModelForSequenceClassification.from_pretrained(tmp_path / "scorer", dtype=torch.float32),
         args=trl.RewardConfig(**settings(tmp_path, len(rows))),

@@ -14,7 +14,7 @@ import yaml
 
 from slurm_rl.config.load import load_config
 from slurm_rl.run_dir import RunDir
-from slurm_rl.supervised.place import Place
+from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.session import run_training
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ def run_experiment(name: str, folder: Path) -> tuple[dict[str, float], dict[str,
     """The first and the last evaluation."""
     run, config = RunDir(folder), load_config([f"+exp={name}"])
     run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    run_training(run, config, Place())
+    run_training(run, config, RankInfo())
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     evaluations = [row for row in rows if row["stage"] == "eval"]
     return evaluations[0], evaluations[-1]

@@ -12,7 +12,7 @@ import yaml
 
 from slurm_rl.config.load import load_config
 from slurm_rl.run_dir import RunDir
-from slurm_rl.supervised.place import Place
+from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.session import run_training
 from tests.image_kit import write_image
 
@@ -57,7 +57,7 @@ def run(task: str, path: Path, folder: Path) -> list[dict[str, float]]:
     words = [f"+exp={task}_tiny", *WORDS, f"data.train={folder / 'rows.jsonl'}", f"data.eval={folder / 'evals.jsonl'}"]
     config = load_config([*words, "data.num_eval=100", *(["dpo.reference=live"] if task == "dpo" else [])])
     run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-    run_training(run, config, Place())
+    run_training(run, config, RankInfo())
     rows = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     return [row for row in rows if row["stage"] == "eval"]
 

@@ -25,7 +25,7 @@ from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
 from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
 from slurm_rl.rl.groups import Group, SamplingSpec
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rl.weights.records import HeldWeights, checksum, pack_weights
+from slurm_rl.rl.weights.weight_record import HeldWeights, checksum, pack_weights
 from tests.image_kit import write_image
 
 FAMILIES = ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)]

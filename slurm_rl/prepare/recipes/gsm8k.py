@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Workspace
 from slurm_rl.prepare.manifest import Output
-from slurm_rl.prepare.recipe import BOXED, Recipe, Workspace
-from slurm_rl.prepare.rows import read_parquet, write_rows
+from slurm_rl.prepare.write_rows import read_parquet, write_rows
 
 _FINAL = re.compile(r"####\s*(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
 """A solution ends with its answer: `#### 1,080`."""
@@ -35,7 +35,7 @@ def _build_split(work: Workspace, split: str) -> Output:
     return write_rows(work.folder, f"{split}.jsonl", rows)
 
 
-RECIPE = Recipe(
+RECIPE = DatasetRecipe(
     name="gsm8k",
     about="GSM8K, 7,473 + 1,319 word problems",
     repo="openai/gsm8k",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Workspace
 from slurm_rl.prepare.manifest import Output
-from slurm_rl.prepare.recipe import BOXED, Recipe, Workspace
-from slurm_rl.prepare.rows import drop_unscorable, read_parquet, write_rows
+from slurm_rl.prepare.write_rows import drop_unscorable, read_parquet, write_rows
 
 
 def build(work: Workspace) -> list[Output]:
@@ -57,7 +57,7 @@ def find_boxed(solution: str) -> str:
     return ""
 
 
-RECIPE = Recipe(
+RECIPE = DatasetRecipe(
     name="math",
     about="MATH, 7,500 + 5,000 competition problems",
     repo="EleutherAI/hendrycks_math",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import RewardError
-from slurm_rl.rewards.sandbox.watch import Reader, watch
+from slurm_rl.rewards.sandbox.pipes import Reader, watch
 
 _ROOT = Path(__file__).resolve().parents[3]
 _BOOT = (

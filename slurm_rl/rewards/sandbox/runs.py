@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from slurm_rl.errors import DataError
+from slurm_rl.rewards.sandbox.pipes import Reader, watch
 from slurm_rl.rewards.sandbox.process import Limits, Sandboxed
-from slurm_rl.rewards.sandbox.watch import Reader, watch
 
 End = Literal["exit", "deadline", "output"]
 _STDERR_BYTES = 2000

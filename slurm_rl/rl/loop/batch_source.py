@@ -11,7 +11,7 @@ from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.algorithm.train_sequences import shape_overlong
 from slurm_rl.rl.loop.pipeline import Batch
-from slurm_rl.rl.rollout.sampling import PendingGroups, Sampler, build_spec, score_arrivals, together
+from slurm_rl.rl.rollout.sampling import PendingGroups, Sampler, build_spec, gather_arrivals, score_arrivals
 from slurm_rl.train.stop import Timer
 
 
@@ -49,7 +49,7 @@ class BatchSource:
         arrivals = self.sampler.arrivals(pending, within_s)
         if self.config.reward.model.path is not None and not self.config.rollout.continuous:
             # A model's last digits depend on what it reads together, which time must not decide.
-            arrivals = together(arrivals)
+            arrivals = gather_arrivals(arrivals)
         scored = score_arrivals(arrivals, self.rewards, timer)
         scored = shape_overlong(scored, self.config.algorithm.overlong, self.config.rollout.max_tokens)
         return Batch(scored, {name: timer.seconds[f"time/{name}_s"] for name in ("rollout", "reward")})

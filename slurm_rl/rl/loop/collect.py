@@ -12,7 +12,7 @@ from slurm_rl.rl.algorithm.filters import has_signal
 from slurm_rl.rl.groups import Group
 from slurm_rl.rl.loop.batch_source import BatchSource
 from slurm_rl.rl.loop.pipeline import RolloutPipeline
-from slurm_rl.rl.loop.run_state import dump_groups, replay_groups
+from slurm_rl.rl.loop.trainer_state import dump_groups, replay_groups
 from slurm_rl.rl.rollout.sampling import PendingGroups
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.stop import Timer

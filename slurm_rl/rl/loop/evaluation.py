@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.scorer import Scorer
-from slurm_rl.rl.loop.run_state import RunState
 from slurm_rl.rl.loop.step_metrics import accuracy, pass_metrics
+from slurm_rl.rl.loop.trainer_state import TrainerState
 from slurm_rl.rl.rollout.sampling import Sampler, build_spec, score_groups
 from slurm_rl.rl.weights.sync import WeightSync
 from slurm_rl.run_dir import RunDir, append_event
@@ -35,7 +35,7 @@ class Evaluator:
         self.config, self.run_dir, self.held_out = config, run, held_out
         self.sampler, self.sync, self.rewards, self.write_row = sampler, sync, rewards, write_row
 
-    def run_if_due(self, state: RunState) -> None:
+    def run_if_due(self, state: TrainerState) -> None:
         """Evaluate before the first step, after the last, and every `eval.every` steps; never without held-out rows."""
         done, every = state.step - self.config.warmup.num_steps, self.config.eval.every
         is_last = done == self.config.trainer.num_steps

@@ -19,8 +19,8 @@ from slurm_rl.rl.loop.collect import BatchCollector, Collected
 from slurm_rl.rl.loop.evaluation import Evaluator
 from slurm_rl.rl.loop.learner import Learned, Learner
 from slurm_rl.rl.loop.pipeline import RolloutPipeline, staleness_metrics
-from slurm_rl.rl.loop.run_state import RunSaver, RunState, log_samples
 from slurm_rl.rl.loop.step_metrics import kept_metrics, sampling_metrics, training_metrics
+from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState, log_samples
 from slurm_rl.rl.loop.warmup import prepare_models, warm_up
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.rl.weights.sync import WeightSync
@@ -60,7 +60,7 @@ class GRPOTrainer:
         self.config, self.run_dir, self.prompts = config, run, prompts
         self.learner, self.sampler, self.sync = learner, sampler, sync
         self.saver, self.metrics = saver, metrics
-        self.state = RunState()
+        self.state = TrainerState()
         source = BatchSource(config, prompts.train, sampler, rewards)
         self.pipeline = RolloutPipeline(
             source.start,
@@ -71,7 +71,7 @@ class GRPOTrainer:
         self.batches = BatchCollector(config, run, source, self.pipeline)
         self.evaluator = Evaluator(config, run, prompts.held_out, sampler, sync, rewards, self.write_row)
 
-    def run(self, wait_for_engines: Callable[[], None]) -> RunState:
+    def run(self, wait_for_engines: Callable[[], None]) -> TrainerState:
         """Train to the end, or save and raise StopRequested when asked to stop.
 
         Args:

@@ -10,8 +10,8 @@ from slurm_rl.math.schedule import derive_seed, schedule_lr
 from slurm_rl.rl.algorithm.train_sequences import build_answer_sequences
 from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.loop.learner import Learner
-from slurm_rl.rl.loop.run_state import RunSaver, RunState
 from slurm_rl.rl.loop.step_metrics import training_metrics
+from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.model_folder import model_folder, tell_rows
@@ -22,7 +22,7 @@ def warm_up(
     config: RunConfig,
     prompts: Prompts,
     policy: WorkerGroup,
-    state: RunState,
+    state: TrainerState,
     write_row: Callable[[str, dict[str, float]], None],
 ) -> None:
     """Supervised steps on reference answers, from `state` on, then a fresh optimizer."""

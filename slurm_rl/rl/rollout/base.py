@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.weights.records import HeldWeights, WeightRecord
+from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
 
 
 class RolloutEngine(Protocol):

@@ -23,7 +23,7 @@ from slurm_rl.errors import TrainingError
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.workers.cluster import Actor, Cluster, name_failure
+from slurm_rl.rl.workers.ray_driver import Actor, Cluster, name_failure
 
 _CHUNKS_OF_A_BATCH = 4
 """Chunks that an engine gets of each batch, at the least, where there are prompts enough."""

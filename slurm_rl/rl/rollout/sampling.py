@@ -14,7 +14,7 @@ from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.rollout.dispatch import Chunk, Dispatcher, chunk_arrivals, chunk_size, max_calls
-from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.train.stop import Timer
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ class Sampler:
 
     def finish(self, pending: PendingGroups, within_s: float | None = None) -> list[Group]:
         """Wait for the engines; with `within_s` that long, whatever signals come."""
-        [found] = together(self.arrivals(pending, within_s))
+        [found] = gather_arrivals(self.arrivals(pending, within_s))
         return list(found.values())
 
     def arrivals(self, pending: PendingGroups, within_s: float | None = None) -> Iterator[dict[int, Group]]:
@@ -144,7 +144,7 @@ def score_groups(groups: Sequence[Group], scorer: Scorer) -> list[Group]:
     return [replace(group, results=[next(results) for _ in group.completions]) for group in groups]
 
 
-def together(arrivals: Iterator[dict[int, Group]]) -> Iterator[dict[int, Group]]:
+def gather_arrivals(arrivals: Iterator[dict[int, Group]]) -> Iterator[dict[int, Group]]:
     """All that comes, at once and in order."""
     yield dict(sorted(item for part in arrivals for item in part.items()))
 

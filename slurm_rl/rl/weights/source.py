@@ -9,8 +9,8 @@ import numpy as np
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.math.sequences import TokenPrompt, TrainSequence
-from slurm_rl.rl.weights.records import SentWeights, WeightRecord, checksum, pack_weights
-from slurm_rl.rl.workers.nodes import find_address
+from slurm_rl.rl.weights.weight_record import SentWeights, WeightRecord, checksum, pack_weights
+from slurm_rl.rl.workers.ray_nodes import find_address
 
 if TYPE_CHECKING:
     from slurm_rl.engine.policy import PolicyEngine

@@ -28,9 +28,9 @@ from collections.abc import Sequence
 
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.rl.weights.records import HeldWeights, SentWeights
 from slurm_rl.rl.weights.transports import Push, WeightTransport
-from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights
+from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 
 _FLOAT32_MEAN = 2e-4
 _BFLOAT16_DEVIATION = 6.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.rl.workers.cluster import Actor
+from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 

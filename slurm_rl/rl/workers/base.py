@@ -24,7 +24,7 @@ MicroBatches = Sequence[Sequence[TrainSequence]]
 
 
 @dataclass(frozen=True)
-class WorkerPlace:
+class WorkerRank:
     """Where a worker stands among its peers."""
 
     rank: int

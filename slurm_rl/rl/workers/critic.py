@@ -14,11 +14,11 @@ from slurm_rl.math.gae import explained_variance, value_loss
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
 from slurm_rl.math.totals import add_totals
-from slurm_rl.rewards.model import require_loadable, score_all, specify_model
+from slurm_rl.rewards.classifier import require_loadable, score_all, specify_model
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult, build_result
 from slurm_rl.rl.algorithm.policy_loss import BatchLoss
-from slurm_rl.rl.workers.base import EngineWorker, MicroBatches, WorkerPlace
-from slurm_rl.rl.workers.nodes import find_address
+from slurm_rl.rl.workers.base import EngineWorker, MicroBatches, WorkerRank
+from slurm_rl.rl.workers.ray_nodes import find_address
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class CriticWorker(EngineWorker):
     """Holds one rank of the critic, and a reward model where one stands beside it. Runs as a Ray actor."""
 
-    def __init__(self, config: RunConfig, place: WorkerPlace) -> None:
+    def __init__(self, config: RunConfig, place: WorkerRank) -> None:
         self.config, self.place = config, place
 
     def find_meeting_place(self) -> tuple[str, int]:

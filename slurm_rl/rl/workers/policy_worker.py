@@ -11,7 +11,7 @@ from slurm_rl.config.train import OptimConfig
 from slurm_rl.math.sequences import FloatArray
 from slurm_rl.rl.algorithm.policy_loss import build_policy_loss, build_warmup_loss
 from slurm_rl.rl.weights.source import WeightSource
-from slurm_rl.rl.workers.base import EngineWorker, MicroBatches, WorkerPlace
+from slurm_rl.rl.workers.base import EngineWorker, MicroBatches, WorkerRank
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class PolicyWorker(EngineWorker, WeightSource):
     """Holds one rank of the policy, and of the reference when there is a KL term. Runs as a Ray actor."""
 
-    def __init__(self, config: RunConfig, model_path: str, place: WorkerPlace) -> None:
+    def __init__(self, config: RunConfig, model_path: str, place: WorkerRank) -> None:
         from slurm_rl.engine.distributed import init_process_group
         from slurm_rl.engine.policy import PolicyEngine
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_rl.math.packing import distribute
 from slurm_rl.math.sequences import FloatArray, TrainSequence
 from slurm_rl.math.sharing import count_shared, unite
-from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 
 if TYPE_CHECKING:
     from slurm_rl.engine.row_check import RowCheck

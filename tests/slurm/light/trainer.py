@@ -22,7 +22,7 @@ from slurm_rl.node.attempt import open_attempt
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.run_dir import RunDir, append_event, read_json
 from slurm_rl.train.ending import run_to_outcome
 from slurm_rl.train.stop import StopFlag

@@ -16,7 +16,7 @@ from slurm_rl.__main__ import main
 from slurm_rl.cli.verbs import VERBS
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.load import load_config
-from slurm_rl.config.words import DEMO
+from slurm_rl.config.overrides import DEMO
 from slurm_rl.plan.job import PLAN_VERSION
 
 ROOT = Path(__file__).parents[3]

@@ -8,9 +8,9 @@ from typing import get_args, get_type_hints
 import pytest
 from pydantic import ValidationError
 
-from slurm_rl.config.base import Section
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.section import Section
 from slurm_rl.errors import ConfigError
 
 

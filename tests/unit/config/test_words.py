@@ -10,7 +10,7 @@ import yaml
 
 from slurm_rl.__main__ import main
 from slurm_rl.config.load import conf_dir, load_config, open_hydra, parse_config
-from slurm_rl.config.words import GROUPS, normalise_words
+from slurm_rl.config.overrides import GROUPS, normalise_words
 from slurm_rl.errors import ConfigError
 from slurm_rl.sweep.compose import Composer
 

@@ -13,7 +13,7 @@ from slurm_rl.data.encode_scored import encode_scored
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.errors import DataError
-from slurm_rl.rewards.model import RewardModel
+from slurm_rl.rewards.classifier import RewardModel
 from slurm_rl.rewards.protocol import build_request, parse_request
 from slurm_rl.rewards.queries import build_items
 from slurm_rl.rewards.results import RewardItem

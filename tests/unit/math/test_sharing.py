@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.engine.rows import build_shared_layout
+from slurm_rl.engine.row_layout import build_shared_layout
 from slurm_rl.math.sequences import TrainSequence
 from slurm_rl.math.sharing import count_shared, unite
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slurm_rl.prepare.golds import find_unscorable
+from slurm_rl.prepare.check_answers import find_unscorable
 from tests.unit.prepare.odd_judge import judge_oddly
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.report.html import write_report, write_sweep_report
-from slurm_rl.report.leaderboard import Standing
+from slurm_rl.report.leaderboard import RankedRun
 from slurm_rl.run_dir import RunDir
 
 from .sample_run import START, fill, make_rows
@@ -92,7 +92,7 @@ def test_a_sweep_shows_its_leaderboard_and_the_curves_of_its_best_runs(tmp_path:
     # Run 1 has not begun.
     for index in (0, 2, 3, 4, 5, 6, 7):
         fill(RunDir(tmp_path / str(index)).metrics, make_rows())
-    standings = [Standing(str(index), {"optim.lr": EVIL}, 0.5 - index / 10, "finished") for index in range(8)]
+    standings = [RankedRun(str(index), {"optim.lr": EVIL}, 0.5 - index / 10, "finished") for index in range(8)]
     page = _Page(write_sweep_report(tmp_path, standings, "reward/mean").read_text(encoding="utf-8"))
     assert_harmless(page)
     assert page.text.count(EVIL) == 8 and "0.4" in page.text

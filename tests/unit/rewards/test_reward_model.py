@@ -16,12 +16,12 @@ from slurm_rl.config.reward import RewardConfig, RewardModelConfig
 from slurm_rl.engine.reward_model import ScoreStatistics, describe_scores
 from slurm_rl.engine.tiny import build_character_tokenizer
 from slurm_rl.errors import ConfigError
-from slurm_rl.rewards.model import load_model, require_loadable, specify_model
+from slurm_rl.rewards.classifier import load_model, require_loadable, specify_model
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem
-from slurm_rl.rl.workers.base import WorkerPlace
-from slurm_rl.rl.workers.cluster import Actor
+from slurm_rl.rl.workers.base import WorkerRank
 from slurm_rl.rl.workers.critic import Critic, CriticWorker, read_unit
+from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 TOKENIZER = build_character_tokenizer(TinyModelConfig())
@@ -129,7 +129,7 @@ def test_beside_the_critic_each_worker_scores_its_share_and_says_the_same(tmp_pa
         "critic.num_workers=2",
     ]
     config = load_config(words)
-    workers = [CriticWorker(config, WorkerPlace(rank, 2, "127.0.0.1", 1, num_threads=1)) for rank in range(2)]
+    workers = [CriticWorker(config, WorkerRank(rank, 2, "127.0.0.1", 1, num_threads=1)) for rank in range(2)]
     actors = [Actor(f"critic-{n}", Handle(it)) for n, it in enumerate(workers)]
     group = Critic(WorkerGroup(Calls(), actors, 64, 60, "critic"))  # type: ignore[arg-type]
     items = [RewardItem(prompt=f"{i}+{i * i}=", completion="7" * (i % 5), answer="") for i in range(7)]

@@ -13,7 +13,7 @@ import pytest
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import DataError
 from slurm_rl.rewards.pool import RewardItem, RewardPool
-from slurm_rl.rewards.processes import VerifierProcesses
+from slurm_rl.rewards.worker_processes import VerifierProcesses
 from tests.unit.rewards.reward_pool_kit import build_items, build_pool
 
 

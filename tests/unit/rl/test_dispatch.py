@@ -15,7 +15,7 @@ from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.dispatch import max_calls
 from slurm_rl.rl.rollout.sampling import ContinuousSampler, score_arrivals, together
-from slurm_rl.rl.workers.cluster import Actor, Cluster
+from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.train.stop import StopFlag, Timer
 
 SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=3)

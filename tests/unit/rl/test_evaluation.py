@@ -10,7 +10,7 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rl.loop.evaluation import Evaluator
-from slurm_rl.rl.loop.run_state import RunState
+from slurm_rl.rl.loop.trainer_state import TrainerState
 from slurm_rl.run_dir import RunDir
 
 PROMPT = EncodedPrompt(index=0, token_ids=[1], text="3+4=", answer="7")
@@ -25,7 +25,7 @@ def test_without_held_out_rows_nothing_is_evaluated(
     evaluator = Evaluator(config, RunDir(tmp_path), held_out, nothing, nothing, nothing, nothing)
     found: list[int] = []
     monkeypatch.setattr(evaluator, "evaluate", lambda step: found.append(step) or {"sampled": 0.5})
-    state = RunState(stage="grpo")
+    state = TrainerState(stage="grpo")
     for state.step in range(5):
         evaluator.run_if_due(state)
     assert found == asked

@@ -12,7 +12,7 @@ import pytest
 from slurm_rl.checkpoints.background import BackgroundWriter
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import CheckpointError
-from slurm_rl.rl.loop.run_state import RunSaver, RunState
+from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
 from slurm_rl.run_dir import RunDir
 
 
@@ -64,7 +64,7 @@ def names(saver: RunSaver) -> list[str]:
 def test_the_loop_goes_on_while_a_checkpoint_is_written_and_it_keeps_its_own_step(
     saver: RunSaver, policy: FakePolicy
 ) -> None:
-    state = RunState(step=3)
+    state = TrainerState(step=3)
     saver.save(state, {})
     state.step = 4
     saver.check()
@@ -78,31 +78,31 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written_and_it_keeps_its_own_ste
 
 def test_in_the_foreground_it_is_whole_on_return(tmp_path: Path, policy: FakePolicy) -> None:
     saver = build_saver(tmp_path / "run", policy, "checkpoint.background=false")
-    saver.save(RunState(step=3), {})
+    saver.save(TrainerState(step=3), {})
     assert names(saver) == ["step-3"]
 
 
 def test_what_went_wrong_is_said_and_the_older_one_stays(saver: RunSaver, policy: FakePolicy) -> None:
     policy.may_write.set()
-    saver.save(RunState(step=1), {})
+    saver.save(TrainerState(step=1), {})
     saver.wait()
     policy.broken = True
-    saver.save(RunState(step=2), {})
+    saver.save(TrainerState(step=2), {})
     with pytest.raises(CheckpointError, match="the disk is gone"):
-        saver.save(RunState(step=3), {})
+        saver.save(TrainerState(step=3), {})
     assert names(saver) == ["step-1"]
 
 
 def test_older_ones_go_after_the_newer_is_whole(saver: RunSaver, policy: FakePolicy) -> None:
     policy.may_write.set()
     for step in range(5):
-        saver.save(RunState(step=step, best_step=1), {})
+        saver.save(TrainerState(step=step, best_step=1), {})
     saver.wait()
     assert names(saver) == ["step-1", "step-3", "step-4"]
 
 
 def test_a_run_that_ends_does_not_wait_for_a_dead_worker(saver: RunSaver) -> None:
-    saver.save(RunState(step=1), {})
+    saver.save(TrainerState(step=1), {})
     saver.close(within_s=0.0)
     with pytest.raises(CheckpointError, match="a worker that died"):
         saver.wait()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.rl.loop.run_state import RunSaver, RunState
+from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
 from slurm_rl.run_dir import RunDir
 
 
@@ -38,7 +38,7 @@ def make_saver(path: Path, policy: Workers, critic: Workers | None) -> RunSaver:
 @pytest.mark.parametrize("stage", ["grpo", "warmup"])
 def test_the_critic_comes_back_after_it_was_built(stage: str, tmp_path: Path) -> None:
     # A run without a warm-up stays in the stage it began with.
-    state = RunState(step=7, stage=stage, kl_coefficient=0.25)
+    state = TrainerState(step=7, stage=stage, kl_coefficient=0.25)
     make_saver(tmp_path, Workers(1), Workers(2)).save(state, {})
     policy, critic = Workers(), Workers()
     saver = make_saver(tmp_path, policy, critic)
@@ -53,7 +53,7 @@ def test_the_critic_comes_back_after_it_was_built(stage: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("before", [Workers(2, is_built=False), None])
 def test_a_critic_that_was_not_there_yet_stays_as_it_was_built(before: Workers | None, tmp_path: Path) -> None:
-    make_saver(tmp_path, Workers(1), before).save(RunState(step=7), {})
+    make_saver(tmp_path, Workers(1), before).save(TrainerState(step=7), {})
     assert not list(tmp_path.glob("checkpoints/*/critic"))
     critic = Workers(5)
     saver = make_saver(tmp_path, Workers(), critic)

@@ -12,10 +12,10 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, WeightSyncError
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.rollout.vllm.transfer import EngineClient
-from slurm_rl.rl.weights.records import HeldWeights, SentWeights
 from slurm_rl.rl.weights.sync import WeightSync
 from slurm_rl.rl.weights.transports import Direct
-from slurm_rl.rl.workers.cluster import Actor
+from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights
+from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 

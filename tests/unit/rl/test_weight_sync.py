@@ -16,10 +16,10 @@ from slurm_rl.engine.model import load_model
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.math.sequences import TokenPrompt, TrainSequence
-from slurm_rl.rl.weights.records import HeldWeights, SentWeights, checksum, pack_weights
 from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
 from slurm_rl.rl.weights.transports import ObjectStore
-from slurm_rl.rl.workers.cluster import Actor
+from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights, checksum, pack_weights
+from slurm_rl.rl.workers.ray_driver import Actor
 
 WEIGHTS = {"a": torch.arange(4.0), "b": torch.ones(2, 2, dtype=torch.bfloat16)}
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.rl.workers.cluster import Actor
+from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 NOBODY: Any = None

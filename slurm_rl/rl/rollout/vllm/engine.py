@@ -13,7 +13,7 @@ from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine
 from slurm_rl.rl.rollout.vllm.vision_inputs import build_input, build_options, check_expanded
-from slurm_rl.rl.weights.records import HeldWeights, WeightRecord
+from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
 from slurm_rl.run_dir import read_json
 
 

@@ -13,7 +13,7 @@ import torch
 
 from slurm_rl.engine.lora import merge_into_base, read_base
 from slurm_rl.rl.rollout.vllm.gloo_transfer import register
-from slurm_rl.rl.weights.records import WeightRecord, checksum
+from slurm_rl.rl.weights.weight_record import WeightRecord, checksum
 
 # This module is imported in every worker before vLLM looks for its transfer engine.
 register()

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.errors import ConfigError, DataError
-from slurm_rl.prepare.hub import Wanted
+from slurm_rl.prepare.hf_hub import Wanted
+from slurm_rl.prepare.make_dataset import Say, fetch_files, find_whole, open_folder
 from slurm_rl.prepare.manifest import Manifest, Output, load_manifest
-from slurm_rl.prepare.run import Say, fetch_files, find_whole, open_folder
 
 WANTED = Wanted(
     patterns=("*.safetensors", "*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py", "LICENSE*"),

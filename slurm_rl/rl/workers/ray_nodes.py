@@ -21,11 +21,11 @@ from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.train.stop import StopFlag
 
 _MOST_NODES = 8
-MEETING_PORTS = {"policy": "SLURM_RL_MASTER_PORT", "critic": "SLURM_RL_CRITIC_PORT"}
+RENDEZVOUS_PORTS = {"policy": "SLURM_RL_MASTER_PORT", "critic": "SLURM_RL_CRITIC_PORT"}
 """Role whose ranks meet -> where our agent tells the port that it proved free."""
 
 
-class Nodes(Protocol):
+class RayNodes(Protocol):
     """What placing an actor must know."""
 
     namespace: str | None
@@ -43,11 +43,11 @@ class Nodes(Protocol):
     def host(self) -> str:
         """Address of the driver's node that the others reach."""
 
-    def meeting_point(self, role: str, node: int) -> tuple[str, int]:
+    def rendezvous(self, role: str, node: int) -> tuple[str, int]:
         """Address and free port where the ranks of a role meet; the first of them stands on `node`."""
 
 
-class OwnNodes:
+class OwnRayNodes:
     """Of the cluster that our agents brought up: each has a resource that names its rank."""
 
     namespace: str | None = "slurm_rl"
@@ -67,9 +67,9 @@ class OwnNodes:
     def host(self) -> str:
         return os.environ["RAY_ADDRESS"].rpartition(":")[0]
 
-    def meeting_point(self, role: str, node: int) -> tuple[str, int]:
+    def rendezvous(self, role: str, node: int) -> tuple[str, int]:
         # On the head node ports were proven free; elsewhere the first rank finds one itself.
-        return self.host(), int(os.environ[MEETING_PORTS[role]]) if node == 0 else 0
+        return self.host(), int(os.environ[RENDEZVOUS_PORTS[role]]) if node == 0 else 0
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class NodeHolder:
 
         ip, context = ray.util.get_node_ip_address(), ray.get_runtime_context()
         gpus = [str(name) for name in context.get_accelerator_ids().get("GPU", [])]
-        return NodeFacts(f"{socket.gethostname()} ({ip})", ip, gpus, _free_ports(MEETING_PORTS), probe.is_file())
+        return NodeFacts(f"{socket.gethostname()} ({ip})", ip, gpus, _free_ports(RENDEZVOUS_PORTS), probe.is_file())
 
 
-class SharedNodes:
+class SharedRayNodes:
     """Of a cluster that is not ours: a placement group sets nodes aside, each with all that one of the run's needs.
 
     It waits while others hold them or the cluster grows, and goes when the driver ends.
@@ -163,7 +163,7 @@ class SharedNodes:
 
         return str(ray.util.get_node_ip_address())
 
-    def meeting_point(self, role: str, node: int) -> tuple[str, int]:
+    def rendezvous(self, role: str, node: int) -> tuple[str, int]:
         return self.facts[node].ip, self.facts[node].ports[role]
 
 

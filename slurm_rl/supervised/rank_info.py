@@ -12,7 +12,7 @@ _NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankInfo:
     """One rank; every rank is a data-parallel one."""
 
     rank: int = 0
@@ -39,25 +39,25 @@ class Place:
         init_process_group(self.rank, self.world_size, self.master_address, self.master_port, timeout_s)
 
 
-def find_place(environment: Mapping[str, str] | None = None) -> Place:
+def read_rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
     """The rank torchrun gave this process; without torchrun, the only one.
 
-    >>> find_place({})
-    Place(rank=0, local_rank=0, world_size=1, local_world_size=1, master_address='127.0.0.1', master_port=0)
+    >>> read_rank_info({})
+    RankInfo(rank=0, local_rank=0, world_size=1, local_world_size=1, master_address='127.0.0.1', master_port=0)
 
     Raises:
         ConfigError: some of the variables are missing, or are no numbers.
     """
     env = os.environ if environment is None else environment
     if "RANK" not in env and "WORLD_SIZE" not in env:
-        return Place()
+        return RankInfo()
     missing = [name for name in _NAMES if not env.get(name)]
     if missing:
         raise ConfigError(
             f"a rank needs {', '.join(_NAMES)}", seen=f"no {', '.join(missing)}", action="start it with torchrun"
         )
     try:
-        return Place(
+        return RankInfo(
             rank=int(env["RANK"]),
             local_rank=int(env["LOCAL_RANK"]),
             world_size=int(env["WORLD_SIZE"]),

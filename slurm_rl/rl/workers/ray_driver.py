@@ -16,7 +16,7 @@ from slurm_rl.errors import SlurmRLError, TrainingError
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
-from slurm_rl.rl.workers.nodes import Nodes, OwnNodes, SharedNodes
+from slurm_rl.rl.workers.ray_nodes import OwnRayNodes, RayNodes, SharedRayNodes
 from slurm_rl.train.stop import StopFlag
 
 
@@ -33,7 +33,7 @@ class Cluster:
 
     def __init__(self, plan: JobPlan, stop: StopFlag) -> None:
         self.plan, self.stop = plan, stop
-        self.nodes: Nodes = OwnNodes(plan) if plan.address is None else SharedNodes(plan)
+        self.nodes: RayNodes = OwnRayNodes(plan) if plan.address is None else SharedRayNodes(plan)
 
     def connect(self) -> None:
         """Join the cluster that the node agent, or somebody else, brought up and wait until our nodes are there."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_rl.prepare.manifest import Output
-from slurm_rl.prepare.rows import BadRows
+from slurm_rl.prepare.write_rows import BadRows
 
 BOXED = "\nThink step by step, and put the final answer in \\boxed{}."
 """Ends the prompt of the mathematics data sets: the `math` verifier reads LaTeX, boxed first."""
@@ -27,7 +27,7 @@ class Workspace:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class DatasetRecipe:
     """One data set."""
 
     name: str

@@ -23,7 +23,7 @@ from slurm_rl.run_dir import RunDir, append_event, append_row, write_text
 
 
 @dataclass
-class RunState:
+class TrainerState:
     """The part of a run's state that is not in the policy. Small and JSON.
 
     Data position, sampling and data order all follow from `step` and the seed (see math/schedule.py), so there
@@ -74,12 +74,12 @@ class RunSaver:
             stop_s=config.job.signal_lead_s / 2,
         )
 
-    def restore(self) -> tuple[RunState, dict[int, list[Group]]] | None:
+    def restore(self) -> tuple[TrainerState, dict[int, list[Group]]] | None:
         """Load the newest checkpoint that verifies: state, and batches under way; None when there is none."""
         newest = self.saver.newest()
         if newest is None:
             return None
-        state = parse_state(RunState, newest.meta)
+        state = parse_state(TrainerState, newest.meta)
         if state.stage == "grpo" and self.config.warmup.num_steps:
             self.policy.call("use_optimizer", self.config.optim)
         self.policy.call("load", newest.path / "policy")
@@ -93,7 +93,7 @@ class RunSaver:
         if self.critic is not None and folder is not None and folder.is_dir():
             self.critic.workers.call("load", folder)
 
-    def save(self, state: RunState, rollouts: dict[int, list[Group]]) -> None:
+    def save(self, state: TrainerState, rollouts: dict[int, list[Group]]) -> None:
         """Write a checkpoint of this step unless there is one; see `StepSaver.save`."""
 
         models = {"policy": self.policy}

@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_rl.data.lines import read_parquet_rows
 from slurm_rl.errors import ConfigError, DataError
-from slurm_rl.prepare.golds import find_unscorable
+from slurm_rl.prepare.check_answers import find_unscorable
 from slurm_rl.prepare.manifest import Output, sha256_of
 from slurm_rl.run_dir import write_text
 

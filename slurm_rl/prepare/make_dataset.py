@@ -11,18 +11,18 @@ from pathlib import Path
 
 from slurm_rl import disk
 from slurm_rl.errors import ConfigError
+from slurm_rl.prepare.dataset import DatasetRecipe, Workspace
 from slurm_rl.prepare.download import fetch
-from slurm_rl.prepare.hub import Kind, Wanted, is_offline, list_cached, list_snapshot
+from slurm_rl.prepare.hf_hub import Kind, Wanted, is_offline, list_cached, list_snapshot
 from slurm_rl.prepare.manifest import NAME, Manifest, Source, load_manifest, sha256_of
-from slurm_rl.prepare.recipe import Recipe, Workspace
-from slurm_rl.prepare.rows import BadRows
+from slurm_rl.prepare.write_rows import BadRows
 
 _LOCK = ".prepare.lock"
 _SOURCES = ".sources"
 Say = Callable[[str], None]
 
 
-def prepare_dataset(recipe: Recipe, folder: Path, revision: str, leave_out_bad_rows: bool, say: Say) -> Manifest:
+def prepare_dataset(recipe: DatasetRecipe, folder: Path, revision: str, leave_out_bad_rows: bool, say: Say) -> Manifest:
     """Make `folder` the data set.
 
     Raises:
