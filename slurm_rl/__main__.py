@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
-        from slurm_rl.cli.unforeseen import explain
+        from slurm_rl.cli.messages import explain
 
         print(f"slurm_rl: {show_plainly(explain(error))}", file=sys.stderr)
         return 1
@@ -67,7 +67,7 @@ def _check_text(words: list[str]) -> None:
 
 def _render_help(verb: str | None) -> str:
     if verb is None:
-        from slurm_rl.cli.help import render_help
+        from slurm_rl.cli.messages import render_help
 
         return render_help()
     from slurm_rl.cli.words import render_verb_help

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_rl.cli.image_line import check_image_is_there
+from slurm_rl.cli.model_checks import check_lora_targets, check_reward_model, check_same_model
 from slurm_rl.cli.model_shape import sees_images
-from slurm_rl.cli.reward_model_check import check_reward_model
-from slurm_rl.cli.weights_check import check_lora_targets, check_same_model
 from slurm_rl.config.engine_args import check_engine_args
 from slurm_rl.config.functions import check_function, named_functions
 from slurm_rl.config.paths import expand_user

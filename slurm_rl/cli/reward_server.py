@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from slurm_rl.cli.reward_model_check import check_reward_model
+from slurm_rl.cli.model_checks import check_reward_model
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.functions import FORMS
 from slurm_rl.config.load import load_config

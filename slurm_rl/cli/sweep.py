@@ -1,23 +1,133 @@
-"""`-m`: a sweep. Hydra's sweeper makes the overrides; every run is checked before the first is submitted."""
+"""`-m`: a sweep. Hydra's sweeper makes the overrides; every run is checked before the first is submitted.
+
+On Slurm the runs are an array, on this machine they go one after the other.
+"""
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from slurm_rl.cli.common import check_overrides
+from slurm_rl.cli.results import read_standings
+from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.sweep_checks import check_clusters, plan_runs
-from slurm_rl.cli.sweep_runs import SweepRuns
 from slurm_rl.cli.words import Words
 from slurm_rl.config.load import explain_hydra, open_hydra
 from slurm_rl.config.overrides import normalise_words
-from slurm_rl.errors import RunDirError
-from slurm_rl.launchers.slurm.sweep_submit import remove_sweep
+from slurm_rl.errors import RunDirError, SlurmRLError, TrainingError
+from slurm_rl.job.attempts import EXIT_INTERRUPTED
+from slurm_rl.launchers.jobs import RunState, read_states
+from slurm_rl.launchers.slurm.sweep_jobs import wait_for_runs
+from slurm_rl.launchers.slurm.sweep_submit import PlannedRun, create_runs, remove_sweep, submit_arrays
+from slurm_rl.launchers.submit import submit_run
+from slurm_rl.report.leaderboard import rank, read_metric, render_standings
 from slurm_rl.sweep.compose import Composer
-from slurm_rl.sweep.ledger import Ledger, SweepDir
+from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger
 from slurm_rl.sweep.sweeper import Outcome, compose_sweep, run_sweeper, set_sweep_dir
+
+
+class SweepRuns:
+    """Starts batches of checked runs, and gives their values to who waits for them."""
+
+    def __init__(self, directory: SweepDir, ledger: Ledger) -> None:
+        self.directory = directory
+        self.ledger = ledger
+        self.is_started = False
+        self._has_ended = False
+        self._exit_code = 0
+
+    @property
+    def num_runs(self) -> int:
+        return len(self.ledger.runs)
+
+    def start(self, planned: Sequence[PlannedRun], *, wait: bool) -> list[Outcome]:
+        """Write and start these runs; the outcome of each, where someone waits for it.
+
+        Raises:
+            SlurmRLError: Slurm refused them, or the directory cannot be written.
+        """
+        ledger = create_runs(self.directory, self.ledger, planned)
+        if planned[0].plan.launcher == "local":
+            self.ledger, self.is_started = ledger, True
+            self._run_here(planned)
+        else:
+            self._submit(ledger, planned)
+            if not wait:
+                return [None] * len(planned)
+            wait_for_runs([self.directory.run(run.index) for run in planned], _tell)
+        self._has_ended = True
+        return self._read_outcomes(planned)
+
+    def _submit(self, ledger: Ledger, planned: Sequence[PlannedRun]) -> None:
+        is_first = not self.is_started
+        try:
+            self.ledger = submit_arrays(self.directory, ledger, planned)
+            self.is_started = True
+        except SlurmRLError:
+            # Arrays that Slurm had taken before it refused one may have begun to run.
+            self.is_started = any(run.array_job for run in load_ledger(self.directory).runs)
+            raise
+        if is_first:
+            _tell(self._describe())
+
+    def _run_here(self, planned: Sequence[PlannedRun]) -> None:
+        for place, entry in enumerate(planned, start=1):
+            _tell(f"\nrun {place} of {len(planned)}: {' '.join(entry.overrides)}")
+            run = self.directory.run(entry.index)
+            code = announce_and_follow(run, entry.plan, submit_run(run, entry.plan))
+            self._exit_code = max(self._exit_code, code)
+            if code == EXIT_INTERRUPTED:
+                left = len(planned) - place
+                _tell(f"slurm_rl: {left} runs are not started; each can be: python -m slurm_rl resume <run>")
+                raise KeyboardInterrupt
+
+    def _read_outcomes(self, planned: Sequence[PlannedRun]) -> list[Outcome]:
+        runs = [self.directory.run(entry.index) for entry in planned]
+        return [
+            self._outcome(run.path.name, read_metric(run, self.ledger.metric), state)
+            for run, state in zip(runs, read_states(runs), strict=True)
+        ]
+
+    def _outcome(self, name: str, value: float | None, state: RunState) -> Outcome:
+        if state.word == "finished" and value is not None:
+            return value
+        seen = f"run {name}: {state}" if value is not None else f"run {name} without a value: {state}"
+        return TrainingError(f"every run must finish with a number for {self.ledger.metric}", seen=seen)
+
+    def _describe(self) -> str:
+        """What is where, and the commands to go on with."""
+        path = shlex.quote(str(self.directory.path))
+        jobs = list(dict.fromkeys(str(run.array_job) for run in self.ledger.runs))
+        arrays = "1 array" if len(jobs) == 1 else f"{len(jobs)} arrays"
+        return "\n".join(
+            [
+                f"sweep   {self.directory.path}",
+                f"jobs    {self.num_runs} runs in {arrays}: {' '.join(jobs)}",
+                f"status  python -m slurm_rl status {path}",
+                f"results python -m slurm_rl results {path}",
+                f"cancel  python -m slurm_rl cancel {path}",
+            ]
+        )
+
+    def finish(self) -> int:
+        """Print the table of a sweep that has ended; the exit code."""
+        if self._has_ended:
+            ledger = self.ledger
+            standings = rank(
+                read_standings(self.directory, ledger, ledger.metric), smallest_first=ledger.smallest_first
+            )
+            print(render_standings(standings, ledger.metric))
+        return self._exit_code
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
 
 DEFAULT_METRIC = "accuracy.after.sampled"
 

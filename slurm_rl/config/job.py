@@ -1,4 +1,4 @@
-"""How long a job runs, what happens when it ends early, and the Ray cluster that it brings up for itself."""
+"""What every run has: how long its job runs, what happens when it ends early, its Ray cluster, where its numbers go."""
 
 from __future__ import annotations
 
@@ -48,3 +48,23 @@ class RayConfig(Section):
     """Shared memory for objects on each node; a weight sync passes the whole model through it."""
     dashboard: bool = True
     """Serve Ray's dashboard on the head's loopback address, and `ray job` with it; false saves 2 s of bring-up."""
+
+
+class WandbConfig(Section):
+    """Weights & Biases. The key comes from WANDB_API_KEY or ~/.netrc, never from here."""
+
+    mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    """auto: online when a key is in the environment, else disabled."""
+    project: str = "slurm_rl"
+    """Project name."""
+    entity: str | None = None
+    """User or team; null takes the account's default."""
+
+
+class LoggingConfig(Section):
+    """Reporting."""
+
+    wandb: WandbConfig = WandbConfig()
+    """Weights & Biases."""
+    samples_per_step: NonNegativeInt = 4
+    """Completions of each step kept in samples.jsonl for the report."""

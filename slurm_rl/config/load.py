@@ -17,10 +17,9 @@ from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from slurm_rl.config.env_values import no_secrets_in_configs
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.functions import with_absolute_files
-from slurm_rl.config.overrides import normalise_words
+from slurm_rl.config.overrides import no_secrets_in_configs, normalise_words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reads import check_reads, check_required, check_sampling
 from slurm_rl.config.run import RunConfig

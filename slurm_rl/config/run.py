@@ -14,8 +14,7 @@ from slurm_rl.config.data import DataConfig
 from slurm_rl.config.existing import check_existing_cluster
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.functions import find_loss
-from slurm_rl.config.job import JobConfig, RayConfig
-from slurm_rl.config.logging import LoggingConfig
+from slurm_rl.config.job import JobConfig, LoggingConfig, RayConfig
 from slurm_rl.config.model import ModelConfig, fill_auto
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.section import NonNegativeInt, Section, one_of

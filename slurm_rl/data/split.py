@@ -3,14 +3,23 @@
 A prompt's rank is the SHA-256 of its messages, and the first ranks are held out. So runs with other seeds are measured
 on the same rows, GRPO after SFT on the same file is not measured on what SFT has seen, and a file that is shuffled, or
 grows, holds out nearly the same rows as before.
+
+In which order rows are trained on is a pure function of how many were used before. There is no iterator to save: a run
+resumes at the very prompt by one integer, its position.
+
+    PromptOrder(num_rows=3, seed=0).take(2, 3)
+    position:   0 1 2 | 3 4 5 |         epochs of three rows, each a permutation of 0..2
+    taken:          ^   ^ ^             the last of epoch 0, the first two of epoch 1
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from slurm_rl.errors import DataError
@@ -140,3 +149,43 @@ def _nothing_left(num_rows: int, num_prompts: int, num_eval: int | None) -> Data
         seen=seen,
         action="lower data.num_eval, or name a file in data.eval",
     )
+
+
+class PromptOrder:
+    """An endless order over rows 0..num_rows-1; holds no state.
+
+    Args:
+        num_rows: rows of the training data.
+        seed: of the run.
+
+    Raises:
+        DataError: there are no rows.
+    """
+
+    def __init__(self, num_rows: int, seed: int) -> None:
+        if num_rows < 1:
+            raise DataError(
+                "there must be rows to train on", seen=num_rows, action="check data.train and data.num_eval"
+            )
+        self._num_rows = num_rows
+        self._seed = seed
+
+    def take(self, position: int, count: int) -> list[int]:
+        """Return the next `count` rows after `position` prompts were used since the start of the run.
+
+        `take(a, n) + take(a + n, m) == take(a, n + m)`, and each epoch has every row exactly once.
+        """
+        assert position >= 0, position
+        taken: list[int] = []
+        while len(taken) < count:
+            epoch, start = divmod(position + len(taken), self._num_rows)
+            taken += _permutation(self._num_rows, self._seed, epoch)[start : start + count - len(taken)]
+        return taken
+
+
+@lru_cache(maxsize=4)
+def _permutation(num_rows: int, seed: int, epoch: int) -> list[int]:
+    """Return the order of one epoch; cached, since a step takes a small piece of it."""
+    rows = list(range(num_rows))
+    random.Random(f"epoch {seed} {epoch}").shuffle(rows)
+    return rows

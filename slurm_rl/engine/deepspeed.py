@@ -24,8 +24,14 @@ from transformers import PreTrainedModel
 
 from slurm_rl.checkpoints.background import BackgroundWriter
 from slurm_rl.config.train import OptimConfig
-from slurm_rl.engine import optimizer as optimizers
-from slurm_rl.engine.backend import export_tensor
+from slurm_rl.engine.backend import (
+    apply_config,
+    build_optimizer,
+    clip_gradients,
+    export_tensor,
+    require_finite_norm,
+    set_lr,
+)
 from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
 from slurm_rl.engine.saved_weights import load_deepspeed
 from slurm_rl.errors import BringUpError, CheckpointError
@@ -46,7 +52,7 @@ class DeepSpeedBackend:
         self.optim = optim
         # Plain: stage 0 in float32 is bare data parallelism, which clips without telling the norm. We clip.
         self.plain = zero_stage == 0 and self.dtype == torch.float32
-        self.optimizer = optimizers.build_optimizer(model, optim)
+        self.optimizer = build_optimizer(model, optim)
         self.engine, _, _, _ = self._deepspeed.initialize(
             model=model,
             optimizer=self.optimizer,
@@ -65,19 +71,19 @@ class DeepSpeedBackend:
         self.engine.backward(loss * get_world_size())
 
     def step(self, lr: float) -> float:
-        optimizers.set_lr(self.engine.optimizer, lr)
+        set_lr(self.engine.optimizer, lr)
         try:
             self.engine.step()
         finally:
             self.module.zero_grad(set_to_none=True)
         norm = self._clipped_norm if self.plain else float(self.engine.get_global_grad_norm())
-        optimizers.require_finite_norm(norm)  # DeepSpeed skips such an update without a word
+        require_finite_norm(norm)  # DeepSpeed skips such an update without a word
         return norm
 
     def reset_optimizer(self, config: OptimConfig) -> None:
         self.optim = config
         self.optimizer.state.clear()
-        optimizers.apply_config(self.optimizer, config)
+        apply_config(self.optimizer, config)
         if not self.plain:
             self.engine.optimizer.clip_grad = config.max_grad_norm
 
@@ -105,10 +111,10 @@ class DeepSpeedBackend:
         path, _ = self.engine.load_checkpoint(str(folder), tag=_TAG, load_module_strict=not frozen)
         if path is None:
             raise CheckpointError("the checkpoint must hold a DeepSpeed checkpoint", seen=str(folder / _TAG))
-        optimizers.apply_config(self.optimizer, self.optim)
+        apply_config(self.optimizer, self.optim)
 
     def _clip(self, *_: Any) -> None:
-        self._clipped_norm = optimizers.clip_gradients(self.module.parameters(), self.optim.max_grad_norm)
+        self._clipped_norm = clip_gradients(self.module.parameters(), self.optim.max_grad_norm)
 
 
 def _import_deepspeed() -> Any:

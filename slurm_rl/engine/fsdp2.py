@@ -19,8 +19,7 @@ from transformers import PreTrainedModel
 
 from slurm_rl.checkpoints.background import BackgroundWriter, write_whole
 from slurm_rl.config.train import OptimConfig
-from slurm_rl.engine import optimizer as optimizers
-from slurm_rl.engine.backend import export_tensor
+from slurm_rl.engine.backend import apply_config, build_optimizer, clip_gradients, export_tensor, set_lr
 from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
 from slurm_rl.engine.shards import SavedShards, rank_file, save_tensors
 from slurm_rl.errors import BringUpError
@@ -47,15 +46,15 @@ class FSDP2Backend:
             self.module.to(get_device())
         self.model = self.module
         self.max_grad_norm = optim.max_grad_norm
-        self.optimizer = optimizers.build_optimizer(self.module, optim)
+        self.optimizer = build_optimizer(self.module, optim)
 
     def backward(self, loss: Tensor) -> None:
         loss.backward()
 
     def step(self, lr: float) -> float:
         try:
-            norm = optimizers.clip_gradients(self.module.parameters(), self.max_grad_norm)
-            optimizers.set_lr(self.optimizer, lr)
+            norm = clip_gradients(self.module.parameters(), self.max_grad_norm)
+            set_lr(self.optimizer, lr)
             if self.offload == "optimizer":
                 self._move_moments(get_device())
             self.optimizer.step()
@@ -74,7 +73,7 @@ class FSDP2Backend:
     def reset_optimizer(self, config: OptimConfig) -> None:
         self.max_grad_norm = config.max_grad_norm
         self.optimizer.state.clear()
-        optimizers.apply_config(self.optimizer, config)
+        apply_config(self.optimizer, config)
 
     def full_state(
         self, wanted: Callable[[str], bool] | None = None, place: torch.device | None = None

@@ -3,7 +3,7 @@
 Flash attention walks each sequence of a packed row alone. SDPA computes the whole [T, T] square and masks
 most of it, so there the same sequences are laid into R rows of W tokens: same numbers, R x W^2 work.
 
-Completions that share a prompt may stand behind it once; see math/sharing.py.
+Completions that share a prompt may stand behind it once; see math/packing.py.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.math.packing import pack_by_tokens
-from slurm_rl.math.sharing import unite
+from slurm_rl.math.packing import pack_by_tokens, unite
 
 # Up to this share of padding every sequence gets a row of its own: then no mask is needed at all.
 _MAX_PADDING = 0.15

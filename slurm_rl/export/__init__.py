@@ -1,1 +1,30 @@
 """The same run in the words of other systems. Pure: config in, text out."""
+
+from __future__ import annotations
+
+import re
+
+from slurm_rl.errors import ConfigError
+
+_LENGTHS = {"dstack": (2, 41), "xpk": (1, 39)}
+"""Shortest and longest name that each takes."""
+
+
+def workload_name(name: str, launcher: str) -> str:
+    """A name of lower case letters, digits and dashes that begins with a letter and ends without a dash.
+
+    >>> workload_name("GRPO mathv60k", "dstack")
+    'grpo-mathv60k'
+
+    Raises:
+        ConfigError: `name` gives none of that length or beginning.
+    """
+    shortest, longest = _LENGTHS[launcher]
+    found = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if not (found[:1].isalpha() and shortest <= len(found) <= longest):
+        raise ConfigError(
+            f"{launcher} wants a name of {shortest} to {longest} letters, digits and dashes that begins with a letter",
+            seen=name,
+            action="set name=...",
+        )
+    return found

@@ -16,7 +16,7 @@ import yaml
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.export.names import workload_name
+from slurm_rl.export import workload_name
 
 RUN_TOKEN = "SLURM_RL_TOKEN"
 """What the run's machines know each other by."""

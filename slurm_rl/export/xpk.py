@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.export.names import workload_name
+from slurm_rl.export import workload_name
 from slurm_rl.external.argv import RunValues, build_external_argv
 
 # How a program in a Pathways job reaches its TPUs: MaxText's tutorial on several hosts.

@@ -1,13 +1,119 @@
-"""What a data set's recipe is: which files of which repository, and how they become rows."""
+"""What a data set's recipe is: which files of which repository, and how they become rows of a data file.
+
+Bad rows are collected, the good ones written.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from slurm_rl.prepare.manifest import Output
-from slurm_rl.prepare.write_rows import BadRows
+from slurm_rl.data.lines import read_parquet_rows
+from slurm_rl.errors import ConfigError, DataError
+from slurm_rl.prepare.check_answers import find_unscorable
+from slurm_rl.prepare.manifest import Output, sha256_of
+from slurm_rl.run_dir import write_text
+
+_SHOWN = 10
+_MAX_UNSCORABLE = 0.05
+
+
+class BadRows:
+    """Rows that break a rule, by number; all are looked for before any is reported.
+
+    Args:
+        leave_out: go on without them; the manifest names each.
+    """
+
+    def __init__(self, leave_out: bool) -> None:
+        self.leave_out = leave_out
+        self.found: list[str] = []
+        self.unscorable: list[str] = []
+        """Rows whose answer the verifier cannot read; these are always left out."""
+
+    def add(self, where: str, why: str) -> None:
+        self.found.append(f"{where}: {why}")
+
+    def check(self, source: str, num_good: int) -> None:
+        """Report what was found.
+
+        Raises:
+            DataError: there are bad rows that may not be left out, or no good row.
+        """
+        if self.found and not self.leave_out:
+            more = len(self.found) - _SHOWN
+            raise DataError(
+                f"{source}: every row must be whole; {len(self.found)} of {len(self.found) + num_good} are not",
+                seen="; ".join(self.found[:_SHOWN]) + (f"; and {more} more" if more > 0 else ""),
+                action="go on without them with --leave-out-bad-rows, or choose another --revision",
+            )
+        if not num_good:
+            raise DataError(f"{source}: there must be a row that can be used", seen="none")
+
+
+Row = dict[str, Any]
+
+
+def drop_unscorable(
+    source: str, rows: list[tuple[str, Row]], bad_rows: BadRows, say: Callable[[str], None]
+) -> list[Row]:
+    """The rows whose `answer` the math verifier can judge by; the others are noted as left out.
+
+    Args:
+        rows: (where it stands, row).
+
+    Raises:
+        DataError: there are so many of the others that the data set must be another one.
+    """
+    unscorable = find_unscorable((row["answer"] for _, row in rows), say)
+    left = [(where, row) for where, row in rows if row["answer"] in unscorable]
+    if len(left) > _MAX_UNSCORABLE * len(rows):
+        where, row = left[0]
+        raise DataError(
+            f"{source}: the math verifier must be able to judge by nearly all answers, all but {_MAX_UNSCORABLE:.0%}",
+            seen=f"{len(left)} of {len(rows)} it cannot, first {where}: {row['answer']}",
+            action="choose another --revision",
+        )
+    for where, row in left:
+        bad_rows.unscorable.append(f"{where}: column 'answer' {row['answer']!r}: {unscorable[row['answer']]}")
+    return [row for _, row in rows if row["answer"] not in unscorable]
+
+
+def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (row from 0, values of these columns).
+
+    Raises:
+        DataError: the file is no parquet file, or lacks a column.
+        ConfigError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ConfigError(
+            "parquet files need pyarrow", seen="not installed", action="pip install slurm_rl[prepare]"
+        ) from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            missing = [column for column in columns if column not in names]
+            if missing:
+                raise DataError(f"{path} must have the column {missing[0]!r}", seen=f"the columns {', '.join(names)}")
+            yield from enumerate(read_parquet_rows(file, columns))
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        raise DataError(f"{path} must be a parquet file", seen=str(error)) from None
+
+
+def write_rows(folder: Path, name: str, rows: Iterable[Mapping[str, Any]]) -> Output:
+    """Write one JSON object a line, beside and renamed."""
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    path = folder / name
+    write_text(path, "".join(lines))
+    return Output(file=name, size=path.stat().st_size, sha256=sha256_of(path), rows=len(lines))
+
 
 BOXED = "\nThink step by step, and put the final answer in \\boxed{}."
 """Ends the prompt of the mathematics data sets: the `math` verifier reads LaTeX, boxed first."""

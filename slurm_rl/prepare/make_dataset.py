@@ -11,11 +11,10 @@ from pathlib import Path
 
 from slurm_rl import disk
 from slurm_rl.errors import ConfigError
-from slurm_rl.prepare.dataset import DatasetRecipe, Workspace
+from slurm_rl.prepare.dataset import BadRows, DatasetRecipe, Workspace
 from slurm_rl.prepare.download import fetch
 from slurm_rl.prepare.hf_hub import Kind, Wanted, is_offline, list_cached, list_snapshot
 from slurm_rl.prepare.manifest import NAME, Manifest, Source, load_manifest, sha256_of
-from slurm_rl.prepare.write_rows import BadRows
 
 _LOCK = ".prepare.lock"
 _SOURCES = ".sources"

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.config.logging import WandbConfig
+from slurm_rl.config.job import WandbConfig
 from slurm_rl.disk import naming
 from slurm_rl.errors import TrainingError
 from slurm_rl.jsonl import parse_row, read_rows

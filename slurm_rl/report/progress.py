@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from slurm_rl.jsonl import Row, RowTail
-from slurm_rl.report.events import render_event
+from slurm_rl.report.meta import render_event
 from slurm_rl.report.progress_state import Progress
 from slurm_rl.report.summary import format_seconds
 from slurm_rl.run_dir import RunDir

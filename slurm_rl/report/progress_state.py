@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurm_rl.jsonl import Row
-from slurm_rl.report.events import describe_event
+from slurm_rl.report.meta import describe_event
 from slurm_rl.report.summary import MAIN_STAGES, format_seconds
 
 STAGES: dict[str, str] = {

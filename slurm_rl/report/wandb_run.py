@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from slurm_rl.config.logging import WandbConfig
+from slurm_rl.config.job import WandbConfig
 from slurm_rl.run_dir import RunDir, append_event, write_text
 
 INIT_TIMEOUT_S = 30.0

@@ -17,7 +17,7 @@ from slurm_rl.config.reward import RewardConfig, split_urls
 from slurm_rl.rewards.client import RewardClient
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rewards.sandbox.probe import probe_sandbox
+from slurm_rl.rewards.sandbox.runs import probe_sandbox
 from slurm_rl.rewards.service import TOKEN_VARIABLE, read_token
 from slurm_rl.rewards.supervise import RewardServices, choose_ports
 

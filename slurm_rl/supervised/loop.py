@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.data.order import PromptOrder
+from slurm_rl.data.split import PromptOrder
 from slurm_rl.engine import distributed
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.errors import StopRequested

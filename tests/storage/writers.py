@@ -188,7 +188,7 @@ def attempt_start(folder: Path) -> Case:
     "job.controller.Controller._run_attempt",
     "job.controller.Controller._end",
     "launchers.controller._run_supervised",
-    "train.ending.run_to_outcome.end",
+    "train.outcome.run_to_outcome.end",
     "node.agent.NodeAgent._write_record",
 )
 def last_words(folder: Path) -> Case:
@@ -627,14 +627,14 @@ def fetched_copy(folder: Path) -> Case:
 
 @writer(
     "prepare: rows and manifest",
-    "prepare.write_rows.write_rows",
+    "prepare.dataset.write_rows",
     "prepare.manifest.Manifest.save",
     "prepare.make_dataset.open_folder",
 )
 def prepared_rows(folder: Path) -> Case:
+    from slurm_rl.prepare.dataset import write_rows
     from slurm_rl.prepare.make_dataset import open_folder
     from slurm_rl.prepare.manifest import Manifest, load_manifest
-    from slurm_rl.prepare.write_rows import write_rows
 
     place = folder / "gsm8k"
 
@@ -685,7 +685,7 @@ def prepared_images(folder: Path) -> Case:
     "image.recipe.write_context",
     "image.rootfs.write_layout",
     "image.rootfs._write",
-    "cli.image_check.run_check",
+    "cli.image.run_check",
 )
 def image(folder: Path) -> Case:
     from slurm_rl.image.formats import write_beside
@@ -713,12 +713,12 @@ def exported_text(folder: Path) -> Case:
 
 OUTSIDE = {
     "__main__.main": "opens /dev/null",
-    "cli.unforeseen.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
+    "cli.messages.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
     "node.gpus._may_open": "asks whether a device may be opened",
     "node.private_folder.make_private_folder": "the node's own temporary folder, not the run's",
     "rewards.sandbox.inside.mounts.enter_own_root": "a tmpfs inside the sandbox",
     "rewards.sandbox.inside.mounts._show": "a tmpfs inside the sandbox",
-    "rewards.sandbox.probe.probe_sandbox": "a file in the temporary folder that a sandbox must not see",
+    "rewards.sandbox.runs.probe_sandbox": "a file in the temporary folder that a sandbox must not see",
     "rewards.sandbox.process.Sandboxed.__enter__": "the sandbox's folder in the temporary folder",
     "rewards.sandbox.process.Sandboxed._write_job": "a pipe",
 }

@@ -17,7 +17,7 @@ import pytest
 
 from slurm_rl import jsonl
 from slurm_rl.checkpoints.store import CheckpointStore
-from slurm_rl.config.logging import WandbConfig
+from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import CheckpointError, LeaseError
 from slurm_rl.holder import RESUME, Holder, Standing, Verdict, judge
 from slurm_rl.jsonl import read_rows

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Workspace
+from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Workspace, read_parquet, write_rows
 from slurm_rl.prepare.manifest import Output
-from slurm_rl.prepare.write_rows import read_parquet, write_rows
 
 _FINAL = re.compile(r"####\s*(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
 """A solution ends with its answer: `#### 1,080`."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Workspace
+from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Workspace, drop_unscorable, read_parquet, write_rows
 from slurm_rl.prepare.manifest import Output
-from slurm_rl.prepare.write_rows import drop_unscorable, read_parquet, write_rows
 
 
 def build(work: Workspace) -> list[Output]:

@@ -22,9 +22,8 @@ from slurm_rl.data.images import open_bounded
 from slurm_rl.data.lines import parse_object, read_lines
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.prepare.archive import extract_archive
-from slurm_rl.prepare.dataset import DatasetRecipe, Workspace
+from slurm_rl.prepare.dataset import DatasetRecipe, Workspace, drop_unscorable, write_rows
 from slurm_rl.prepare.manifest import Output
-from slurm_rl.prepare.write_rows import drop_unscorable, write_rows
 
 MAX_ASPECT = 200
 """Longer side over shorter: the image processor of the Qwen-VL families refuses more."""

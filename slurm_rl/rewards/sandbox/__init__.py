@@ -6,7 +6,7 @@ computing needs (seccomp: no socket, no new process or program, no signal, trace
 capabilities, and resources beyond its limits (CPU, address space, open files, output). It has a clean
 environment, an empty home that it cannot write to, and the descriptors of its pipes alone. A deadline ends it
 with SIGKILL; it also dies with the process that started it. Nothing of this needs root or a setting of the
-cluster; where the kernel lacks seccomp, or both Landlock and user namespaces, `probe` says so and no code runs.
+cluster; where the kernel lacks seccomp, or both Landlock and user namespaces, `runs` says so and no code runs.
 
 Verdicts cannot be forged from inside: see `runs` and `inside.check`.
 

@@ -14,8 +14,7 @@ from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Prompts
-from slurm_rl.rl.loop.batch_source import BatchSource
-from slurm_rl.rl.loop.collect import BatchCollector, Collected
+from slurm_rl.rl.loop.collect import BatchCollector, BatchSource, Collected
 from slurm_rl.rl.loop.evaluation import Evaluator
 from slurm_rl.rl.loop.learner import Learned, Learner
 from slurm_rl.rl.loop.pipeline import RolloutPipeline, staleness_metrics

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.data.order import PromptOrder
+from slurm_rl.data.split import PromptOrder
 from slurm_rl.math.schedule import derive_seed, schedule_lr
 from slurm_rl.rl.algorithm.train_sequences import build_answer_sequences
 from slurm_rl.rl.groups import Prompts

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from slurm_rl.math.packing import distribute
+from slurm_rl.math.packing import count_shared, distribute, unite
 from slurm_rl.math.sequences import FloatArray, TrainSequence
-from slurm_rl.math.sharing import count_shared, unite
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 
 if TYPE_CHECKING:

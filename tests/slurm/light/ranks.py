@@ -21,12 +21,12 @@ import torch.distributed as dist
 from trainer import Counter
 
 from slurm_rl.checkpoints.store import CheckpointStore
-from slurm_rl.config.logging import WandbConfig
+from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, append_event
-from slurm_rl.train.ending import run_to_outcome
+from slurm_rl.train.outcome import run_to_outcome
 from slurm_rl.train.stop import StopFlag
 
 

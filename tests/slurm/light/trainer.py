@@ -16,7 +16,7 @@ import sys
 import time
 
 from slurm_rl.checkpoints.store import CheckpointStore
-from slurm_rl.config.logging import WandbConfig
+from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.plan.job import JobPlan
@@ -24,7 +24,7 @@ from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.run_dir import RunDir, append_event, read_json
-from slurm_rl.train.ending import run_to_outcome
+from slurm_rl.train.outcome import run_to_outcome
 from slurm_rl.train.stop import StopFlag
 
 _STEP_TIMEOUT_S = 120.0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.cli.weights_check import check_lora_targets, read_matrix_names
+from slurm_rl.cli.model_checks import check_lora_targets, read_matrix_names
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.errors import ConfigError
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.cli.checks import check_inputs
-from slurm_rl.cli.reward_model_check import check_reward_model
+from slurm_rl.cli.model_checks import check_reward_model
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.cli.checks import check_inputs
-from slurm_rl.cli.weights_check import check_same_model
+from slurm_rl.cli.model_checks import check_same_model
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.errors import ConfigError

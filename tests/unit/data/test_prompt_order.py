@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.data.order import PromptOrder
+from slurm_rl.data.split import PromptOrder
 from slurm_rl.errors import DataError
 
 rows = st.integers(1, 40)

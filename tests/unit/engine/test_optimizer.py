@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from slurm_rl.config.train import OptimConfig
-from slurm_rl.engine.optimizer import apply_config, build_optimizer, clip_gradients, set_lr
+from slurm_rl.engine.backend import apply_config, build_optimizer, clip_gradients, set_lr
 from slurm_rl.errors import TrainingError
 from slurm_rl.math.schedule import schedule_lr
 

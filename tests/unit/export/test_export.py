@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
+from slurm_rl.export import workload_name
 from slurm_rl.export.dstack import build_task, quote_for_hydra, render_dstack
-from slurm_rl.export.names import workload_name
 from slurm_rl.export.xpk import XpkTarget, build_xpk_argv
 
 GOLDEN = Path(__file__).parents[2] / "golden"

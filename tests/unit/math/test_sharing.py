@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_rl.engine.row_layout import build_shared_layout
+from slurm_rl.math.packing import count_shared, unite
 from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.math.sharing import count_shared, unite
 
 
 def sequence(prompt: list[int], completion: list[int]) -> TrainSequence:

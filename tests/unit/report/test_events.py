@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from slurm_rl.report.events import describe_event, read_events, render_event
+from slurm_rl.report.meta import describe_event, read_events, render_event
 from slurm_rl.run_dir import RunDir
 
 from .sample_run import fill

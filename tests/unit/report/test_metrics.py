@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from slurm_rl.config.logging import WandbConfig
+from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import TrainingError
 from slurm_rl.jsonl import append_row, read_rows
 from slurm_rl.report.metrics import MetricsLogger, keep_rows_up_to

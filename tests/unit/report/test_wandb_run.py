@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.config.logging import WandbConfig
+from slurm_rl.config.job import WandbConfig
 from slurm_rl.report import wandb_run
-from slurm_rl.report.events import read_events
+from slurm_rl.report.meta import read_events
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.report.wandb_run import WandbRun, find_key, load_id, open_wandb
 from slurm_rl.run_dir import RunDir

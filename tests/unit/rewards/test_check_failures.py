@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from slurm_rl.errors import RewardError
-from slurm_rl.rewards.failures import FailureWatch
-from slurm_rl.rewards.results import FailureCause, RewardItem, RewardResult
+from slurm_rl.rewards.results import FailureCause, FailureWatch, RewardItem, RewardResult
 
 
 def build_results(num: int, failures: Sequence[FailureCause]) -> list[RewardResult]:

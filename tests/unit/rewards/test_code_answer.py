@@ -13,8 +13,8 @@ from slurm_rl.errors import ConfigError, DataError, RewardError
 from slurm_rl.rewards import code_answer
 from slurm_rl.rewards.code_answer import extract_code, same_output
 from slurm_rl.rewards.pool import RewardItem, RewardPool
-from slurm_rl.rewards.sandbox import probe
-from slurm_rl.rewards.sandbox.probe import probe_sandbox
+from slurm_rl.rewards.sandbox import runs
+from slurm_rl.rewards.sandbox.runs import probe_sandbox
 
 # A machine that is busy with other things may take its time to start an interpreter.
 score_code = partial(code_answer.score_code, total_s=60.0)
@@ -208,6 +208,6 @@ def test_a_machine_that_cannot_confine_runs_no_code(monkeypatch: pytest.MonkeyPa
     def unconfined(*_: object, **__: object) -> None:
         raise RewardError("code must be confined before it runs", seen="the kernel has no Landlock")
 
-    monkeypatch.setattr(probe, "run_program", unconfined)
+    monkeypatch.setattr(runs, "run_program", unconfined)
     with pytest.raises(RewardError, match="no Landlock"):
         probe_sandbox()

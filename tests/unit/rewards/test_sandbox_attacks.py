@@ -17,9 +17,8 @@ import pytest
 
 from slurm_rl.errors import RewardError
 from slurm_rl.rewards.sandbox import process
-from slurm_rl.rewards.sandbox.probe import probe_sandbox
 from slurm_rl.rewards.sandbox.process import Limits
-from slurm_rl.rewards.sandbox.runs import Finished, run_program
+from slurm_rl.rewards.sandbox.runs import Finished, probe_sandbox, run_program
 
 LIMITS = Limits(wall_s=20.0, memory_bytes=256 << 20, output_bytes=1 << 20)
 SHORT = replace(LIMITS, wall_s=0.5)

@@ -12,7 +12,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
-from slurm_rl.rl.loop.batch_source import BatchSource
+from slurm_rl.rl.loop.collect import BatchSource
 
 NUM_PROMPTS = 40
 

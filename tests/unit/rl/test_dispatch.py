@@ -14,7 +14,7 @@ from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.dispatch import max_calls
-from slurm_rl.rl.rollout.sampling import ContinuousSampler, score_arrivals, together
+from slurm_rl.rl.rollout.sampling import ContinuousSampler, gather_arrivals, score_arrivals
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.train.stop import StopFlag, Timer
 
@@ -137,7 +137,7 @@ def test_together_gives_all_groups_at_once_in_the_order_of_the_prompts() -> None
     first = next(arrivals)
     for engine, index in ((it.engines[0], 1), (it.engines[1], 0), (it.engines[0], 0)):
         engine.answer(index)
-    [found] = together(itertools.chain([first], arrivals))
+    [found] = gather_arrivals(itertools.chain([first], arrivals))
     assert list(found) == [0, 1, 2, 3] and [group.prompt.index for group in found.values()] == [0, 1, 2, 3]
 
 
