@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from slurm_rl.cli.image_line import check_image_is_there
 from slurm_rl.cli.model_checks import check_lora_targets, check_reward_model, check_same_model
 from slurm_rl.cli.model_shape import sees_images
 from slurm_rl.config.engine_args import check_engine_args
@@ -17,6 +16,7 @@ from slurm_rl.config.functions import check_function, named_functions
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
+from slurm_rl.image.files import check_image_is_there
 from slurm_rl.job.own_folder import check_is_free
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir

@@ -25,12 +25,12 @@ import yaml
 from slurm_rl.cli.checks import check_inputs
 from slurm_rl.cli.common import check_overrides, default_run_dir, plan_run
 from slurm_rl.cli.find import find_run, load_plan
-from slurm_rl.cli.image_line import check_image_is_there
 from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.load import compose, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, RunDirError
+from slurm_rl.image.files import check_image_is_there
 from slurm_rl.job.own_folder import check_is_free
 from slurm_rl.launchers.holding import held_to_resume
 from slurm_rl.launchers.machines.hub import HeadPlace, check_port, write_place

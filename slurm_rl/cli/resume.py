@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 
 from slurm_rl.cli.find import find_run, load_plan
-from slurm_rl.cli.image_line import check_image_is_there
 from slurm_rl.cli.submit import announce_and_follow, ask_cluster
 from slurm_rl.cli.words import read_words
+from slurm_rl.image.files import check_image_is_there
 from slurm_rl.job.own_folder import require_own_run
 from slurm_rl.launchers.holding import held_to_resume
 from slurm_rl.launchers.submit import submit_run

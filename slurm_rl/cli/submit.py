@@ -9,9 +9,9 @@ import sys
 from slurm_rl.cli.checks import check_submission
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.foreground import follow_to_the_end
-from slurm_rl.cli.image_line import describe_image
 from slurm_rl.cli.words import Words, read_words
 from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.image.files import describe_image
 from slurm_rl.launchers.jobs import OF_THIS_MACHINE
 from slurm_rl.launchers.submit import Submitted, create_run, remove_run, submit_run
 from slurm_rl.plan.job import JobPlan

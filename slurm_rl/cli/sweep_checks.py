@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 from slurm_rl.cli.checks import check_inputs
 from slurm_rl.cli.common import plan_run
-from slurm_rl.cli.image_line import check_image_is_there
 from slurm_rl.cli.submit import ask_cluster, check_launcher
 from slurm_rl.config.functions import named_functions
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.image.files import check_image_is_there
 from slurm_rl.launchers.slurm.sweep_arrays import group_members
 from slurm_rl.launchers.slurm.sweep_submit import PlannedRun
 from slurm_rl.plan.job import JobPlan

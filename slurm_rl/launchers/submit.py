@@ -20,7 +20,7 @@ from slurm_rl.config.functions import named_functions
 from slurm_rl.config.run import RunConfig
 from slurm_rl.disk import describe_disk, naming, next_action
 from slurm_rl.errors import RunDirError, SlurmRLError
-from slurm_rl.functions.copy import copy_files
+from slurm_rl.functions.read import copy_files
 from slurm_rl.job.own_folder import check_is_free, require_own
 from slurm_rl.launchers.jobs import OF_THIS_MACHINE
 from slurm_rl.plan.job import JobPlan

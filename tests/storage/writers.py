@@ -82,7 +82,7 @@ def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
     "launchers.submit.create_run",
     "launchers.submit.write_run",
     "launchers.submit.snapshot_code",
-    "functions.copy._copy",
+    "functions.read._copy",
     "launchers.slurm.sweep_submit._create_run",
     "supervised.__main__.begin",
     "launchers.ray.inside.open_run",

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from slurm_rl.cli.image import srun_of_its_own
-from slurm_rl.cli.image_line import check_image_is_there, describe_image
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
+from slurm_rl.image.files import check_image_is_there, describe_image
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from tests.unit.image.test_image_files import sqsh
 

@@ -6,7 +6,7 @@ import pytest
 
 from slurm_rl.cli.model_shape import find_shape, sees_images
 from slurm_rl.config.model import ModelConfig
-from slurm_rl.plan.known_models import _SHAPES, find_known
+from slurm_rl.plan.known_models import find_known, load_known
 
 # As model cards and papers have them.
 PUBLISHED = {
@@ -64,10 +64,10 @@ def test_every_shape_is_held_against_a_count() -> None:
     """By its weights: those with another context have the same."""
 
     def weights(name: str) -> tuple[int, ...]:
-        shape = _SHAPES[name.lower()]
+        shape = load_known()[name.lower()]
         return shape.num_layers, shape.hidden_size, shape.num_parameters
 
-    assert {weights(name) for name in _SHAPES} == {weights(name) for name in PUBLISHED}
+    assert {weights(name) for name in load_known()} == {weights(name) for name in PUBLISHED}
 
 
 def test_a_name_stands_in_for_a_folder_that_is_not_here() -> None:
