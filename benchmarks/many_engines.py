@@ -8,7 +8,7 @@ policy is an actor that sleeps as long as training would take. All else is what 
 pipeline, rewards, weight sync, metrics, checkpoint.
 
 The longest of a batch's completions takes five times the mean with 64 engines. Whatever the controller does, engines
-idle for it where the batches that may be under way hold less work than that, as with `--prompts 8`.
+idle for it where the batches that may be in flight hold less work than that, as with `--prompts 8`.
 
 Busy is the share of time in which an engine samples at least one completion, and `places` the share of its places
 that are taken, both as means over engines. The time begins with the first step and ends where the last batch has been
@@ -93,7 +93,7 @@ class SleepingEngine:
         ]
 
     def load_weights(self, version: int, records: Any, probe: TokenPrompt) -> HeldWeights:
-        """All that is under way stands still for so long."""
+        """All that is in flight stands still for so long."""
         time.sleep(self.sync_s)
         with self.lock:
             self.paused_s += self.sync_s

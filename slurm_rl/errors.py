@@ -84,7 +84,7 @@ class LeaseError(RunDirError):
 
 
 class PrepareError(SlurmRLError):
-    """A download or an extraction did not get to its end; running `prepare` again goes on with it."""
+    """A download or an extraction did not get to its end; running `prepare` again resumes it."""
 
 
 class BringUpError(SlurmRLError):

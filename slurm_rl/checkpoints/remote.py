@@ -29,7 +29,7 @@ from slurm_rl.filesystem import open_filesystem
 
 MANIFEST, MARKER = "manifest.json", "complete.json"
 _NAME = re.compile(r"step-(\d+)")
-# Files under way at once: one connection seldom fills the line.
+# Files in flight at once: one connection seldom fills the line.
 _THREADS = 8
 _RETRY_S = (1.0, 5.0)
 """A bucket that says 503 says so for seconds; training goes on meanwhile."""

@@ -32,7 +32,7 @@ class StepSaver:
         timeout_s: for those files to be there.
         url: where checkpoints are copied to; None: nowhere.
         verify: take back only what was signed with the run's key.
-        is_stopped: the run was asked to leave; a checkpoint under way then has `stop_s` to end.
+        is_stopped: the run was asked to leave; a checkpoint in progress then has `stop_s` to end.
 
     Raises:
         ConfigError: nobody here can open the URL.
@@ -159,7 +159,7 @@ class StepSaver:
                 self._given_up.set()
 
     def close(self, within_s: float) -> None:
-        """Give a checkpoint under way so long to end; never raises, for a run that ends anyway."""
+        """Give a checkpoint in progress so long to end; never raises, for a run that ends anyway."""
         if self._pending is not None:
             wait_for_futures([self._pending], within_s)
         self._given_up.set()

@@ -70,7 +70,7 @@ def _load(told: Words, identity: NodeIdentity) -> RunConfig:
         overrides = check_overrides(told.rest)
         tree = compose([*overrides, "cluster.launcher=machines"], config_dir=told.flags.config_dir)
     elif told.rest:
-        raise ConfigError("a run that goes on keeps its config", seen=" ".join(told.rest), action="leave out either")
+        raise ConfigError("a run that is resumed keeps its config", seen=" ".join(told.rest), action="leave out either")
     else:
         tree = yaml.safe_load(find_run([named]).config.read_text(encoding="utf-8"))
     if identity.num_nodes is not None:
@@ -82,7 +82,7 @@ def _load(told: Words, identity: NodeIdentity) -> RunConfig:
     config = parse_config(tree, is_run=named is None)
     if config.cluster.launcher != "machines":
         raise RunDirError(
-            "`node` goes on with runs that `node` began", seen=named, action=f"python -m slurm_rl resume {named}"
+            "`node` resumes runs that `node` began", seen=named, action=f"python -m slurm_rl resume {named}"
         )
     return config
 

@@ -1,4 +1,4 @@
-"""`resume`: submit the same plan again; the trainer goes on from the newest checkpoint."""
+"""`resume`: submit the same plan again; the trainer resumes from the newest checkpoint."""
 
 from __future__ import annotations
 

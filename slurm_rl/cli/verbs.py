@@ -127,7 +127,7 @@ VERBS = {
         "node +exp=demo +cluster=runpod --rank 0 --nodes 2",
         (
             _CONFIG_DIR,
-            flag("--run", metavar="RUN", help="go on with this run, on as many machines as there are now"),
+            flag("--run", metavar="RUN", help="resume this run, on as many machines as there are now"),
             flag("--rank", type=int, help="0 on the head; a worker may leave it to the head"),
             flag("--nodes", type=int, help="of the whole run"),
             flag("--head", metavar="HOST", help="name or address of node 0"),
@@ -208,7 +208,7 @@ VERBS = {
         details=_RUN,
     ),
     "resume": Verb(
-        "go on with a run from its newest checkpoint",
+        "resume a run from its newest checkpoint",
         "[run]",
         "resume runs/addition-20261121-101500",
         details=_RUN,

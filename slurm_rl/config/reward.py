@@ -41,7 +41,7 @@ class RewardServiceConfig(Section):
     items_per_request: PositiveInt = 64
     """Completions in one request, at the most."""
     num_connections: PositiveInt = 16
-    """Requests under way at once."""
+    """Requests in flight at once."""
     request_timeout_s: PositiveFloat = 180.0
     """Deadline of one try of one request."""
     deadline_s: PositiveFloat = 300.0

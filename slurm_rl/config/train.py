@@ -71,7 +71,7 @@ class RolloutConfig(Section):
     """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
     continuous: bool = False
     """Engines begin the next batch before the last completion of this one has ended, the next prompts go to the engine
-    with the fewest under way, and completions under way go on with new weights as soon as these come. Faster where
+    with the fewest in flight, and completions in flight go on with new weights as soon as these come. Faster where
     lengths differ; not repeatable, since time decides which engine and which weights sample a token. Needs
     max_staleness >= 1; see algorithm.correction."""
     weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"

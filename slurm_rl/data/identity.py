@@ -30,7 +30,7 @@ def check_same_rows(run: RunDir, num_train: int, num_held_out: int, contents: It
     if not run.prompts.is_file():
         if any(run.checkpoints.glob("step-*")):
             raise DataError(
-                "a run goes on with the rows it began with, which were written down then",
+                "a run resumes with the rows it began with, which were written down then",
                 seen=f"checkpoints and no {run.prompts.name} in {run.path}: an earlier version began this run",
                 action=_NEXT,
             )
@@ -39,7 +39,7 @@ def check_same_rows(run: RunDir, num_train: int, num_held_out: int, contents: It
     expected = read_json(run.prompts)
     if expected != seen:
         raise DataError(
-            "a run goes on with the rows it began with: data, tokenizer, chat template and held-out rows as they were",
+            "a run resumes with the rows it began with: data, tokenizer, chat template and held-out rows as they were",
             seen=f"{_show(seen)} in place of {_show(expected)}",
             action=_NEXT,
         )

@@ -47,7 +47,7 @@ def render_xpk(config: RunConfig, target: XpkTarget, secret_names: Sequence[str]
     return (
         "#!/bin/bash\n"
         f"# slurm_rl: {config.name}. {', '.join(secret_names)}: from the environment of this shell.\n"
-        "# Run it again after an end: MaxText goes on from base_output_directory/run_name.\n"
+        "# Run it again after an end: MaxText resumes from base_output_directory/run_name.\n"
         "set -euo pipefail\n"
         f"lines=({lines})\n"
         "environment() {\n"

@@ -27,7 +27,7 @@ class ExternalPlan:
     first: tuple[str, ...]
     """Of the first attempt."""
     later: tuple[str, ...]
-    """Of those after it, which go on from a checkpoint."""
+    """Of those after it, which resume from a checkpoint."""
 
 
 @dataclass(frozen=True)

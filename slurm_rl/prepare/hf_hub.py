@@ -168,7 +168,7 @@ def explain_hub_errors(repo: str, kind: Kind, revision: str) -> Iterator[None]:
         raise PrepareError(
             f"{what} must come whole from the hub",
             seen=_first_line(error),
-            action="run it again: it goes on from there",
+            action="run it again: it resumes there",
         ) from None
 
 

@@ -21,7 +21,7 @@ from slurm_rl.rl.workers.worker_group import WorkerGroup
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_images: int | None) -> list[Actor]:
     """Start the rollout engines without waiting: they load while the policy does."""
     max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
-    # Chunks and weights under way at once, where engines take them so.
+    # Chunks and weights in flight at once, where engines take them so.
     staleness = config.rollout.max_staleness
     num_calls = max_calls(staleness) + 2 * (staleness + 1) if config.rollout.continuous else 1
     engine: type[RolloutEngine] = VLLMEngine

@@ -54,7 +54,7 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
     max_images = None if images is None else max(len(prompt.images) for prompt in [*train, *held_out])
     if max_images and config.rollout.continuous:
         raise ConfigError(
-            "rollout.continuous goes with text alone: completions under way would keep what the old vision tower saw",
+            "rollout.continuous goes with text alone: completions in flight would keep what the old vision tower saw",
             seen=f"prompts with up to {max_images} images",
             action="set rollout.continuous=false",
         )

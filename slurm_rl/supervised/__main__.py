@@ -103,7 +103,7 @@ def begin(run: RunDir, config: RunConfig) -> None:
         changed = [key for key in tree if tree[key] != old[key]]
         if changed:
             raise ConfigError(
-                "a run goes on with the config it began with",
+                "a run resumes with the config it began with",
                 seen=f"other values under {', '.join(changed)} than in {run.config}",
                 action="give the words it began with, or another run_dir",
             )

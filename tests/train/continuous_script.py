@@ -61,10 +61,10 @@ def main(folder: Path) -> None:
 
 
 def wait_for_tokens(engine: VLLMEngine, count: int) -> None:
-    """Until some completion under way has so many tokens."""
+    """Until some completion in flight has so many tokens."""
     assert engine.continuous is not None
     give_up = time.monotonic() + 240
-    while engine.continuous.longest_under_way() < count:
+    while engine.continuous.longest_in_flight() < count:
         assert time.monotonic() < give_up, "no completion grew"
         time.sleep(0.01)
 

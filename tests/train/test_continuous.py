@@ -28,7 +28,7 @@ def test_each_token_has_the_logprob_that_its_weights_give_it(sampled: dict[str, 
     assert sampled["probe"] < 1e-4
 
 
-def test_completions_under_way_go_on_with_new_weights(sampled: dict[str, Any]) -> None:
+def test_completions_in_flight_go_on_with_new_weights(sampled: dict[str, Any]) -> None:
     versions = [[version for version, _ in runs] for runs in sampled["versions"]]
     assert [sum(count for _, count in runs) for runs in sampled["versions"]] == sampled["lengths"]
     assert all(of == sorted(of) for of in versions), "an older version came back"

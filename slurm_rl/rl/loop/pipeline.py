@@ -3,7 +3,7 @@
 With `rollout.max_staleness` k, step t trains on a batch that was sampled with the weights of step t - k (with
 those of step 0 while t < k). At k = 0 the batch of step t is asked for in step t, and waiting for it is the
 synchronous loop. What is asked for when does not depend on time, so every k repeats in every digit, and a
-checkpoint holds the batches under way (rollouts.json), because their weights are gone on resume.
+checkpoint holds the batches in flight (rollouts.json), because their weights are gone on resume.
 With `rollout.continuous` engines begin a batch before the last one ended and take weights as they come, so k is
 a bound, and time decides what below it a token has.
 
@@ -75,7 +75,7 @@ class RolloutPipeline(Generic[Ticket]):
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rollout")
 
     def take(self, step: int) -> Batch:
-        """The batch of this step, after those that may be under way meanwhile have been asked for."""
+        """The batch of this step, after those that may be in flight meanwhile have been asked for."""
         for ahead in range(step, min(step + self.staleness, self.num_steps - 1) + 1):
             if ahead not in self._entries and ahead not in self._done:
                 ticket = self._start(ahead)
@@ -87,7 +87,7 @@ class RolloutPipeline(Generic[Ticket]):
         return batch
 
     def settle(self, within_s: float) -> dict[int, list[Group]]:
-        """Wait for the batches under way, for a checkpoint; they stay to be taken.
+        """Wait for the batches in flight, for a checkpoint; they stay to be taken.
 
         One that a stop signal interrupted gets `within_s` to end and is left out otherwise: it will be sampled
         anew, with newer weights.

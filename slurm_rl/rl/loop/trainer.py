@@ -26,7 +26,7 @@ from slurm_rl.rl.weights.sync import WeightSync
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.stop import Timer
 
-# A run that fails gives a checkpoint under way so long; its workers may be dead.
+# A run that fails gives a checkpoint in progress so long; its workers may be dead.
 _LAST_SAVE_S = 30.0
 
 
@@ -204,5 +204,5 @@ class GRPOTrainer:
             self.save(wait_s=self.config.trainer.step_timeout_s)
 
     def save(self, *, wait_s: float) -> None:
-        """A checkpoint of this step, with the batches under way that are there within `wait_s`."""
+        """A checkpoint of this step, with the batches in flight that are there within `wait_s`."""
         self.saver.save(self.state, self.pipeline.settle(wait_s))

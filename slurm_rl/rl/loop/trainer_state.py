@@ -75,7 +75,7 @@ class RunSaver:
         )
 
     def restore(self) -> tuple[TrainerState, dict[int, list[Group]]] | None:
-        """Load the newest checkpoint that verifies: state, and batches under way; None when there is none."""
+        """Load the newest checkpoint that verifies: state, and batches in flight; None when there is none."""
         newest = self.saver.newest()
         if newest is None:
             return None
@@ -119,7 +119,7 @@ class RunSaver:
         self.saver.wait()
 
     def close(self, within_s: float) -> None:
-        """Give a checkpoint under way so long to end; never raises, for a run that ends anyway."""
+        """Give a checkpoint in progress so long to end; never raises, for a run that ends anyway."""
         self.saver.close(within_s)
 
 

@@ -1,6 +1,6 @@
-"""Requests to the engine with the fewest under way, for engines that take them at any time (`rollout.continuous`).
+"""Requests to the engine with the fewest in flight, for engines that take them at any time (`rollout.continuous`).
 
-    batch t, batch t + 1  ->  chunks of a few prompts, one queue  ->  the engine with the least under way
+    batch t, batch t + 1  ->  chunks of a few prompts, one queue  ->  the engine with the least in flight
 
 A batch that is split into one share an engine beforehand leaves engines idle that got short completions, until the
 slowest share has ended. Here each engine has a bounded number of chunks, and what goes beyond waits at this end:
@@ -32,7 +32,7 @@ _CHUNKS_OF_AN_ENGINE = 8
 
 
 def max_calls(staleness: int) -> int:
-    """Chunks that one engine is sent at once, when up to `staleness` + 1 batches are under way."""
+    """Chunks that one engine is sent at once, when up to `staleness` + 1 batches are in flight."""
     return max(2 * _CHUNKS_OF_AN_ENGINE, _CHUNKS_OF_A_BATCH * (staleness + 1))
 
 
@@ -66,7 +66,7 @@ class Dispatcher:
 
     def __init__(self, engines: Sequence[Actor], max_calls: int) -> None:
         self.engines, self.max_calls = engines, max_calls
-        self._under_way: dict[str, list[Chunk]] = {engine.name: [] for engine in engines}
+        self._in_flight: dict[str, list[Chunk]] = {engine.name: [] for engine in engines}
         self._waiting: deque[Chunk] = deque()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         threading.Thread(target=self._loop, name="dispatcher", daemon=True).start()
@@ -84,13 +84,13 @@ class Dispatcher:
                 self._send(self._waiting.popleft(), engine)
 
     def _find_room(self) -> Actor | None:
-        """The engine with the fewest sequences under way, of those that may get another chunk."""
-        free = [engine for engine in self.engines if len(self._under_way[engine.name]) < self.max_calls]
-        return min(free, key=lambda it: sum(c.num_sequences for c in self._under_way[it.name]), default=None)
+        """The engine with the fewest sequences in flight, of those that may get another chunk."""
+        free = [engine for engine in self.engines if len(self._in_flight[engine.name]) < self.max_calls]
+        return min(free, key=lambda it: sum(c.num_sequences for c in self._in_flight[it.name]), default=None)
 
     def _send(self, chunk: Chunk, engine: Actor) -> None:
         chunk.engine = engine
-        self._under_way[engine.name].append(chunk)
+        self._in_flight[engine.name].append(chunk)
         try:
             answer = engine.handle.generate.remote(chunk.prompts, chunk.spec).future()
         except Exception as error:  # such as an engine known to be dead; whoever waits for the chunk hears of it
@@ -100,7 +100,7 @@ class Dispatcher:
         answer.add_done_callback(lambda it: self._inbox.put(lambda: self._end(chunk, engine, it)))
 
     def _end(self, chunk: Chunk, engine: Actor, answer: Future[Any]) -> None:
-        self._under_way[engine.name].remove(chunk)
+        self._in_flight[engine.name].remove(chunk)
         error = answer.exception()
         if error is None:
             chunk.done.set_result(answer.result())

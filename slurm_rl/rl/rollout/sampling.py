@@ -99,7 +99,7 @@ class ContinuousSampler(Sampler):
         self.max_num_seqs, self.dispatcher = max_num_seqs, Dispatcher(engines, max_calls(staleness))
 
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
-        """Put the prompts behind those that are under way, and return at once."""
+        """Put the prompts behind those that are in flight, and return at once."""
         size = chunk_size(len(prompts), spec.num_completions, len(self.engines), self.max_num_seqs)
         parts = cut(prompts, size)
         chunks = [

@@ -64,11 +64,11 @@ class WeightSync:
     ) -> None:
         self.cluster, self.transport, self.engines = cluster, transport, engines
         self.probe, self.tolerance, self.timeout_s = probe, tolerance, timeout_s
-        self._under_way: deque[Push] = deque()
+        self._in_flight: deque[Push] = deque()
 
     def push(self, version: int) -> None:
         """Send the weights as `version`; returns at once."""
-        self._under_way.append(self.transport.push(version, self.probe))
+        self._in_flight.append(self.transport.push(version, self.probe))
 
     def verify(self, *, leave: int = 0) -> float:
         """Wait until all but the newest `leave` pushes have arrived; the largest difference of their probes.
@@ -77,8 +77,8 @@ class WeightSync:
             WeightSyncError: an engine does not hold what was sent.
         """
         difference = 0.0
-        while len(self._under_way) > leave:
-            push = self._under_way.popleft()
+        while len(self._in_flight) > leave:
+            push = self._in_flight.popleft()
             results = self.cluster.gather(
                 [*push.sent, *push.held], timeout_s=self.timeout_s, what="sending the weights", stoppable=False
             )

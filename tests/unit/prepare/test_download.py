@@ -32,7 +32,7 @@ def test_what_a_broken_download_brought_stays_for_the_next_process(hub: Hub, pre
     done = prepare("gsm8k")
     assert done.returncode == 1
     assert "openai/gsm8k must come whole" in done.stderr
-    assert "goes on from there" in done.stderr
+    assert "it resumes there" in done.stderr
     assert "Traceback" not in done.stderr
     assert [part.stat().st_size for part in part_of(tmp_path)] == [100]
 

@@ -2,7 +2,7 @@
 
 A batch that still has its longest completions to end no longer holds up the next one, nor new weights
 (PipelineRL, https://arxiv.org/abs/2509.19128; "partial rollouts" in AReaL, https://arxiv.org/abs/2505.24298).
-A completion under way goes on with the weights that came: its tokens so far stay, their keys and values are
+A completion in flight goes on with the weights that came: its tokens so far stay, their keys and values are
 computed anew, and each token knows the version that sampled it. So the logprob of every token is the
 one that its version would give to it, whatever came before.
 
@@ -62,7 +62,7 @@ class ContinuousEngine:
         threading.Thread(target=self._loop, name="continuous-engine", daemon=True).start()
 
     def generate(self, prompts: Sequence[dict[str, Any]], params: Any) -> list[list[SampledTokens]]:
-        """Sample `params.n` completions of each prompt, in order, beside whatever else is under way.
+        """Sample `params.n` completions of each prompt, in order, beside whatever else is in flight.
 
         Args:
             prompts: in vLLM's form, such as `{"prompt_token_ids": [...]}`.
@@ -80,7 +80,7 @@ class ContinuousEngine:
 
         def take() -> tuple[T, _Request]:
             loaded = load()
-            # Keys and values of the old weights, also those of completions under way, are computed anew.
+            # Keys and values of the old weights, also those of completions in flight, are computed anew.
             self._engine.reset_prefix_cache(reset_running_requests=True)
             self.version = version
             return loaded, self._add(probe, params)
@@ -88,7 +88,7 @@ class ContinuousEngine:
         loaded, request = self.run(take)
         return loaded, request.done.result().prompt_logprobs
 
-    def longest_under_way(self) -> int:
+    def longest_in_flight(self) -> int:
         """Tokens of the longest completion that has not ended."""
         requests = list(self._requests.values())
         return max((len(sample.token_ids) for request in requests for sample in request.samples), default=0)
@@ -128,7 +128,7 @@ class ContinuousEngine:
                 self._break(error)
 
     def _read_inbox(self) -> None:
-        """All that waits; where nothing is under way, wait for the first."""
+        """All that waits; where nothing is in flight, wait for the first."""
         if not self._engine.has_unfinished_requests():
             self._inbox.get()()
         while not self._inbox.empty():
