@@ -1,6 +1,6 @@
 """Holds a run to the rows it began with: its data position means nothing among others.
 
-The order of the rows is a function of their number and the seed (see order.py), so one row more, or another revision of
+The order of the rows is a function of their number and the seed (see split.py), so one row more, or another revision of
 a hub data set, would resume elsewhere without a word.
 """
 

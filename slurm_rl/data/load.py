@@ -1,6 +1,6 @@
 """From the data section to the rows to train on and the rows to evaluate on, for each task.
 
-Nothing here knows the run's seed: it decides in which order rows are trained on (see order.py), not which ones.
+Nothing here knows the run's seed: it decides in which order rows are trained on (see split.py), not which ones.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from slurm_rl.config.data import DataConfig
 from slurm_rl.data.answers import AnswerRow, PairRow, parse_answer, parse_pair
 from slurm_rl.data.chat import as_messages
-from slurm_rl.data.prompts import Columns, PromptRow, Row, SourceRow, build_rows, load_rows
+from slurm_rl.data.prompts import PromptRow, Row, SourceRow, build_rows, load_rows
 from slurm_rl.data.records import DataSource
 from slurm_rl.data.split import Split, digest_prompts, split_rows
 from slurm_rl.errors import DataError
@@ -56,12 +56,7 @@ def load_prompts(config: DataConfig) -> Split[PromptRow]:
     Raises:
         DataError: a file is wrong (see `build_rows`), or holding out leaves nothing to train on.
     """
-    columns = Columns(input=config.input_key, label=config.label_key, image=config.image_key)
-
-    def read(name: str, split: str) -> list[PromptRow]:
-        return load_rows(name, columns, subset=config.subset, revision=config.revision, split=split)
-
-    return _load(config, _additions(config), read)
+    return _load(config, _additions(config), lambda name, split: load_rows(name, config, split))
 
 
 def load_answers(config: DataConfig) -> Split[AnswerRow]:

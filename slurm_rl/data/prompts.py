@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from slurm_rl.config.data import DataConfig
 from slurm_rl.data.image_parts import Folders, place_images, resolve_images
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.records import DataSource, read_records
@@ -64,26 +65,12 @@ class PromptRow(SourceRow):
         return [self.prompt]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Columns:
-    """Names of the columns; see DataConfig."""
-
-    input: str = "prompt"
-    label: str | None = "answer"
-    image: str | None = None
-
-    def listed(self) -> tuple[tuple[str, str], ...]:
-        """(column, the config key that names it)."""
-        named = (("input", self.input), ("label", self.label), ("image", self.image))
-        return tuple((column, f"data.{key}_key") for key, column in named if column is not None)
-
-
-def load_rows(
-    name: str | Path, columns: Columns, *, subset: str | None = None, revision: str | None = None, split: str = "train"
-) -> list[PromptRow]:
+def load_rows(name: str | Path, config: DataConfig, split: str = "train") -> list[PromptRow]:
     """Read every prompt of a file, folder or hub name; see `build_rows`."""
-    source = DataSource(name=str(name), columns=columns.listed(), subset=subset, revision=revision, split=split)
-    return build_rows(source, lambda record, index, where: _build_row(record, index, columns, where))
+    keys = {"input_key": config.input_key, "label_key": config.label_key, "image_key": config.image_key}
+    columns = tuple((column, f"data.{key}") for key, column in keys.items() if column is not None)
+    source = DataSource(name=str(name), columns=columns, subset=config.subset, revision=config.revision, split=split)
+    return build_rows(source, lambda record, index, where: _build_row(record, index, config, where))
 
 
 def build_rows(source: DataSource, build: Callable[[dict[str, Any], int, str], Row]) -> list[Row]:
@@ -109,24 +96,24 @@ def build_rows(source: DataSource, build: Callable[[dict[str, Any], int, str], R
     return rows
 
 
-def _build_row(row: dict[str, Any], index: int, columns: Columns, where: str) -> PromptRow:
-    answer = row[columns.label] if columns.label is not None else ""
+def _build_row(row: dict[str, Any], index: int, config: DataConfig, where: str) -> PromptRow:
+    answer = row[config.label_key] if config.label_key is not None else ""
     if not isinstance(answer, str):
         raise DataError(
-            f"{where}: column {columns.label!r} must be a string",
+            f"{where}: column {config.label_key!r} must be a string",
             seen=f"{type(answer).__name__} {shorten(repr(answer))}",
             action="write it in quotes, or set data.label_key to the column with the answer (null: there is none)",
         )
-    prompt = parse_prompt(row[columns.input])
+    prompt = parse_prompt(row[config.input_key])
     if prompt is None:
         raise DataError(
-            f"{where}: column {columns.input!r} must be text or a list of messages, each with role and content, "
+            f"{where}: column {config.input_key!r} must be text or a list of messages, each with role and content, "
             "and not empty",
-            seen=f"{type(row[columns.input]).__name__} {shorten(repr(row[columns.input]))}",
+            seen=f"{type(row[config.input_key]).__name__} {shorten(repr(row[config.input_key]))}",
             action="correct the row, or set data.input_key to the column with the prompt",
         )
-    if columns.image is not None:
-        prompt = place_images(prompt, row[columns.image], where)
+    if config.image_key is not None:
+        prompt = place_images(prompt, row[config.image_key], where)
     return PromptRow(index=index, where=where, prompt=prompt, answer=answer)
 
 

@@ -1,7 +1,7 @@
 """From a name in the config to the function.
 
 A user's file runs from the copy that submit put into the run's code, so that an edit reaches no later attempt and no
-node needs to see the file itself; see copy.py.
+node needs to see the file itself; see read.py.
 """
 
 from __future__ import annotations

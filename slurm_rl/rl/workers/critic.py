@@ -32,18 +32,18 @@ class CriticWorker(EngineWorker):
     def __init__(self, config: RunConfig, place: WorkerRank) -> None:
         self.config, self.place = config, place
 
-    def find_meeting_place(self) -> tuple[str, int]:
+    def find_rendezvous(self) -> tuple[str, int]:
         """Where rank 0 can be met: as planned on the head node, whose ports were proven free; else what is free."""
         place = self.place
         return (place.master_address, place.master_port) if place.master_port else find_address()
 
-    def build(self, meeting_place: tuple[str, int], model_path: str, init_from: str | None) -> RowCheck:
+    def build(self, rendezvous: tuple[str, int], model_path: str, init_from: str | None) -> RowCheck:
         """Load the model: architecture and tokenizer of `model_path`, weights of `init_from` where it is given."""
         from slurm_rl.engine.distributed import init_process_group
         from slurm_rl.engine.policy import PolicyEngine
 
         place = self.place
-        init_process_group(place.rank, place.world_size, *meeting_place, timeout_s=self.config.trainer.step_timeout_s)
+        init_process_group(place.rank, place.world_size, *rendezvous, timeout_s=self.config.trainer.step_timeout_s)
         self.engine = PolicyEngine(
             model_path,
             # Whole, also beside a policy of adapters: its head is new.
@@ -90,7 +90,7 @@ class Critic:
         """Not before the warm-up is over: the critic begins as what that made."""
 
     def build(self, model_path: str, init_from: str | None) -> RowCheck:
-        place = self.workers.call("find_meeting_place")[0]
+        place = self.workers.call("find_rendezvous")[0]
         found = self.workers.call("build", place, model_path, init_from)
         self.is_built = True
         return self.workers.note_rows(found)

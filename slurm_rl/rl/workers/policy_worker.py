@@ -27,13 +27,8 @@ class PolicyWorker(EngineWorker, WeightSource):
         from slurm_rl.engine.distributed import init_process_group
         from slurm_rl.engine.policy import PolicyEngine
 
-        init_process_group(
-            place.rank,
-            place.world_size,
-            place.master_address,
-            place.master_port,
-            timeout_s=config.trainer.step_timeout_s,
-        )
+        timeout_s = config.trainer.step_timeout_s
+        init_process_group(place.rank, place.world_size, place.master_address, place.master_port, timeout_s)
         self.config = config
         self.engine = PolicyEngine(
             model_path,

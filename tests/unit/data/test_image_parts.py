@@ -8,7 +8,7 @@ import pytest
 
 from slurm_rl.config.data import DataConfig
 from slurm_rl.data.load import load_prompts
-from slurm_rl.data.prompts import Columns, PromptRow, load_rows
+from slurm_rl.data.prompts import PromptRow, load_rows
 from slurm_rl.errors import DataError
 
 
@@ -22,7 +22,7 @@ def folder(tmp_path: Path) -> Path:
 def load(folder: Path, *rows: dict[str, Any], image: str | None = "images") -> list[PromptRow]:
     path = folder / "rows.jsonl"
     path.write_text("".join(json.dumps({"answer": "1", **row}) + "\n" for row in rows))
-    return load_rows(path, Columns(image=image))
+    return load_rows(path, DataConfig(image_key=image))
 
 
 def image(path: Path | str) -> dict[str, str]:

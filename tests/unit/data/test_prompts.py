@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.data.prompts import Columns, PromptRow, load_rows
+from slurm_rl.config.data import DataConfig
+from slurm_rl.data.prompts import PromptRow, load_rows
 from slurm_rl.errors import DataError
 
 GOOD = '{"prompt": "3+4=", "answer": "7"}\n'
@@ -14,7 +15,7 @@ GOOD = '{"prompt": "3+4=", "answer": "7"}\n'
 def load(tmp_path: Path, content: str | bytes) -> list[PromptRow]:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    return load_rows(path, Columns())
+    return load_rows(path, DataConfig())
 
 
 def test_rows_keep_their_order_and_index(tmp_path: Path) -> None:
@@ -81,7 +82,7 @@ def test_a_missing_file_and_a_directory_are_named(tmp_path: Path) -> None:
     (tmp_path / "folder.jsonl").mkdir()
     for path, why in ((tmp_path / "none.jsonl", "No such file"), (tmp_path / "folder.jsonl", "any data files")):
         with pytest.raises(DataError) as caught:
-            load_rows(path, Columns())
+            load_rows(path, DataConfig())
         assert str(path) in str(caught.value)
         assert why in str(caught.value)
 
@@ -96,4 +97,4 @@ def test_messages_in_a_string_are_messages_and_other_lists_are_text(tmp_path: Pa
 def test_without_a_label_key_there_are_no_answers(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"q": "3+4="}\n')
-    assert load_rows(path, Columns(input="q", label=None)) == [PromptRow(index=0, prompt="3+4=", answer="")]
+    assert load_rows(path, DataConfig(input_key="q", label_key=None)) == [PromptRow(index=0, prompt="3+4=", answer="")]

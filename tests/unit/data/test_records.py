@@ -13,11 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from slurm_rl.data.prompts import Columns, PromptRow, load_rows
+from slurm_rl.config.data import DataConfig
+from slurm_rl.data.prompts import PromptRow, load_rows
 from slurm_rl.errors import DataError, MissingLibraryError
 
 ROWS: list[dict[str, Any]] = [{"q": f"{n}+{n}=", "a": str(2 * n), "more": n} for n in range(5)]
-COLUMNS = Columns(input="q", label="a")
+COLUMNS = DataConfig(input_key="q", label_key="a")
 WANTED = [PromptRow(index=n, prompt=f"{n}+{n}=", answer=str(2 * n)) for n in range(5)]
 
 
@@ -89,7 +90,7 @@ def test_messages_are_the_same_from_every_format(write: Callable[..., Path], tmp
 def test_a_missing_column_is_named_with_those_that_are_there(write: Callable[..., Path], tmp_path: Path) -> None:
     path = write(tmp_path, ROWS)
     with pytest.raises(DataError) as caught:
-        load_rows(path, Columns(input="q", label="aa"))
+        load_rows(path, DataConfig(input_key="q", label_key="aa"))
     for word in (str(path), "'aa' (data.label_key)", "'q', 'a', 'more'", "set data.label_key=a"):
         assert word in str(caught.value)
 
@@ -187,7 +188,7 @@ def test_a_saved_image_column_is_not_decoded(tmp_path: Path) -> None:
     features = datasets.Features({"q": datasets.Value("string"), "a": datasets.Value("string"), "i": datasets.Image()})
     data = datasets.Dataset.from_dict({"q": ["?"], "a": ["1"], "i": [{"bytes": b"no picture", "path": None}]}, features)
     data.save_to_disk(tmp_path / "saved")
-    (row,) = load_rows(tmp_path / "saved", Columns(input="q", label="a", image="i"))
+    (row,) = load_rows(tmp_path / "saved", DataConfig(input_key="q", label_key="a", image_key="i"))
     assert row.prompt == [
         {"role": "user", "content": [{"type": "image", "image": b"no picture"}, {"type": "text", "text": "?"}]}
     ]

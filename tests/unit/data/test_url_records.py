@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.data.prompts import Columns, load_rows
+from slurm_rl.config.data import DataConfig
+from slurm_rl.data.prompts import load_rows
 from slurm_rl.errors import ConfigError, DataError, MissingLibraryError
 
 ROWS = '{"prompt": "1+1=", "answer": "2"}\n{"prompt": "2+2=", "answer": "4"}\n'
@@ -24,34 +25,34 @@ def put(text: str, name: str = "rows.jsonl") -> str:
 
 def test_rows_of_a_url_are_those_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(ROWS)
-    assert load_rows(put(ROWS), Columns()) == load_rows(tmp_path / "rows.jsonl", Columns())
+    assert load_rows(put(ROWS), DataConfig()) == load_rows(tmp_path / "rows.jsonl", DataConfig())
 
 
 def test_a_json_list_and_parquet_are_read_too(tmp_path: Path) -> None:
-    assert len(load_rows(put('[{"prompt": "a", "answer": "b"}]', "rows.json"), Columns())) == 1
+    assert len(load_rows(put('[{"prompt": "a", "answer": "b"}]', "rows.json"), DataConfig())) == 1
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     parquet.write_table(pyarrow.table({"prompt": ["a"], "answer": ["b"]}), tmp_path / "rows.parquet")
-    assert len(load_rows(f"file://{tmp_path}/rows.parquet", Columns())) == 1
+    assert len(load_rows(f"file://{tmp_path}/rows.parquet", DataConfig())) == 1
 
 
 def test_a_wrong_row_is_named_by_its_url_and_line() -> None:
     url = put(ROWS + "no json\n")
     with pytest.raises(DataError) as caught:
-        load_rows(url, Columns())
+        load_rows(url, DataConfig())
     assert f"{url}:3" in str(caught.value)
     assert "srl-data-" not in str(caught.value)
 
 
 def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    load_rows(put(ROWS), Columns())
+    load_rows(put(ROWS), DataConfig())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_is_not_there_is_bad_input() -> None:
     with pytest.raises(DataError, match="must be readable"):
-        load_rows("memory://nowhere/rows.jsonl", Columns())
+        load_rows("memory://nowhere/rows.jsonl", DataConfig())
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_a_file_that_is_not_there_is_bad_input() -> None:
 )
 def test_what_cannot_be_read_is_refused_at_once(url: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        load_rows(url, Columns())
+        load_rows(url, DataConfig())
 
 
 def test_submit_says_it_before_anything_starts(
@@ -77,6 +78,6 @@ def test_a_missing_library_is_one(tmp_path: Path) -> None:
         import s3fs  # noqa: F401
     except ImportError:
         with pytest.raises(MissingLibraryError, match="pip install s3fs"):
-            load_rows("s3://bucket/rows.jsonl", Columns())
+            load_rows("s3://bucket/rows.jsonl", DataConfig())
     else:
         pytest.skip("s3fs is installed")

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.cli.checks import check_inputs
+from slurm_rl.config.data import DataConfig
 from slurm_rl.config.load import load_config
-from slurm_rl.data.prompts import Columns, load_rows
+from slurm_rl.data.prompts import load_rows
 from slurm_rl.errors import DataError
 from tests.unit.prepare import small_sets
 from tests.unit.prepare.conftest import Prepare
@@ -40,7 +41,7 @@ def test_rows_name_the_images_on_this_machine_and_a_second_call_asks_nobody(
         image = next(part["image"] for part in user["content"] if part["type"] == "image")
         assert image == f"{folder}/images/Geometry3K/images/{number // 2}.jpg"
         assert Path(image).read_bytes() == picture_of(hub, number // 2)
-    assert [row.prompt for row in load_rows(folder / "train.jsonl", Columns())] == [row["prompt"] for row in rows]
+    assert [row.prompt for row in load_rows(folder / "train.jsonl", DataConfig())] == [row["prompt"] for row in rows]
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["commit"] == COMMIT
     assert {source["file"] for source in manifest["sources"]} == {ROWS, TAR}

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.data.prompts import Columns, load_rows
+from slurm_rl.config.data import DataConfig
+from slurm_rl.data.prompts import load_rows
 from slurm_rl.prepare.recipes.math import find_boxed
 from tests.unit.prepare.conftest import Prepare
 from tests.unit.prepare.hub_server import Hub
@@ -25,7 +26,7 @@ def test_gsm8k_answers_are_plain_numbers(hub: Hub, prepare: Prepare, tmp_path: P
         assert [row["answer"] for row in rows] == ["1000", "1001", "1002"]
         assert rows[1]["prompt"].startswith("What is 1+1?\n")
         assert "\\boxed{}" in rows[1]["prompt"]
-    assert len(load_rows(tmp_path / "data/gsm8k/train.jsonl", Columns())) == 3
+    assert len(load_rows(tmp_path / "data/gsm8k/train.jsonl", DataConfig())) == 3
 
 
 @pytest.mark.parametrize(
