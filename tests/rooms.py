@@ -2,13 +2,14 @@
 
     python -m tests.rooms        draws the picture anew
 
-A room is a folder of slurm_rl, or a file in it. It imports rooms before it alone.
+A room is a folder of slurm_rl, or a file in it, or one of launchers/. It imports rooms before it alone.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import slurm_rl
@@ -16,30 +17,40 @@ import slurm_rl
 PACKAGE = Path(slurm_rl.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 # From the ground up.
-ROOMS: list[str | tuple[str, ...]] = [
+ROOMS = [
     "errors", "disk", "jsonl", "holder", "lease", "filesystem", "run_dir", "run_secret", "strangers", "__init__",
     "functions", "config", "external", "plan", "node", "image", "report", "job",
-    "sweep", "launchers", "slurm", "ray_jobs", "export",
+    "sweep", "launchers", "launchers_base", "launchers_here",
+    "launchers_local", "launchers_slurm", "launchers_machines", "launchers_ray", "launchers_jobs",
+    "slurm", "ray_jobs", "export",
     "math", "data", "checkpoints", "engine", "rewards", "train", "supervised", "rl", "prepare", "cli", "__main__",
 ]  # fmt: skip
-RANK = {room: rank for rank, at in enumerate(ROOMS) for room in ([at] if isinstance(at, str) else at)}
+RANK = {room: rank for rank, room in enumerate(ROOMS)}
+LAUNCHERS = {"launchers_local", "launchers_slurm", "launchers_machines", "launchers_ray"}
+"""None of them imports another: a new one is a folder beside them."""
 TRAINING = {"math", "data", "checkpoints", "engine", "rewards", "train", "supervised", "rl"}
 """Rooms that need torch; all others import without it."""
 _BEGIN, _END = "<!-- rooms: made by `python -m tests.rooms` -->\n", "<!-- end of rooms -->\n"
 
 
 def room_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return _room(path.relative_to(PACKAGE).with_suffix("").parts)
+
+
+def _room(parts: Sequence[str]) -> str:
+    is_split = parts[0] == "launchers" and len(parts) > 1 and parts[1] != "__init__"
+    return "_".join(parts[:2]) if is_split else parts[0]
 
 
 def imported_rooms(path: Path) -> set[str]:
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
+            # What is imported may be a module.
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
-    return {name.split(".")[1] for name in names if name.startswith("slurm_rl.")} - {room_of(path)}
+    return {_room(name.split(".")[1:]) for name in names if name.startswith("slurm_rl.")} & set(ROOMS) - {room_of(path)}
 
 
 def imports() -> dict[str, set[str]]:
@@ -69,17 +80,9 @@ def reduce_imports(graph: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def render() -> str:
-    """The picture. Rooms that import each other stand in one box."""
-    boxes = {
-        room: at if isinstance(at, str) else "_".join(at)
-        for at in ROOMS
-        for room in ([at] if isinstance(at, str) else at)
-    }
-    graph: dict[str, set[str]] = {box: set() for room, box in boxes.items() if not room.startswith("__")}
-    for room, below in imports().items():
-        if boxes[room] in graph:
-            graph[boxes[room]] |= {boxes[to] for to in below} - {boxes[room], "__init__"}
-    arrows = [f"    {box} --> {to}" for box, below in reduce_imports(graph).items() for to in sorted(below)]
+    """The picture."""
+    graph = {room: below - {"__init__"} for room, below in imports().items() if not room.startswith("__")}
+    arrows = [f"    {room} --> {to}" for room, below in reduce_imports(graph).items() for to in sorted(below)]
     return "\n".join(["```mermaid", "graph TD", *arrows, "```", ""])
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from typing import Any, NoReturn
 
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.live import load_live
 from slurm_rl.cli.words import read_words
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import ConfigError
 from slurm_rl.job.ends import read_record
 from slurm_rl.job.own_folder import require_own_run
 from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.attach import build_attach
-from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
+from slurm_rl.plan.job import HOSTS_VARIABLE, NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json
 
 
@@ -33,7 +35,7 @@ def run(words: list[str]) -> int:
         told.command or ["/bin/bash"],
         job_key=str(read_json(attempt.start)["job"]),
         attempt=attempt.number,
-        host=None if plan.launcher == "local" else str(record["host"]),
+        host=find_host(plan, str(record["host"])),
         pid=int(record["pid"]),
         env=ray_environment(directory, attempt),
         user=(os.getuid(), os.getgid()),
@@ -54,6 +56,23 @@ def find_agent(plan: JobPlan, attempt: AttemptDir, node: int) -> dict[str, Any]:
     if "pid" not in record:
         raise ConfigError("the node must be up", seen=f"no record of node {node} in {attempt.path}", action="wait")
     return record
+
+
+def find_host(plan: JobPlan, host: str) -> str | None:
+    """The node as srun takes it; None for this machine.
+
+    Raises:
+        ConfigError: another machine, to which nothing leads.
+    """
+    if not LAUNCHERS[plan.launcher].on_this_machine:
+        return host
+    if host not in (socket.gethostname(), os.environ.get(NODE_VARIABLE)):
+        raise ConfigError(
+            "attach goes to nodes of a Slurm job, or to the machine that it is typed on",
+            seen=f"this is {socket.gethostname()}, the node is {host}",
+            action=f"the same command there: ssh {host}",
+        )
+    return None
 
 
 def ray_environment(run: RunDir, attempt: AttemptDir) -> dict[str, str]:

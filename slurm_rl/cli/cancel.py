@@ -6,8 +6,7 @@ import sys
 
 from slurm_rl.cli.find import find_run, find_sweep
 from slurm_rl.cli.words import read_words
-from slurm_rl.launchers.jobs import cancel_job
-from slurm_rl.launchers.slurm.sweep_jobs import cancel_runs
+from slurm_rl.launchers.jobs import cancel_runs
 from slurm_rl.sweep.ledger import runs_of
 
 
@@ -18,8 +17,6 @@ def run(words: list[str]) -> int:
         print(f"asked {number} runs to save and end: {sweep.path}", file=sys.stderr)
         return 0
     directory = find_run(rest)
-    if cancel_job(directory):
-        print(f"asked to save and end: {directory.path}", file=sys.stderr)
-    else:
-        print(f"not running: {directory.path}", file=sys.stderr)
+    word = "asked to save and end" if cancel_runs([directory]) else "not running"
+    print(f"{word}: {directory.path}", file=sys.stderr)
     return 0

@@ -13,6 +13,7 @@ from slurm_rl.cli.model_checks import check_lora_targets, check_reward_model, ch
 from slurm_rl.cli.model_shape import sees_images
 from slurm_rl.config.engine_args import check_engine_args
 from slurm_rl.config.functions import check_function, named_functions
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
@@ -49,7 +50,7 @@ def _checks_of_inputs(config: RunConfig, *, is_new: bool = True) -> list[Callabl
         return []
     named = named_functions(config) if is_new else {}
     functions = [functools.partial(check_function, config, key, spec) for key, spec in named.items()]
-    if config.cluster.launcher == "ray":  # its nodes see other folders than this machine does
+    if LAUNCHERS[config.cluster.launcher].existing:  # its nodes see other folders than this machine does
         return [*functions]
     checks = [_check_model, _check_data, _check_reward_model]
     if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's

@@ -56,7 +56,7 @@ def compose_run(
 
 def plan_run(config: RunConfig, run: RunDir) -> JobPlan:
     """The plan of a run that is submitted from this process."""
-    check_path(run, config.cluster.launcher)
+    check_path(run)
     facts = SubmitFacts(
         python=sys.executable,
         num_cpus=len(os.sched_getaffinity(0)),
@@ -67,11 +67,11 @@ def plan_run(config: RunConfig, run: RunDir) -> JobPlan:
     return build_plan(config, str(run.path if root is None else Path(root) / run.path.name), facts)
 
 
-def check_path(run: RunDir, launcher: str) -> None:
+def check_path(run: RunDir) -> None:
     """Refuse paths that some file format or log line on the way could not hold.
 
     Raises:
-        ConfigError: a control character; on Slurm also what it replaces in file names.
+        ConfigError: a control character.
     """
     path = str(run.path)
     parse_path(path)
@@ -80,12 +80,6 @@ def check_path(run: RunDir, launcher: str) -> None:
             "run_dir must be printable, without line breaks and control characters",
             seen=ascii(path),
             action="choose another run_dir",
-        )
-    if launcher == "slurm" and set(path) & set("%\\"):
-        raise ConfigError(
-            "run_dir must hold no % and no backslash, which Slurm replaces in the names of log files",
-            seen=path,
-            action="choose another run_dir or cluster.run_root",
         )
 
 

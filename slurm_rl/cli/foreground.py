@@ -8,8 +8,7 @@ from typing import Any
 
 from slurm_rl.disk import explain_refusal
 from slurm_rl.job.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
-from slurm_rl.launchers.silent import OURS
-from slurm_rl.launchers.submit import Submitted
+from slurm_rl.job.silent import OURS
 from slurm_rl.report.html import write_report
 from slurm_rl.report.progress import follow
 from slurm_rl.report.summary import render_summary, write_summary
@@ -18,9 +17,8 @@ from slurm_rl.run_dir import RunDir, read_json
 _STOP_TEXT = "\nStopping: the run saves and leaves (Ctrl-C again to leave it to itself)."
 
 
-def follow_to_the_end(run: RunDir, submitted: Submitted) -> int:
-    """Show progress until the job ends; its exit code."""
-    job = submitted.handle
+def follow_to_the_end(run: RunDir, job: Any) -> int:
+    """Show progress until the job, which is submitit's, ends; its exit code."""
     try:
         follow(run, lambda: not job.done())
     except KeyboardInterrupt:

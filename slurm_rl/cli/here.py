@@ -18,8 +18,9 @@ from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.load import compose, parse_config, shipped_dir
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.job.create import create_run
+from slurm_rl.job.record import record_job
 from slurm_rl.launchers.slurm.granted import Allocation, read_allocation
-from slurm_rl.launchers.submit import create_run, record_job
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
 

@@ -19,13 +19,13 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.image.bases import raise_bases
 from slurm_rl.image.make import How, Target, build_image, import_image
 from slurm_rl.image.recipe import RECIPES, Recipe
-from slurm_rl.launchers.image_check import check_image
-from slurm_rl.launchers.launch import agent_environment
-from slurm_rl.launchers.submit import snapshot_code
+from slurm_rl.job.agents import agent_environment
+from slurm_rl.job.create import snapshot_code
+from slurm_rl.job.image_check import check_image
+from slurm_rl.launchers.jobs import open_launcher
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.judge import render_versions
-from slurm_rl.plan.sbatch import sbatch_argv
-from slurm_rl.plan.step import with_host_setup, wrap_report
+from slurm_rl.plan.step import wrap_report
 
 ACTIONS = ("build", "import", "check", "bases")
 
@@ -67,10 +67,6 @@ def _split(pair: str) -> tuple[str, str]:
     return name, value
 
 
-# Where a job may run and what a node must have; the rest is the batch job's own business.
-_OPTIONS = ("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "gres", "gpus-per-node")
-
-
 def run_check(words: list[str], *, config_dir: str | None, timeout_s: float) -> int:
     """Ask one node (this machine, for the local launcher) and print what is in the image.
 
@@ -94,19 +90,7 @@ def run_check(words: list[str], *, config_dir: str | None, timeout_s: float) -> 
 
 def _ask(plan: JobPlan, folder: Path, timeout_s: float) -> dict[str, Any]:
     wrapped = wrap_report(plan, str(folder), f"srl-check-{secrets.token_hex(4)}", (os.getuid(), os.getgid()))
-    argv = with_host_setup(plan, wrapped.argv)
-    if plan.launcher == "slurm":
-        print("image   waiting for a node", file=sys.stderr, flush=True)
-        argv = [*srun_of_its_own(plan, timeout_s), *wrapped.srun_args, *argv]
+    argv = open_launcher(plan.launcher).build_probe(plan, wrapped, timeout_s)
+    print("image   waiting for a node", file=sys.stderr, flush=True)
     env = agent_environment(plan, os.environ, wrapped)
     return check_image(plan, argv, env, timeout_s=timeout_s)
-
-
-def srun_of_its_own(plan: JobPlan, timeout_s: float) -> list[str]:
-    """srun that makes a job of one node and one task, where the run's job would be let in."""
-    chosen = {name: plan.sbatch[name] for name in _OPTIONS if name in plan.sbatch}
-    minutes = max(1, round(timeout_s / 60))
-    return [
-        *("srun", "--nodes=1", "--ntasks=1", "--mpi=none", "--job-name=slurm_rl-image-check", f"--time={minutes}"),
-        *sbatch_argv(chosen),
-    ]

@@ -6,24 +6,26 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_rl.cli.far_logs import is_far, print_far_log
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.terminal import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
-from slurm_rl.launchers.jobs import RunState, load_job, read_states
+from slurm_rl.job.record import RunState, load_job
+from slurm_rl.launchers.jobs import read_far_log, read_states
 from slurm_rl.run_dir import RunDir
 
 _READ_EVERY_S = 0.5
 # Slurm is asked seldom: its controller serves everybody.
 _ASK_EVERY_S = 5.0
+# Ray hands out the whole log each time.
+_ASK_FAR_EVERY_S = 3.0
 
 
 def run(words: list[str]) -> int:
     told = read_words("logs", words)
     args, directory = told.flags, find_run(told.rest)
-    if is_far(directory):
-        return print_far_log(directory, args.who, follow=args.follow)
+    if (text := read_far_log(directory)) is not None:
+        return _print_far(directory, text, args.who, follow=args.follow)
     if args.follow:
         return _follow(directory, args.who)
     path = log_path(directory, args.who)
@@ -42,8 +44,8 @@ def run(words: list[str]) -> int:
 def log_path(run: RunDir, who: str) -> Path:
     """Where this log of the newest attempt is or will be."""
     if who == "job":
-        job = load_job(run) or {"job_id": "none"}
-        return run.submitit / f"{job['job_id']}_0_log.out"
+        job = load_job(run)
+        return run.submitit / f"{job.job_id if job else 'none'}_0_log.out"
     return (run.attempts / "latest").resolve() / "logs" / f"{who}.log"
 
 
@@ -84,3 +86,21 @@ def _copy(path: Path, offset: int) -> int:
         sys.stdout.write(show_plainly(file.read().decode(errors="replace")))
         sys.stdout.flush()
         return file.tell()
+
+
+def _print_far(run: RunDir, text: str, who: str, *, follow: bool) -> int:
+    """The log of a run whose files this machine does not see, as it is, or as it grows until the job ends."""
+    if who != "driver":
+        raise ConfigError("--who must be driver, since the other logs lie on the cluster", seen=who)
+    shown = 0
+    while True:
+        sys.stdout.write(show_plainly(text[shown:]))
+        sys.stdout.flush()
+        shown = len(text)
+        if not follow:
+            return 0
+        # The state first: what is printed until then is in the log that is read after.
+        follow = read_states([run])[0].is_alive
+        text = read_far_log(run) or ""
+        if follow:
+            time.sleep(_ASK_FAR_EVERY_S)

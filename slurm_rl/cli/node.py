@@ -27,16 +27,18 @@ from slurm_rl.cli.common import check_overrides, default_run_dir, plan_run
 from slurm_rl.cli.find import find_run, load_plan
 from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.words import Words, read_words
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import compose, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, RunDirError
 from slurm_rl.image.files import check_image_is_there
+from slurm_rl.job.create import copy_functions, create_run, snapshot_code, write_run
 from slurm_rl.job.own_folder import check_is_free
-from slurm_rl.launchers.holding import held_to_resume
-from slurm_rl.launchers.machines.hub import HeadPlace, check_port, write_place
+from slurm_rl.launchers.base import Submitted
+from slurm_rl.launchers.jobs import held_to_resume, submit_run
+from slurm_rl.launchers.machines.place import HeadPlace, check_port, write_place
 from slurm_rl.launchers.machines.secret import head_secret, worker_secret
 from slurm_rl.launchers.machines.worker import Invitation, Place, Worker
-from slurm_rl.launchers.submit import Submitted, copy_functions, create_run, snapshot_code, submit_run, write_run
 from slurm_rl.node.discovery import Flags, NodeIdentity, discover
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
@@ -80,7 +82,7 @@ def _load(told: Words, identity: NodeIdentity) -> RunConfig:
     if identity.wants_debugger:
         tree["cluster"]["env"].setdefault("RAY_DEBUG", "legacy")
     config = parse_config(tree, is_run=named is None)
-    if config.cluster.launcher != "machines":
+    if not LAUNCHERS[config.cluster.launcher].by_node:
         raise RunDirError(
             "`node` resumes runs that `node` began", seen=named, action=f"python -m slurm_rl resume {named}"
         )

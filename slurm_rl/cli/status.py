@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from slurm_rl.cli.find import find_run, find_sweep, parse_path
 from slurm_rl.cli.terminal import show_plainly
 from slurm_rl.cli.words import read_words
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.job.record import RunState, load_job, read_last_row
 from slurm_rl.jsonl import read_last_rows
-from slurm_rl.launchers.jobs import RunState, load_job, open_recorded_dashboard, read_states
-from slurm_rl.launchers.slurm.sweep_jobs import count_states
+from slurm_rl.launchers.jobs import count_states, read_far_log, read_states
 from slurm_rl.run_dir import RunDir
 from slurm_rl.sweep.ledger import SweepDir, runs_of
 
@@ -49,7 +51,7 @@ def render_table(runs: list[RunDir], states: list[RunState] | None = None) -> st
     for found, state in zip(runs, states or read_states(runs), strict=True):
         job, last = load_job(found), last_row(found)
         reward = f"{last['reward/mean']:.3f}" if "reward/mean" in last else "-"
-        job_id = job["job_id"] if job else "-"
+        job_id = job.job_id if job else "-"
         rows.append((found.path.name, job_id, str(last.get("step", "-")), reward, str(state).partition("\n")[0]))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
@@ -60,13 +62,12 @@ def render_table(runs: list[RunDir], states: list[RunState] | None = None) -> st
 def render_status(run: RunDir) -> str:
     """State, job, step and the newest numbers, one a line."""
     state, job, last = read_states([run])[0], load_job(run), last_row(run)
-    if not last and job and job["launcher"] == "ray" and state.word != "unknown":
-        from slurm_rl.launchers.ray.submit import read_last_row
-
-        last = read_last_row(open_recorded_dashboard(run, job), job["job_id"])
+    if not last and state.error is None:
+        with contextlib.suppress(SlurmRLError):  # a cluster that is gone since
+            last = read_last_row(read_far_log(run) or "")
     lines = [f"run     {run.path}", f"state   {state}"]
     if job:
-        lines.append(f"job     {job['job_id']} ({job['launcher']})")
+        lines.append(f"job     {job.job_id} ({job.launcher})")
     if last:
         lines.append(f"step    {last['step']} ({last['stage']})")
         if "reward/mean" in last:

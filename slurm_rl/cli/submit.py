@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 
@@ -12,8 +11,9 @@ from slurm_rl.cli.foreground import follow_to_the_end
 from slurm_rl.cli.words import Words, read_words
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.image.files import describe_image
-from slurm_rl.launchers.jobs import OF_THIS_MACHINE
-from slurm_rl.launchers.submit import Submitted, create_run, remove_run, submit_run
+from slurm_rl.job.create import create_run, remove_run
+from slurm_rl.launchers.base import Submitted
+from slurm_rl.launchers.jobs import open_launcher, submit_run
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
 
@@ -38,7 +38,6 @@ def run(words: list[str]) -> int:
 
 def _submit(told: Words) -> int:
     config, plan, directory = compose_run(told.rest, told.flags.config_dir)
-    check_launcher(plan)
     check_submission(config, plan, directory)
     plan = ask_cluster(plan)
     create_run(directory, config, plan)
@@ -50,18 +49,8 @@ def _submit(told: Words) -> int:
     return announce_and_follow(directory, plan, submitted)
 
 
-def check_launcher(plan: JobPlan) -> None:
-    """Refuse machines that nobody but the user can start."""
-    if plan.launcher == "machines":
-        raise ConfigError(
-            "a run on machines without Slurm starts on each of them",
-            seen="submit, with cluster.launcher=machines",
-            action="python -m slurm_rl node and the same overrides, on every machine",
-        )
-
-
 def ask_cluster(plan: JobPlan) -> JobPlan:
-    """Ask the cluster, when there is one, whether it takes this job.
+    """Ask the launcher whether it takes this job, and pass on what it says.
 
     Returns:
         The plan in the cluster's own words.
@@ -69,37 +58,17 @@ def ask_cluster(plan: JobPlan) -> JobPlan:
     Raises:
         ConfigError, SubmitError: it does not, in its own words.
     """
-    if plan.address is not None:
-        from slurm_rl.launchers.ray.submit import check_ray_cluster, open_dashboard
-
-        check_ray_cluster(plan, open_dashboard(plan.address))
-    if plan.launcher == "slurm":
-        from slurm_rl.launchers.slurm.admission import check_admission
-        from slurm_rl.launchers.slurm.shared_paths import warn_of_local_paths
-
-        asked, plan = plan, check_admission(plan)
-        if plan != asked:
-            print(f"gpus    {plan.sbatch['gres']}, as this cluster spells {asked.sbatch['gres']}", file=sys.stderr)
-        for line in warn_of_local_paths(plan):
-            print(line, file=sys.stderr, flush=True)
+    plan, notes = open_launcher(plan.launcher).check(plan)
+    for line in notes:
+        print(line, file=sys.stderr, flush=True)
     return plan
 
 
 def announce_and_follow(directory: RunDir, plan: JobPlan, submitted: Submitted) -> int:
     """Say where the run is; return at once from a cluster, at the end of the run from this machine."""
-    lines = [describe(directory, submitted), describe_image(plan), describe_ray(plan)]
+    lines = [describe(directory, submitted), describe_image(plan)]
     print("\n".join(filter(None, lines)), file=sys.stderr, flush=True)
-    return follow_to_the_end(directory, submitted) if plan.launcher in OF_THIS_MACHINE else 0
-
-
-def describe_ray(plan: JobPlan) -> str | None:
-    """Where the cluster's own side is; None without one."""
-    if plan.address is None:
-        return None
-    from slurm_rl.launchers.ray.submit import describe_unsent
-
-    lines = [f"ray     {plan.address}, which writes to {plan.run_dir}", describe_unsent(os.environ, plan.secret_names)]
-    return "\n".join(filter(None, lines))
+    return 0 if submitted.process is None else follow_to_the_end(directory, submitted.process)
 
 
 def describe(directory: RunDir, submitted: Submitted) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
@@ -17,14 +17,15 @@ from slurm_rl.cli.results import read_standings
 from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.sweep_checks import check_clusters, plan_runs
 from slurm_rl.cli.words import Words
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import explain_hydra, open_hydra
 from slurm_rl.config.overrides import normalise_words
 from slurm_rl.errors import RunDirError, SlurmRLError, TrainingError
+from slurm_rl.functions.load import load_function
 from slurm_rl.job.attempts import EXIT_INTERRUPTED
-from slurm_rl.launchers.jobs import RunState, read_states
-from slurm_rl.launchers.slurm.sweep_jobs import wait_for_runs
-from slurm_rl.launchers.slurm.sweep_submit import PlannedRun, create_runs, remove_sweep, submit_arrays
-from slurm_rl.launchers.submit import submit_run
+from slurm_rl.job.record import RunState
+from slurm_rl.launchers.jobs import read_states, submit_run, wait_for_runs
+from slurm_rl.launchers.slurm.sweep_submit import PlannedRun, create_runs, remove_sweep
 from slurm_rl.report.leaderboard import rank, read_metric, render_standings
 from slurm_rl.sweep.compose import Composer
 from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger
@@ -52,21 +53,22 @@ class SweepRuns:
             SlurmRLError: Slurm refused them, or the directory cannot be written.
         """
         ledger = create_runs(self.directory, self.ledger, planned)
-        if planned[0].plan.launcher == "local":
+        submit_all = LAUNCHERS[planned[0].plan.launcher].sweep
+        if submit_all is None:
             self.ledger, self.is_started = ledger, True
             self._run_here(planned)
         else:
-            self._submit(ledger, planned)
+            self._submit(ledger, planned, load_function(submit_all))
             if not wait:
                 return [None] * len(planned)
             wait_for_runs([self.directory.run(run.index) for run in planned], _tell)
         self._has_ended = True
         return self._read_outcomes(planned)
 
-    def _submit(self, ledger: Ledger, planned: Sequence[PlannedRun]) -> None:
+    def _submit(self, ledger: Ledger, planned: Sequence[PlannedRun], submit_all: Callable[..., Ledger]) -> None:
         is_first = not self.is_started
         try:
-            self.ledger = submit_arrays(self.directory, ledger, planned)
+            self.ledger = submit_all(self.directory, ledger, planned)
             self.is_started = True
         except SlurmRLError:
             # Arrays that Slurm had taken before it refused one may have begun to run.

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 from slurm_rl.cli.checks import check_inputs
 from slurm_rl.cli.common import plan_run
-from slurm_rl.cli.submit import ask_cluster, check_launcher
+from slurm_rl.cli.submit import ask_cluster
 from slurm_rl.config.functions import named_functions
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, SlurmRLError
@@ -120,11 +121,14 @@ class _SeenInputs:
 
 def _check_one_launcher(planned: Sequence[PlannedRun]) -> None:
     launchers = {run.plan.launcher for run in planned}
-    check_launcher(planned[0].plan)
-    if "ray" in launchers:
-        raise ConfigError(
-            "a sweep runs on Slurm or on this machine", seen="cluster.launcher=ray", action="submit its runs one by one"
-        )
+    for name in launchers:
+        row = LAUNCHERS[name]
+        if row.by_node or not (row.sweep or row.on_this_machine):
+            raise ConfigError(
+                "a sweep runs on Slurm or on this machine",
+                seen=f"cluster.launcher={name}",
+                action="start its runs one by one",
+            )
     if len(launchers) > 1:
         raise ConfigError(
             "all runs of a sweep go to one place",

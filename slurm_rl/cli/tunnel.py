@@ -38,7 +38,7 @@ def find_ssh(plan: JobPlan, attempt: AttemptDir, port: int) -> list[str]:
     if plan.torchrun is not None or not plan.ray.dashboard:
         return []
     head = load_head(attempt)
-    if plan.launcher == "local" or head.host == socket.gethostname():
+    if head.host == socket.gethostname():
         return []
     return build_ssh_argv(head.host, [Forward(port, dashboard_port(head.port))])
 

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from slurm_rl.config.existing import check_address
-from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, one_of
 
 # The controller, `status` and `resume` rest on these; each has another way to be said, or none.
 RESERVED_OPTIONS = {
@@ -119,7 +120,7 @@ class SlurmOptions(Section):
 class ClusterConfig(Section):
     """The machines."""
 
-    launcher: Literal["local", "slurm", "ray", "machines"] = "local"
+    launcher: Annotated[str, one_of(LAUNCHERS)] = "local"
     """local: a process on this machine; slurm: a job; ray: a job of a Ray cluster that is there already;
     machines: `python -m slurm_rl node` on each of them."""
     address: OneLine | None = None
@@ -174,7 +175,7 @@ class ClusterConfig(Section):
                 f"the numbers in cluster.node_features must add up to cluster.num_nodes; got {total} and "
                 f"{self.num_nodes}. Next: set cluster.num_nodes={total}"
             )
-        if self.node_features and self.launcher != "slurm":
+        if self.node_features and not LAUNCHERS[self.launcher].is_queue:
             yield (
                 f"cluster.node_features needs cluster.launcher=slurm, which gives nodes features; got {self.launcher}"
             )

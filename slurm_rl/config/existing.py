@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -18,12 +19,12 @@ def check_address(cluster: ClusterConfig) -> None:
     Raises:
         ValueError: with both values and what to do.
     """
-    if (cluster.launcher == "ray") != (cluster.address is not None):
+    if LAUNCHERS[cluster.launcher].existing != (cluster.address is not None):
         raise ValueError(
             f"cluster.address and cluster.launcher=ray go together; got {cluster.address!r} and {cluster.launcher!r}. "
             "Next: +cluster=ray cluster.address=http://host:8265"
         )
-    if cluster.remote_root is not None and cluster.launcher != "ray":
+    if cluster.remote_root is not None and not LAUNCHERS[cluster.launcher].existing:
         raise ValueError(f"cluster.remote_root is for cluster.launcher=ray; got it with {cluster.launcher!r}")
     if cluster.address is None:
         return
@@ -69,7 +70,7 @@ def check_existing_cluster(config: RunConfig) -> None:
     Raises:
         ValueError: naming the key.
     """
-    if config.cluster.launcher != "ray":
+    if not LAUNCHERS[config.cluster.launcher].existing:
         return
     wrong = {
         f"task={config.task}": TASKS[config.task].under_torchrun,

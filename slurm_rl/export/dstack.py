@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.export import workload_name
@@ -96,7 +97,7 @@ def build_task(
 def node_overrides(config: RunConfig, overrides: Sequence[str]) -> list[str]:
     """What a machine that is a container already must be told beside the user's own words."""
     added = []
-    if str(config.cluster.launcher) != "machines":
+    if not LAUNCHERS[config.cluster.launcher].by_node:
         added.append("cluster.launcher=machines")
     if config.container.image is not None:
         added += ["container.runtime=none", "container.image=null"]

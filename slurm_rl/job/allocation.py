@@ -10,12 +10,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+import shlex
+import time
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from slurm_rl.holder import Holder
 from slurm_rl.job.attempts import AttemptEnd
-from slurm_rl.lease import Lease
-from slurm_rl.run_dir import AttemptDir
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import AttemptDir, RunDir
 
 IsStopped = Callable[[], bool]
 
@@ -37,30 +41,46 @@ class Nodes(Protocol):
         """End agents that cannot be asked."""
 
 
-class Allocation(Protocol):
-    """The machines of one job, from its start to its end."""
+class TimeLimit:
+    """job.time_limit where no scheduler keeps it."""
 
+    def __init__(self, plan: JobPlan) -> None:
+        limit, lead_s = plan.limits.time_limit_min, plan.limits.signal_lead_s
+        self._leave_at = math.inf if limit is None else time.monotonic() + max(0.0, limit * 60.0 - lead_s)
+
+    @property
+    def notice(self) -> str | None:
+        return "job.time_limit is near" if time.monotonic() > self._leave_at else None
+
+
+class Allocation(Protocol):
+    """The machines of one job, from its start to its end. What stands here holds where nobody could start the job
+    again, and a launcher overrides what it knows better."""
+
+    run_dir: RunDir
     job_key: str
     """Names the job in the run directory; the same after a requeue."""
     num_agents: int
     """Agents of an attempt that write a record."""
-    can_requeue: bool
-    """Somebody starts the job again when asked; without, a stop interrupts the run and the want of nodes fails it."""
+    job: Mapping[str, str] | None = None
+    """As job.json has it; None where that file is not beside this process."""
 
     @property
     def has_nodes(self) -> bool:
         """Enough healthy ones for a further attempt."""
+        return True
 
     @property
     def notice(self) -> str | None:
         """Why the machines are taken back soon, as by a time limit; None while nobody said so."""
+        return None
 
-    def take(self, is_stopped: IsStopped) -> Lease:
-        """Hold the run.
+    def holder(self) -> Holder:
+        """This process, as the run's lease names it."""
 
-        Raises:
-            LeaseError: another controller has it and lives.
-        """
+    def is_known_alive(self, holder: Holder) -> bool:
+        """Whether a scheduler says that another holder's job has not ended; else the holder's own beat tells."""
+        return False
 
     def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
         """Before the nodes start: secrets of the attempt. Returns fields of its start.json."""
@@ -84,9 +104,12 @@ class Allocation(Protocol):
 
     def granted_at(self) -> float | None:
         """When the machines were given, in seconds since 1970; None where an attempt's own start says it."""
+        return None
 
-    def requeue(self, is_ended: IsStopped) -> str | None:
-        """Have the job started again, and wait for the end of this start; why not, else None."""
+    def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
+        """Have the job started again after an attempt, and wait for the end of this start; why not, else None."""
+        return f"nobody starts this job again. Next: python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
 
     def close(self, end: dict[str, Any]) -> None:
-        """Tell whoever waits on the machines how the job ended."""
+        """Tell whoever waits on the machines how the job ended; others read end.json or the exit status."""
+        return

@@ -12,7 +12,7 @@
 | lost (its node, its controller) |                        | retry on spare nodes, requeue without enough  |
 | failed                          |                        | retry                                         |
 
-Where nobody can requeue, on machines without Slurm, a stop interrupts the run and the want of nodes fails it.
+Where nobody requeues, or refuses to, a job whose last attempt failed has failed, and any other is interrupted.
 """
 
 from __future__ import annotations
@@ -49,13 +49,11 @@ def decide(
     stopped_by: StoppedBy,
     max_failures: int,
     has_nodes: bool = True,
-    can_requeue: bool = True,
 ) -> Decision:
     """What to do after the last of `ends`, which are all attempts of this job, oldest first.
 
     Args:
         has_nodes: the allocation still holds as many healthy nodes as the run needs.
-        can_requeue: somebody would start the job again; without, the want of nodes fails it.
     """
     last = ends[-1]
     if last.outcome == "finished":
@@ -70,7 +68,7 @@ def decide(
         return "requeue"
     if last.outcome == "checkpointed":
         return "interrupt"
-    return "retry" if has_nodes else "requeue" if can_requeue else "fail"
+    return "retry" if has_nodes else "requeue"
 
 
 def stands_still(ends: Sequence[AttemptEnd]) -> bool:

@@ -30,11 +30,12 @@ from slurm_rl.job.attempts import (
     stands_still,
 )
 from slurm_rl.job.ends import KILLED, load_ends, newest_step, read_end, settle_killed_attempts
+from slurm_rl.job.holding import take_run
 from slurm_rl.job.watch import AttemptWatch, end_nodes
 from slurm_rl.lease import Lease
 from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, report_damage, write_json, write_last
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, report_damage, write_json, write_last
 from slurm_rl.run_secret import checkpoint_key
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
@@ -60,7 +61,7 @@ class Controller:
         signal.signal(signal.SIGUSR2, self._on_scheduler_stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         try:
-            with self.allocation.take(self.is_stopped) as self.lease:
+            with take_run(self.run_dir, self.allocation, self.is_stopped) as self.lease:
                 return self._lead()
         except LeaseError as error:
             say(str(error))
@@ -77,7 +78,7 @@ class Controller:
 
     def _lead(self) -> int:
         """Attempts until one settles the run, which is this controller's."""
-        if self.allocation.can_requeue and self._has_finished():
+        if self._has_finished():
             # Current Slurms requeue a job that was preempted once more when it ends, finished or not.
             return EXIT_FINISHED
         self.run_dir.end.unlink(missing_ok=True)
@@ -97,13 +98,13 @@ class Controller:
                 stopped_by=self.stopped_by,
                 max_failures=self.plan.limits.max_failures,
                 has_nodes=self.allocation.has_nodes,
-                can_requeue=self.allocation.can_requeue,
             )
         return self._requeue(ends) if decision == "requeue" else self._end(decision, ends)
 
     def _has_finished(self) -> bool:
-        """Before this start of the job: `resume` would have removed the end."""
-        return self.run_dir.end.is_file() and bool(read_json(self.run_dir.end)["state"] == "finished")
+        """In an earlier start of this job; to a job that `resume` submits the end is nothing."""
+        ends = load_ends(self.run_dir, self.job_key)
+        return self.run_dir.end.is_file() and bool(ends) and ends[-1].outcome == "finished"
 
     # ---- one attempt ---------------------------------------------------------------------------
 
@@ -195,14 +196,14 @@ class Controller:
         return code
 
     def _requeue(self, ends: list[AttemptEnd]) -> int:
-        if not self.allocation.can_requeue:
-            return self._end("interrupt", ends)
         self.run_dir.require_ours()
-        append_event(self.run_dir, "job/requeued", cause=ends[-1].cause, step=ends[-1].saved_step)
         # From here on a SIGTERM is the scheduler's, which ends this start of the job.
         self.stopped_by = ""
-        refusal = self.allocation.requeue(self.is_stopped)
-        return EXIT_FINISHED if refusal is None else self._end("interrupt", ends, refusal)
+        refusal = self.allocation.requeue(ends[-1], self.is_stopped)
+        if refusal is None:
+            return EXIT_FINISHED
+        decision: Decision = "fail" if ends[-1].outcome == "failed" else "interrupt"
+        return self._end(decision, ends, "; ".join(filter(None, [ends[-1].cause, refusal])))
 
     # ---- signals -------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import socket
 import struct
 from collections.abc import Mapping
 
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.rendezvous import own_address
@@ -68,7 +69,7 @@ def network_environment(plan: JobPlan, role: NodeRole, env: Mapping[str, str]) -
     Raises:
         BringUpError: this machine has no device of the name.
     """
-    if plan.launcher != "machines" or len(role.hosts) < 2:
+    if not LAUNCHERS[plan.launcher].by_node or len(role.hosts) < 2:
         return {}
     named = env.get(GLOO)
     devices = [name for _, name in socket.if_nameindex()]

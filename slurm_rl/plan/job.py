@@ -8,9 +8,12 @@ agent reads it with the standard library alone.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import RunDirError
+from slurm_rl.functions.load import load_function
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
 from slurm_rl.plan.debug import debug_env
 from slurm_rl.plan.expected import expected_versions
@@ -22,7 +25,6 @@ from slurm_rl.plan.layout import (
     choose_tensor_parallel_size,
 )
 from slurm_rl.plan.memory import ModelShape
-from slurm_rl.plan.sbatch import build_sbatch_options
 from slurm_rl.plan.secrets import secret_names
 from slurm_rl.plan.task import (
     ExternalPlan,
@@ -35,7 +37,6 @@ from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, check_idl
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
-from slurm_rl.config.tasks import TORCHRUN_TASKS
 
 PLAN_VERSION = 3
 HOSTS_VARIABLE = "SLURM_RL_HOSTS"
@@ -84,7 +85,7 @@ class JobPlan:
     slurm_rl_version: str
     name: str
     run_dir: str
-    launcher: Literal["local", "slurm", "ray", "machines"]
+    launcher: str
     accelerator: AcceleratorKind
     num_nodes: int
     gpus_per_node: int
@@ -165,9 +166,9 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         ConfigError: the layout is impossible; the message holds both numbers.
     """
     cluster, job = config.cluster, config.job
-    on_slurm = cluster.launcher == "slurm"
+    launcher = LAUNCHERS[cluster.launcher]
     # Machines of one run are alike.
-    cpus = cluster.cpus_per_node or (facts.num_cpus if cluster.launcher in ("local", "machines") else None)
+    cpus = cluster.cpus_per_node or (facts.num_cpus if launcher.on_this_machine else None)
     # What an external program places, and with which model, is its own affair.
     shape = None if config.external else facts.model_shape
     check_context(config, shape)
@@ -200,8 +201,8 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard),
         limits=LimitsPlan(job.time_limit_min, job.signal_lead_s, job.max_failures, job.start_timeout_s),
         container=config.container.model_dump(mode="json"),
-        sbatch=build_sbatch_options(config, run_dir) if on_slurm else {},
-        num_spare_nodes=job.num_spare_nodes if on_slurm else 0,
+        sbatch=load_function(launcher.options)(config, run_dir) if launcher.options else {},
+        num_spare_nodes=job.num_spare_nodes if launcher.is_queue else 0,
         node_features=_node_features(config),
         torchrun=_torchrun(actors) if config.task in TORCHRUN_TASKS else None,
         external=_external(config, run_dir),
@@ -221,7 +222,9 @@ def _place(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> tu
 
 def _choose_python(config: RunConfig, facts: SubmitFacts) -> str:
     # The host's environment is not in the image.
-    elsewhere = "python" if config.cluster.launcher == "ray" else "python3" if config.container.image else None
+    elsewhere = (
+        "python" if LAUNCHERS[config.cluster.launcher].existing else "python3" if config.container.image else None
+    )
     return config.cluster.python or elsewhere or facts.python
 
 
@@ -234,7 +237,7 @@ def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
     ]
     if config.task in TORCHRUN_TASKS:
         return [item for item in table if not item.name.startswith(("RAY_", "VLLM_"))]
-    if cluster.launcher == "ray":
+    if LAUNCHERS[cluster.launcher].existing:
         # Its daemons are up already; what is left is for our own processes.
         table = [item for item in table if item not in ray_env(cluster.num_nodes)]
     if config.external is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import render_layout
 from slurm_rl.plan.ray_request import build_request
@@ -48,7 +49,9 @@ def render_plan(plan: JobPlan) -> str:
 def _nodes_step(plan: JobPlan) -> list[str]:
     """What the controller runs, with a word in brackets for what only the job will know."""
     if not plan.sbatch:
-        words = node_words("[rank]", plan.num_nodes, "JOB") if plan.launcher == "machines" else node_words(0, 1, "JOB")
+        words = (
+            node_words("[rank]", plan.num_nodes, "JOB") if LAUNCHERS[plan.launcher].by_node else node_words(0, 1, "JOB")
+        )
         wrapped = wrap_agent(plan, 1, "JOB", None, *words)
         return with_host_setup(plan, wrapped.argv)
     nodes = [f"[node {rank}]" for rank in range(plan.num_nodes)]
@@ -56,7 +59,7 @@ def _nodes_step(plan: JobPlan) -> list[str]:
 
 
 def _network(plan: JobPlan) -> list[str]:
-    if plan.launcher != "machines":
+    if not LAUNCHERS[plan.launcher].by_node:
         return []
     found = "GLOO_SOCKET_IFNAME" not in plan.env
     lines = ["network    the device by which each machine reaches the head"] if found else []

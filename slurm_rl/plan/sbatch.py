@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from slurm_rl.errors import ConfigError
 from slurm_rl.plan.setup import SETUP_ACTION, SETUP_RULE
 
 if TYPE_CHECKING:
@@ -21,7 +22,17 @@ SbatchOptions = dict[str, str | int | bool]
 
 
 def build_sbatch_options(config: RunConfig, run_dir: str) -> SbatchOptions:
-    """Long option name -> value; True is a flag without one."""
+    """Long option name -> value; True is a flag without one.
+
+    Raises:
+        ConfigError: a run directory that Slurm would change in the names of log files.
+    """
+    if set(run_dir) & set("%\\"):
+        raise ConfigError(
+            "run_dir must hold no % and no backslash, which Slurm replaces in the names of log files",
+            seen=run_dir,
+            action="choose another run_dir or cluster.run_root",
+        )
     cluster, job = config.cluster, config.job
     slurm = cluster.slurm
     options: dict[str, str | int | bool | None] = {

@@ -7,7 +7,7 @@ directory's path and nothing else, so a requeue that replays the old pickle lose
 
 from __future__ import annotations
 
-from slurm_rl.launchers.controller import drive_run
+from slurm_rl.launchers.jobs import drive_run
 
 
 def run_controller(run_dir: str) -> int:

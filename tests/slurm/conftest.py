@@ -9,22 +9,29 @@ from __future__ import annotations
 import shutil
 import sys
 import tempfile
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster, ClusterError, ensure_packages, is_possible, is_required, reset, slurm_version
+from tests.machines.kit import Machines, machines_up
+from tests.ray_kit import OthersCluster, ray_up
+from tests.slurm.cluster import Cluster, ClusterError, ensure_packages, is_possible, is_required, reset
+from tests.slurm.launched import VERSION, Launched, OnMachines, OnRay, OnSlurm, OnThisMachine
 
 NO_SLURM = "no test Slurm here: "
-# In the name of every test; of none yet, where the tests install it first.
-VERSION = f"slurm-{slurm_version() or 'new'}"
+
+
+@pytest.fixture(scope="session")
+def only_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """4 nodes without accounting, for fixtures that not every test needs a cluster for."""
+    yield from _clusters(request, num_nodes=4, accounting=False)
 
 
 @pytest.fixture(scope="session", params=[VERSION])
-def session_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """4 nodes without accounting, for fixtures of a wide scope; a test asks for `cluster`."""
-    yield from _clusters(request, num_nodes=4, accounting=False)
+def session_cluster(only_cluster: Cluster) -> Cluster:
+    """The same, for fixtures of a wide scope; a test asks for `cluster`."""
+    return only_cluster
 
 
 @pytest.fixture(scope="session", params=[VERSION])
@@ -51,6 +58,45 @@ def accounting_cluster(session_accounting_cluster: Cluster) -> Iterator[Cluster]
 def shared_dir(session_cluster: Cluster) -> Path:
     """A folder that every node sees; pytest's own tmp_path lies in /tmp, where each node has its own."""
     return make_shared_dir(session_cluster)
+
+
+@pytest.fixture(scope="session")
+def session_machines() -> Iterator[Machines]:
+    with machines_up() as machines:
+        yield machines
+
+
+@pytest.fixture(scope="session")
+def session_ray() -> Iterator[OthersCluster]:
+    with ray_up() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def launched(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Launched]:
+    """A run that is still to be started, by the launcher that the test's parameter `launcher` names."""
+    name, found = request.node.callspec.params["launcher"], request.getfixturevalue
+
+    def on_slurm() -> Launched:
+        cluster = found("only_cluster")
+        request.addfinalizer(lambda: reset(cluster))
+        return OnSlurm(make_shared_dir(cluster), cluster)
+
+    def on_machines() -> Launched:
+        machines = found("session_machines")
+        return OnMachines(Path(tempfile.mkdtemp(dir=machines.shared)), machines)
+
+    make: dict[str, Callable[[], Launched]] = {
+        "slurm": on_slurm,
+        "local": lambda: OnThisMachine(tmp_path),
+        "machines": lambda: OnMachines(
+            Path(tempfile.mkdtemp(dir=found("session_machines").shared)), found("session_machines")
+        ),
+        "ray": lambda: OnRay(tmp_path, found("session_ray")),
+    }
+    run = make[name]()
+    yield run
+    run.end_all()
 
 
 def make_shared_dir(cluster: Cluster) -> Path:

@@ -55,9 +55,12 @@ def find_open(folder: str) -> list[str]:
 
 
 def train(run: Path, attempt: int) -> int:
-    """A step each 0.1 s, until `<run>/finish` is there or a signal asks to save."""
+    """A step each 0.1 s, until `<run>/finish` is there or a signal asks to save; LIGHT_TRAINER=refuse: bad input."""
+    if os.environ.get("LIGHT_TRAINER") == "refuse":
+        return end(run, attempt, "failed", 2, cause="line 3 of rows.jsonl must be JSON")
     stopped: list[int] = []
-    signal.signal(signal.SIGUSR2, lambda number, frame: stopped.append(number))
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, lambda number, frame: stopped.append(number))
     steps = [int(path.name.removeprefix("step-")) for path in (run / "checkpoints").glob("step-*")]
     step = max(steps, default=0)
     if "DEVICES" in os.environ:
@@ -69,9 +72,13 @@ def train(run: Path, attempt: int) -> int:
             file.write(json.dumps({"step": step, "stage": "grpo", "reward/mean": step / 100}) + "\n")
         time.sleep(0.1)
     (run / "checkpoints" / f"step-{step}").mkdir(parents=True)
-    outcome = {"outcome": "checkpointed", "exit_code": 75} if stopped else {"outcome": "finished", "exit_code": 0}
-    (run / "attempts" / str(attempt) / "outcome.json").write_text(json.dumps(outcome))
-    return int(outcome["exit_code"])
+    return end(run, attempt, "checkpointed", 75) if stopped else end(run, attempt, "finished", 0)
+
+
+def end(run: Path, attempt: int, outcome: str, exit_code: int, cause: str = "") -> int:
+    found = {"outcome": outcome, "exit_code": exit_code, "cause": cause}
+    (run / "attempts" / str(attempt) / "outcome.json").write_text(json.dumps(found))
+    return exit_code
 
 
 if __name__ == "__main__":

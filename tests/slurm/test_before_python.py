@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from slurm_rl.__main__ import main
+from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.run_dir import RunDir, read_json
 from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.launched import PATIENCE_S, Launched, name_cell
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import ROOT, cli, job_id, submit, wait_for_end
+from tests.slurm.submitting import ROOT, cli, quote, submit, wait_for_end
 
 pytestmark = pytest.mark.slurm
 
@@ -27,12 +33,73 @@ def check_cause(cluster: Cluster, run: Path, *said: str) -> None:
         assert words in end["cause"] and words in status and words in logs, (end, status, logs)
 
 
-def test_a_setup_line_that_fails_on_the_first_node(cluster: Cluster, shared_dir: Path) -> None:
-    run = shared_dir / "run"
-    submit(cluster, run, make_light_python(shared_dir), "cluster.setup=['module load cuda']")
-    check_cause(
-        cluster, run, "each line of cluster.setup and container.setup must succeed", "module load cuda", "correct it"
-    )
+def make_bare(folder: Path) -> Path:
+    """A Python without the packages of its environment."""
+    path = folder / "bare"
+    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+MUST_BE_THERE = "/nowhere/bin/python must be there on every node"
+SETUP = "cluster.setup=['module load cuda']"
+SETUP_SAID = (
+    "each line of cluster.setup and container.setup must succeed on every node; this one did not: module load cuda"
+)
+CAUSES: dict[str, dict[str, str | None]] = {
+    "absent": {"slurm": MUST_BE_THERE, "local": MUST_BE_THERE, "machines": MUST_BE_THERE, "ray": MUST_BE_THERE},
+    "bare": {
+        "slurm": "must have what slurm_rl needs; got ",
+        "local": "must have what slurm_rl needs; got ",
+        "machines": "must have what slurm_rl needs; got ",
+        "ray": "the Ray cluster's image must have what the trainer needs",
+    },
+    # Local: it is made on the machine that runs it. Machines: each makes its own where they share none.
+    "unseen": {
+        "slurm": "the run directory must be seen by every node",
+        "local": None,
+        "machines": None,
+        "ray": "the Ray cluster must be able to write the run directory",
+    },
+    # On a Ray cluster of others nothing of ours runs before Python, and the config refuses the key.
+    "setup": {"slurm": SETUP_SAID, "local": SETUP_SAID, "machines": SETUP_SAID, "ray": None},
+}
+"""What is wrong -> launcher -> what names it; None where it cannot be."""
+IN_CI = {("slurm", "absent"), ("slurm", "unseen"), ("slurm", "setup"), ("local", "absent"), ("local", "setup")}
+"""The others' words are those of tests/machines and of unit tests, too."""
+
+
+def cells() -> list[Any]:
+    found = []
+    for what, said in CAUSES.items():
+        for launcher in (name for name in LAUNCHERS if said[name] is not None):
+            marks = [] if (launcher, what) in IN_CI else [pytest.mark.slow]
+            marks += [pytest.mark.versions] if (launcher, what) == ("slurm", "unseen") else []
+            found.append(pytest.param(launcher, what, marks=marks, id=name_cell(launcher, what)))
+    return found
+
+
+@pytest.mark.parametrize(("launcher", "what"), cells())
+def test_the_cause_is_told(launched: Launched, launcher: str, what: str, tmp_path: Path) -> None:
+    words = {
+        "absent": ["cluster.python=/nowhere/bin/python"],
+        "bare": [f"cluster.python={quote(make_bare(launched.run.path.parent))}"],
+        "unseen": ["cluster.remote_root=/proc/nowhere"] if launcher == "ray" else [],
+        "setup": [SETUP],
+    }[what]
+    if (what, launcher) == ("unseen", "slurm"):
+        launched.run = RunDir(tmp_path / "run")  # each node has a /tmp of its own
+    launched.start("job.max_failures=0", *words)
+    said, path = str(CAUSES[what][launcher]), str(launched.run.path)
+    wait_until(lambda: "state   failed" in launched.type("status", path), "the run to fail", timeout_s=PATIENCE_S)
+    cause = read_json(launched.run.end)["cause"]
+    assert said in cause and "Next: " in cause
+    assert said in launched.type("status", path)
+
+
+def test_a_ray_cluster_of_others_takes_no_setup_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "+exp=demo", "+cluster=ray", "cluster.address=http://head:8265", SETUP]) == 2
+    assert "cluster.setup with cluster.launcher=ray. Next: leave it out" in capsys.readouterr().err
 
 
 def test_a_setup_line_that_fails_on_another_node(cluster: Cluster, shared_dir: Path) -> None:
@@ -40,12 +107,6 @@ def test_a_setup_line_that_fails_on_another_node(cluster: Cluster, shared_dir: P
     line = f"test $SLURMD_NODENAME != {other}"
     submit(cluster, run, make_light_python(shared_dir), f'cluster.setup=["{line}"]', "job.max_failures=0")
     check_cause(cluster, run, f"{other}: each line of cluster.setup and container.setup must succeed", line)
-
-
-def test_a_python_that_the_nodes_do_not_have(cluster: Cluster, shared_dir: Path) -> None:
-    run = shared_dir / "run"
-    submit(cluster, run, Path("/nowhere/bin/python"), "job.max_failures=0")
-    check_cause(cluster, run, "/nowhere/bin/python must be there on every node", "cluster.python")
 
 
 def submit_with(python: Path, packages: Path, cluster: Cluster, run: Path) -> None:
@@ -79,17 +140,3 @@ def test_an_environment_that_lacks_what_the_controller_needs(
     submit_with(link_python(shared_dir), packages, cluster, run)
     check_cause(cluster, run, "the interpreter must start and have what slurm_rl needs", "logs --who job")
     assert "missing: " in cli(cluster, run.parent, "logs", "--who", "job", str(run)).stdout
-
-
-@pytest.mark.versions
-def test_a_run_directory_that_the_nodes_do_not_see(cluster: Cluster, tmp_path: Path) -> None:
-    """Until Slurm 22.05 nothing runs there, later the script does without a log: only Slurm knows, and forgets."""
-    run = tmp_path / "run"
-    submit(cluster, run, make_light_python(tmp_path))
-
-    def is_over() -> bool:
-        shown = cluster.run(["squeue", "-h", "-t", "all", "-j", job_id(run), "-o", "%T"])
-        return shown.stdout.strip() == "FAILED"
-
-    wait_until(is_over, "the job to fail", timeout_s=120)
-    check_cause(cluster, run, "the run directory must be seen by every node", "cluster.run_root")

@@ -10,7 +10,9 @@ import pytest
 
 from slurm_rl.errors import SubmitError
 from slurm_rl.launchers.slurm import commands
-from slurm_rl.launchers.slurm.commands import JobInfo, SlurmUnavailableError
+from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError
+from slurm_rl.launchers.slurm.commands import JobInfo
+from slurm_rl.launchers.slurm.partitions import NodeGroup, partitions
 from slurm_rl.launchers.slurm.states import JobState
 from tests.slurm.cluster import Cluster, wait_until
 
@@ -137,12 +139,12 @@ def test_a_heterogeneous_job_is_one_job(with_accounting: Cluster, monkeypatch: p
 
 @pytest.mark.versions
 def test_what_the_cluster_offers(on_cluster: Cluster) -> None:
-    found = commands.partitions()
+    found = partitions()
     assert [(partition.name, partition.is_default, partition.is_up) for partition in found] == [
         ("main", True, True),
         ("high", False, True),
     ]
-    assert found[0].groups == (commands.NodeGroup(4, 4, 12_000, {"fake": 2}),)
+    assert found[0].groups == (NodeGroup(4, 4, 12_000, {"fake": 2}),)
     assert found[0].max_time_min is None
     assert commands.max_array_size() == 1001
     assert commands.kill_wait_s() == 15

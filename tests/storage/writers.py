@@ -79,17 +79,17 @@ def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
 
 @writer(
     "config.yaml plan.json code/",
-    "launchers.submit.create_run",
-    "launchers.submit.write_run",
-    "launchers.submit.snapshot_code",
     "functions.read._copy",
+    "job.create.create_run",
+    "job.create.write_run",
+    "job.create.snapshot_code",
     "launchers.slurm.sweep_submit._create_run",
     "supervised.__main__.begin",
     "launchers.ray.inside.open_run",
     "cli.node._prepare",
 )
 def new_run(folder: Path) -> Case:
-    from slurm_rl.launchers.submit import create_run
+    from slurm_rl.job.create import create_run
 
     package = folder.parent / "package" / "slurm_rl"
     package.mkdir(parents=True, exist_ok=True)
@@ -110,13 +110,12 @@ def new_run(folder: Path) -> Case:
 
 @writer(
     "job.json",
-    "launchers.submit.record_job",
-    "launchers.submit.submit_run",
-    "launchers.jobs.record_cancelled",
-    "launchers.jobs._record_failed",
+    "job.record.record_job",
+    "launchers.jobs.submit_run",
+    "job.record.record_end",
 )
 def job_record(folder: Path) -> Case:
-    from slurm_rl.launchers.submit import record_job
+    from slurm_rl.job.record import record_job
 
     run = RunDir(folder)
     return Case(
@@ -187,8 +186,8 @@ def attempt_start(folder: Path) -> Case:
     "run_dir.write_last",
     "job.controller.Controller._run_attempt",
     "job.controller.Controller._end",
-    "launchers.controller._run_supervised",
     "train.outcome.run_to_outcome.end",
+    "job.drive.drive",
     "node.agent.NodeAgent._write_record",
 )
 def last_words(folder: Path) -> Case:
@@ -207,11 +206,11 @@ def last_words(folder: Path) -> Case:
     "node.external.ExternalTrainer._end",
     "node.external.main",
     "job.ends.settle_killed_attempts",
-    "launchers.silent.settle_silent_agent",
-    "launchers.silent.settle_late_agents",
+    "job.silent.settle_silent_agent",
+    "job.silent.settle_late_agents",
     "job.watch.AttemptWatch._look_for_dead_nodes",
     "launchers.slurm.preflight.run_preflight",
-    "launchers.machines.hub.write_place",
+    "launchers.machines.place.write_place",
     "launchers.machines.mirror.take_file",
     "launchers.machines.nodes.MachineNodes._end_others",
     "launchers.machines.worker.Worker._start_agent",
@@ -244,8 +243,8 @@ def agent_records(folder: Path) -> Case:
     "node.joined.start_waiting",
     "node.torchrun.start_torchrun",
     "node.agent.NodeAgent._start_ray",
-    "launchers.launch.start_agent",
-    "launchers.launch._start",
+    "job.agents.start_agent",
+    "launchers.slurm.srun.start_slurm_agents",
     "rewards.supervise.RewardServices._start",
 )
 def logs(folder: Path) -> Case:
@@ -307,10 +306,10 @@ class _Unstarted:
     def join(self) -> None: ...
 
 
-@writer("lease/<epoch>.json", "lease.take", "lease._claim", "lease._link", "launchers.holding.take_run")
+@writer("lease/<epoch>.json", "lease.take", "lease._claim", "lease._link", "job.holding.take_run")
 def lease(folder: Path) -> Case:
     from slurm_rl.holder import Holder
-    from slurm_rl.launchers.holding import _take
+    from slurm_rl.job.holding import hold
     from slurm_rl.lease import read_standing
 
     def is_held() -> bool:
@@ -319,7 +318,7 @@ def lease(folder: Path) -> Case:
 
     def write() -> None:
         # A command that could not give the run up is gone by the next one.
-        with _take(RunDir(folder), replace(Holder.of_this_process("local", "7"), pid=2**30)):
+        with hold(RunDir(folder), replace(Holder.of_this_process("local", "7"), pid=2**30), lambda holder: False):
             pass
 
     return Case(write, is_held)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from tests.rooms import PACKAGE, PAGE, RANK, TRAINING, imported_rooms, read_arrows, render, room_of
+from tests.rooms import LAUNCHERS, PACKAGE, PAGE, RANK, TRAINING, imported_rooms, read_arrows, render, room_of
 
 HEAVY = {"torch", "ray", "vllm", "deepspeed", "transformers", "wandb", "tensorboard", "numpy"}
 
@@ -20,6 +20,15 @@ def test_imports_go_one_way() -> None:
     assert wrong == []
 
 
+def test_no_launcher_imports_another() -> None:
+    wrong = [
+        f"{path.relative_to(PACKAGE)} imports {imported_rooms(path) & LAUNCHERS}"
+        for path in PACKAGE.rglob("*.py")
+        if room_of(path) in LAUNCHERS and imported_rooms(path) & LAUNCHERS
+    ]
+    assert wrong == []
+
+
 def test_every_room_has_a_rank() -> None:
     assert {room_of(path) for path in PACKAGE.rglob("*.py")} == set(RANK)
 
@@ -29,7 +38,7 @@ def test_the_picture_of_the_rooms_is_that_of_the_code() -> None:
 
 
 def test_training_never_imports_what_starts_it() -> None:
-    starting = {"launchers", "slurm", "ray_jobs", "cli"}
+    starting = {"slurm", "ray_jobs", "cli", *(room for room in RANK if room.startswith("launchers"))}
     wrong = [
         str(path) for room in TRAINING for path in (PACKAGE / room).rglob("*.py") if imported_rooms(path) & starting
     ]

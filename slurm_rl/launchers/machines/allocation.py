@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import os
-import time
 from dataclasses import replace
 from typing import Any
 
 import yaml
 
 from slurm_rl.errors import BringUpError, ConfigError
+from slurm_rl.job.agents import clean_here
 from slurm_rl.job.allocation import IsStopped, Nodes
 from slurm_rl.job.attempts import AttemptEnd
-from slurm_rl.launchers.holding import take_run
-from slurm_rl.launchers.machines.hub import Hub, read_place
+from slurm_rl.launchers.here import HereAllocation
+from slurm_rl.launchers.machines.hub import Hub
 from slurm_rl.launchers.machines.nodes import MachineNodes
+from slurm_rl.launchers.machines.place import read_place
 from slurm_rl.launchers.machines.same import why_run_dir_must_be_shared
 from slurm_rl.launchers.machines.secret import derive_ray_token, head_secret
-from slurm_rl.launchers.slurm.cleaning import clean_here
-from slurm_rl.lease import Lease
 from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
 
 
-class MachineAllocation:
+class MachineAllocation(HereAllocation):
     """All nodes of a run, this one among them; see `Allocation`."""
-
-    can_requeue = False
 
     def __init__(self, run: RunDir, plan: JobPlan) -> None:
         """Made from what `node` left in the run directory; nothing listens yet."""
-        self.run_dir, self.plan = run, plan
-        self.job_key = f"local-{os.getpid()}-{int(time.time())}"
+        super().__init__(run, plan)
         self.num_agents = plan.num_nodes
-        self.has_nodes = True
-        """False once some did not come before the deadline."""
+        self._all_came = True
         self._secret = head_secret(run, os.environ)
         config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
         self._hub = Hub(run, plan.num_nodes, read_place(run), self._secret, self.job_key, config)
@@ -43,11 +38,12 @@ class MachineAllocation:
 
     @property
     def notice(self) -> str | None:
-        """Which of the machines was told to stop."""
-        return self._hub.notice
+        """Which of the machines was told to stop, or the time limit."""
+        return self._hub.notice or super().notice
 
-    def take(self, is_stopped: IsStopped) -> Lease:
-        return take_run(self.run_dir, self.plan, is_stopped)
+    @property
+    def has_nodes(self) -> bool:
+        return self._all_came
 
     def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
         if self.plan.torchrun is None:
@@ -75,7 +71,7 @@ class MachineAllocation:
         try:
             self._hub.wait_for_all(self.plan.limits.start_timeout_s, is_stopped)
         except BringUpError:
-            self.has_nodes = False
+            self._all_came = False
             raise
         self._check_run_dir()
 
@@ -107,12 +103,6 @@ class MachineAllocation:
         if self.notice and end.outcome == "checkpointed":
             return replace(end, cause="; ".join(filter(None, [self.notice, end.cause])))
         return end
-
-    def granted_at(self) -> float | None:
-        return None
-
-    def requeue(self, is_ended: IsStopped) -> str | None:
-        raise NotImplementedError("nobody starts a run over machines again")
 
     def close(self, end: dict[str, Any]) -> None:
         self._hub.say_goodbye(**{name: end[name] for name in ("state", "exit_code", "cause")})

@@ -10,14 +10,15 @@ import functools
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError, SlurmRLError
 from slurm_rl.launchers.machines.link import Link, LinkClosed, WrongSecret
+from slurm_rl.launchers.machines.place import HeadPlace, listen, port_is_taken
 from slurm_rl.launchers.machines.same import find_difference
-from slurm_rl.run_dir import RunDir, append_event, read_json, write_json
+from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.strangers import Crowd, SeldomEvents, at_most
 
 _POLL_S = 0.05
@@ -56,53 +57,9 @@ class Member:
         return f"{self.name} ({self.link.peer})" if self.name != self.link.peer else self.name
 
 
-@dataclass(frozen=True)
-class HeadPlace:
-    """Where the head listens, in machines.json."""
-
-    port: int
-    word: str
-    """Random; a machine that reads it in the file sees the head's run directory."""
-    hosts: tuple[str, ...] = ()
-    """Names or addresses of all nodes by rank, where they are known beforehand."""
-
-
-def write_place(run: RunDir, place: HeadPlace) -> None:
-    write_json(run.machines, asdict(place))
-
-
-def read_place(run: RunDir) -> HeadPlace:
-    tree = read_json(run.machines)
-    return HeadPlace(**{**tree, "hosts": tuple(tree["hosts"])})
-
-
-def listen(port: int) -> socket.socket:
-    return socket.create_server(("", port), backlog=1024)
-
-
-def check_port(port: int) -> None:
-    """Before anything is started.
-
-    Raises:
-        ConfigError: somebody listens there.
-    """
-    try:
-        listen(port).close()
-    except OSError as error:
-        raise port_is_taken(port, error) from None
-
-
 def most_strangers(num_nodes: int) -> int:
     """How many connections may wait: twice those of a run that comes all at once, as far as descriptors go."""
     return at_most(max(_LEAST_STRANGERS, 2 * num_nodes), share=_SHARE_OF_DESCRIPTORS)
-
-
-def port_is_taken(port: int, error: OSError) -> ConfigError:
-    return ConfigError(
-        f"cluster.head_port must be free on the head ({error.strerror})",
-        seen=port,
-        action="another run may have it: cluster.head_port=<another>, or --port, the same on every machine",
-    )
 
 
 class Hub:

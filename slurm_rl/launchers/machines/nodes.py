@@ -6,11 +6,11 @@ import signal
 import time
 from collections.abc import Mapping
 
+from slurm_rl.job.agents import start_agent
 from slurm_rl.job.ends import read_record
-from slurm_rl.launchers.launch import start_agent
+from slurm_rl.job.silent import settle_silent_agent
 from slurm_rl.launchers.machines.hub import Hub, Member
 from slurm_rl.launchers.machines.mirror import Outbox, files_for_all, take_file
-from slurm_rl.launchers.silent import settle_silent_agent
 from slurm_rl.node.rendezvous import own_address
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, append_row, write_json

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slurm_rl import __version__
 from slurm_rl.errors import ConfigError, RunDirError, SlurmRLError
-from slurm_rl.job.controller import Controller
+from slurm_rl.job.drive import drive
 from slurm_rl.launchers.ray.allocation import RayAllocation
 from slurm_rl.node.image_report import PACKAGES, collect_report
 from slurm_rl.plan.job import JobPlan
@@ -32,7 +32,7 @@ def main(job_id: str) -> int:
         print(f"slurm_rl {__version__} from {Path(__file__).parents[3]} on {socket.gethostname()}", flush=True)
         check_versions(plan)
         run = open_run(plan)
-        return Controller(run, plan, RayAllocation(run, plan, job_id)).main()
+        return drive(run, plan, RayAllocation(run, plan, job_id))
     except SlurmRLError as error:
         print(f"slurm_rl: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import secrets
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from slurm_rl.errors import ConfigError, SubmitError
 from slurm_rl.launchers.ray.dashboard import TOKEN_VARIABLE, Dashboard, RayUnavailableError
@@ -20,8 +17,6 @@ from slurm_rl.plan.ray_request import build_request
 from slurm_rl.run_dir import RunDir
 
 TOKEN_PATH_VARIABLE = "RAY_AUTH_TOKEN_PATH"
-ROW_MARK = "slurm_rl row "
-"""Begins a line of the job's log that is a row of metrics.jsonl, for a machine that does not see that file."""
 
 
 def open_dashboard(address: str, environ: Mapping[str, str] = os.environ) -> Dashboard:
@@ -67,16 +62,6 @@ def submit_to_ray(run: RunDir, plan: JobPlan) -> str:
         if dashboard.find_job(job_id) is None:
             raise
     return job_id
-
-
-def read_last_row(dashboard: Dashboard, job_id: str) -> dict[str, Any]:
-    """The newest row of metrics in the job's log that is not an evaluation; empty when there is none."""
-    text = dashboard.read_logs(job_id)
-    for line in reversed(re.findall(rf"^{ROW_MARK}(\{{.*\}})$", text, re.MULTILINE)):
-        row: dict[str, Any] = json.loads(line)
-        if row["stage"] != "eval":
-            return row
-    return {}
 
 
 def describe_unsent(environ: Mapping[str, str], names: tuple[str, ...]) -> str | None:

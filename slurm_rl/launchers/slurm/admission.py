@@ -11,7 +11,13 @@ from collections.abc import Callable, Sequence
 from slurm_rl.errors import SubmitError
 from slurm_rl.launchers.slurm import commands
 from slurm_rl.launchers.slurm.gpu_types import spell_gpus
-from slurm_rl.launchers.slurm.partitions import NodeGroup, PartitionInfo, nodes_out_of_service, parse_gpus
+from slurm_rl.launchers.slurm.partitions import (
+    NodeGroup,
+    PartitionInfo,
+    nodes_out_of_service,
+    parse_gpus,
+    partitions,
+)
 from slurm_rl.launchers.slurm.versions import check_version
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import sbatch_argv
@@ -49,7 +55,7 @@ def _test(plan: JobPlan) -> None:
 
 def _choose_partitions(plan: JobPlan) -> list[PartitionInfo]:
     """The partitions the job may start in; none when sinfo hides what the user named."""
-    known = commands.partitions()
+    known = partitions()
     asked = plan.sbatch.get("partition")
     if asked is None:
         return [partition for partition in known if partition.is_default]

@@ -8,33 +8,31 @@ from dataclasses import replace
 from typing import Any
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.job.allocation import IsStopped, Nodes
+from slurm_rl.holder import Holder
+from slurm_rl.job.allocation import Allocation, IsStopped, Nodes
 from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.job.ends import find_lost_nodes, find_task_errors
-from slurm_rl.launchers.holding import take_run
-from slurm_rl.launchers.launch import start_slurm_agents
-from slurm_rl.launchers.silent import settle_late_agents, settle_silent_tasks
+from slurm_rl.job.silent import settle_late_agents
 from slurm_rl.launchers.slurm.cleaning import clean_nodes
-from slurm_rl.launchers.slurm.commands import DEFAULT_KILL_WAIT_S, kill_wait_s, query_jobs
+from slurm_rl.launchers.slurm.commands import DEFAULT_KILL_WAIT_S, element_id, kill_wait_s, query_jobs
 from slurm_rl.launchers.slurm.hosts import Hosts
 from slurm_rl.launchers.slurm.requeue import requeue_job
-from slurm_rl.lease import Lease
+from slurm_rl.launchers.slurm.silent import settle_silent_tasks
+from slurm_rl.launchers.slurm.srun import start_slurm_agents
 from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 
 
-class SlurmAllocation:
-    """See `Allocation`."""
-
-    can_requeue = True
-    notice = None
-    """Slurm's own is a signal."""
+class SlurmAllocation(Allocation):
+    """See `Allocation`. Slurm's own notice is a signal, and it sees the exit status."""
 
     def __init__(self, run: RunDir, plan: JobPlan) -> None:
         self.run_dir, self.plan = run, plan
         self.job_key = os.environ["SLURM_JOB_ID"]
         self.num_agents = plan.num_nodes
+        self.job_id = element_id(self.job_key, os.environ)
+        self.job = {"launcher": plan.launcher, "job_id": self.job_id}
         self.hosts = Hosts(plan)
         self.chosen: list[str] = []
 
@@ -42,8 +40,16 @@ class SlurmAllocation:
     def has_nodes(self) -> bool:
         return self.hosts.are_enough
 
-    def take(self, is_stopped: IsStopped) -> Lease:
-        return take_run(self.run_dir, self.plan, is_stopped)
+    def holder(self) -> Holder:
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
+        return Holder.of_this_process(self.plan.launcher, self.job_id, restarts)
+
+    def is_known_alive(self, holder: Holder) -> bool:
+        try:
+            found = query_jobs([holder.job]).get(holder.job)
+        except SlurmRLError:
+            return False  # Slurm is away; its beat tells
+        return found is not None and not found.state.is_ended
 
     def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
         self.chosen = []
@@ -80,15 +86,14 @@ class SlurmAllocation:
             return None
         return None if job is None else job.start_time
 
-    def requeue(self, is_ended: IsStopped) -> str | None:
+    def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
+        # Before: Slurm may end this process while it asks.
+        append_event(self.run_dir, "job/requeued", cause=end.cause, step=end.saved_step)
         refusal = requeue_job(self.run_dir, self.job_key, is_ended)
         if refusal is None:
             return None
         command = f"python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
         return f"Slurm did not requeue the job: {refusal}. Next: {command}"
-
-    def close(self, end: dict[str, Any]) -> None:
-        """Slurm sees the exit status."""
 
 
 def _kill_wait_s() -> float:

@@ -16,38 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_rl.errors import SubmitError
-from slurm_rl.launchers.slurm.command_line import (
-    SlurmUnavailableError,
-    clean_env,
-    execute_slurm,
-    run_slurm,
-    slurm_error,
-    words_of,
-)
-from slurm_rl.launchers.slurm.partitions import NodeGroup, PartitionInfo, partitions
+from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError, execute_slurm, run_slurm, slurm_error, words_of
 from slurm_rl.launchers.slurm.states import JobState, parse_state
 from slurm_rl.launchers.slurm.versions import Version, parse_version
-
-__all__ = [
-    "JobInfo",
-    "NodeGroup",
-    "PartitionInfo",
-    "SlurmUnavailableError",
-    "cancel",
-    "clean_env",
-    "element_id",
-    "fold_elements",
-    "hostnames",
-    "job_end_time",
-    "kill_wait_s",
-    "max_array_size",
-    "partitions",
-    "query_jobs",
-    "requeue",
-    "slurm_version",
-    "submit",
-    "test_only",
-]
 
 DEFAULT_KILL_WAIT_S = 30.0
 """Slurm's own."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_rl.launchers.launch import srun_argv
+from slurm_rl.launchers.slurm.srun import run_srun, srun_argv
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir import AttemptDir, write_text
 
@@ -35,12 +34,7 @@ def run_preflight(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], env:
     word = secrets.token_hex(8)
     write_text(canary, word)
     argv = [*srun_argv(plan, hosts), "/bin/sh", "-c", _script(str(canary), word, plan.tmp_root)]
-    try:
-        done = subprocess.run(argv, env=dict(env), capture_output=True, text=True, timeout=DEADLINE_S)
-        output, errors = done.stdout, done.stderr
-    except subprocess.TimeoutExpired as late:
-        output = (late.stdout or b"").decode(errors="replace")
-        errors = f"no answer within {DEADLINE_S:g} s"
+    output, errors = run_srun(argv, env, DEADLINE_S)
     return parse_preflight(output, errors, hosts)
 
 
@@ -66,5 +60,5 @@ def parse_preflight(output: str, errors: str, hosts: Sequence[str]) -> Preflight
     return Preflight(
         healthy=[host for host in hosts if said.get(host) == "ok"],
         problems={host: said[host][4:] for host in hosts if said.get(host, "ok") != "ok"},
-        srun_said=errors.strip()[-500:],
+        srun_said=errors,
     )

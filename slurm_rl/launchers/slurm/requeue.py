@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 
 from slurm_rl.errors import SubmitError
-from slurm_rl.launchers.slurm.commands import SlurmUnavailableError, requeue
+from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError
+from slurm_rl.launchers.slurm.commands import requeue
 from slurm_rl.run_dir import RunDir, append_event
 
 POLL_S = 0.2

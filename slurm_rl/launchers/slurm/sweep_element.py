@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_rl.errors import RunDirError
-from slurm_rl.launchers.controller import drive_run
+from slurm_rl.launchers.base import load_entry
 from slurm_rl.run_dir import RunDir
 
 
@@ -25,7 +25,7 @@ def find_run(folder: str, env: Mapping[str, str]) -> RunDir:
 
 
 def main(folder: str) -> int:
-    return drive_run(str(find_run(folder, os.environ).path))
+    return load_entry()(str(find_run(folder, os.environ).path))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from typing import TypeVar
 from slurm_rl.config.run import RunConfig
 from slurm_rl.disk import describe_disk, naming, next_action
 from slurm_rl.errors import RunDirError, SlurmRLError, SubmitError
+from slurm_rl.job.create import copy_functions, snapshot_code, write_run
+from slurm_rl.job.record import record_job
 from slurm_rl.launchers.slurm import commands
 from slurm_rl.launchers.slurm.sweep_arrays import ArrayPlan, Member, array_argv, build_arrays, render_array_script
-from slurm_rl.launchers.submit import copy_functions, record_job, snapshot_code, write_run
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import write_text
 from slurm_rl.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.load import load_config
+from slurm_rl.job.create import create_run
 from slurm_rl.jsonl import read_rows
-from slurm_rl.launchers.submit import create_run, submit_run
+from slurm_rl.launchers.jobs import submit_run
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, read_json
 from tests.slurm.cluster import Cluster, wait_until

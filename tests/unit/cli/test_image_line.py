@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.cli.image import srun_of_its_own
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 from slurm_rl.image.files import check_image_is_there, describe_image
+from slurm_rl.launchers.slurm.launcher import SlurmLauncher
+from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from tests.unit.image.test_image_files import sqsh
 
@@ -64,7 +65,8 @@ def test_a_relative_path_means_another_file_on_each_node() -> None:
 
 
 def test_check_asks_for_one_node_where_the_job_would_be_let_in() -> None:
-    argv = srun_of_its_own(plan_for("cluster.slurm.partition=p", "cluster.slurm.account=a", "cluster.num_nodes=9"), 900)
+    plan = plan_for("cluster.slurm.partition=p", "cluster.slurm.account=a", "cluster.num_nodes=9")
+    argv = SlurmLauncher().build_probe(plan, Wrapped((), ("true",), {}), 900)
     assert argv[:3] == ["srun", "--nodes=1", "--ntasks=1"]
     assert {"--partition=p", "--account=a", "--gres=gpu:h100:8", "--time=15"} <= set(argv)
     assert not [word for word in argv if word.startswith(("--signal", "--output", "--open-mode", "--requeue"))]

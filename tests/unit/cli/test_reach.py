@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -104,7 +105,8 @@ def live(tmp_path: Path) -> Iterator[RunDir]:
 def test_a_shell_of_a_local_run_has_its_environment(live: RunDir) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "slurm_rl", "attach", str(live.path), "--", "sh", "-c", "env"],
-        env={**os.environ, "PYTHONPATH": str(Path(attach.__file__).parents[2])},
+        # As Slurm calls the node, which may not be the host's own name.
+        env={**os.environ, "PYTHONPATH": str(Path(attach.__file__).parents[2]), "SLURMD_NODENAME": "n0"},
         capture_output=True,
         text=True,
     )
@@ -116,7 +118,15 @@ def test_a_shell_of_a_local_run_has_its_environment(live: RunDir) -> None:
     assert found["TORCHDYNAMO_DISABLE"] == "1"
 
 
-def test_the_tunnel_of_a_local_run_needs_no_ssh_from_here(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shell_of_a_local_run_is_opened_on_its_machine(live: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attach", str(live.path)]) == 2
+    assert "the same command there: ssh n0" in capsys.readouterr().err
+
+
+def test_the_tunnel_of_a_local_run_needs_no_ssh_from_here(
+    live: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "n0")
     assert main(["tunnel", str(live.path)]) == 0
     output = capsys.readouterr().out
     assert f"http://127.0.0.1:{PORTS.dashboard}" in output

@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import compose, load_config, parse_config, valid_keys
 from slurm_rl.config.reads import EVERY_TASK, READERS, find_changed, find_readers
 from slurm_rl.config.run import RunConfig
@@ -75,7 +76,15 @@ ENTRIES = {
     **dict.fromkeys(("openrlhf", "verl", "maxtext", "command"), ("node.external", "external.argv")),
 }
 """Modules that a task begins in, beside what brings it up."""
-BRING_UP = ("plan.job", "plan.sbatch", "node.agent", "cli.submit", "launchers.controller", "cli.node")
+BRING_UP = (
+    *("plan.job", "node.agent", "cli.submit", "cli.node", "launchers.jobs"),
+    *(
+        str(name).removeprefix("slurm_rl.").partition(":")[0]
+        for row in LAUNCHERS.values()
+        for name in (row.launcher, row.allocation, row.options, row.sweep)
+        if name
+    ),
+)
 WHOLE = ("cluster.slurm", "container", "reward.code")
 """Sections that are passed on as they are."""
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.config import tables
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import load_config
 from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.config.tasks import TASKS
@@ -14,7 +15,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import load_function
 
 TABLES = {name: table for name, table in vars(tables).items() if name.isupper() and isinstance(table, dict)}
-ALL: dict[str, dict[str, Any]] = {**TABLES, "TASKS": TASKS, "RUNTIMES": RUNTIMES}
+ALL: dict[str, dict[str, Any]] = {**TABLES, "TASKS": TASKS, "RUNTIMES": RUNTIMES, "LAUNCHERS": LAUNCHERS}
 
 
 @pytest.mark.parametrize(("table", "name"), [(table, name) for table, rows in TABLES.items() for name in rows])
@@ -29,9 +30,11 @@ def test_every_row_names_a_function(table: str, name: str) -> None:
         *(row.wrap for row in RUNTIMES.values()),
         *(row.enter for row in RUNTIMES.values() if row.enter),
         *(row.maker for row in RUNTIMES.values() if row.image_suffix),
+        *(row.launcher for row in LAUNCHERS.values()),
+        *filter(None, (name for row in LAUNCHERS.values() for name in (row.allocation, row.options, row.sweep))),
     ],
 )
-def test_every_function_of_a_task_and_a_runtime_is_there(name: str) -> None:
+def test_every_function_of_a_task_a_runtime_and_a_launcher_is_there(name: str) -> None:
     assert callable(load_function(name))
 
 
@@ -46,6 +49,7 @@ def test_every_function_of_a_task_and_a_runtime_is_there(name: str) -> None:
         ("dpo.divergence", "DIVERGENCES"),
         ("task", "TASKS"),
         ("container.runtime", "RUNTIMES"),
+        ("cluster.launcher", "LAUNCHERS"),
     ],
 )
 def test_another_name_is_refused_with_those_that_there_are(key: str, table: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.functions.load import copy_path
 from slurm_rl.functions.read import copy_files, find_neighbours
-from slurm_rl.launchers.submit import copy_functions, snapshot_code
+from slurm_rl.job.create import copy_functions, snapshot_code
 
 
 @pytest.fixture

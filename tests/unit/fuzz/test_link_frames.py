@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from slurm_rl import __version__
 from slurm_rl.errors import ConfigError
-from slurm_rl.launchers.machines.hub import HeadPlace, Hub, Member
+from slurm_rl.launchers.machines.hub import Hub, Member
 from slurm_rl.launchers.machines.link import _MAGIC, _MOST_BYTES, Link, LinkClosed
+from slurm_rl.launchers.machines.place import HeadPlace
 from slurm_rl.run_dir import RunDir
 from tests.unit.fuzz.values import costs_at_most, json_values, mangled
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import pickle
-import pkgutil
 
 import pytest
 
-from slurm_rl.launchers.submit import ENTRY
+from slurm_rl.launchers.base import load_entry
 
 # As submitit pickles it by reference, in a job that the first version queued.
 QUEUED = (
@@ -21,7 +20,7 @@ def test_a_job_that_an_earlier_version_queued_finds_its_controller() -> None:
 
 
 def test_a_job_of_today_is_one_that_an_earlier_snapshot_can_run() -> None:
-    assert pickle.dumps(pkgutil.resolve_name(ENTRY), protocol=4) == QUEUED
+    assert pickle.dumps(load_entry(), protocol=4) == QUEUED
 
 
 @pytest.mark.parametrize("name", ["slurm_rl.slurm.__main__", "slurm_rl.ray_jobs.inside"])

@@ -13,8 +13,9 @@ import pytest
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.jsonl import read_rows
-from slurm_rl.launchers.machines.hub import HeadPlace, Hub, check_port, most_strangers
+from slurm_rl.launchers.machines.hub import Hub, most_strangers
 from slurm_rl.launchers.machines.link import Link, LinkClosed
+from slurm_rl.launchers.machines.place import HeadPlace, check_port
 from slurm_rl.run_dir import RunDir
 from slurm_rl.strangers import SeldomEvents
 from tests.flood import flood, have_all_come, memory_mb

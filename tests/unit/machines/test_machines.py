@@ -11,7 +11,6 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.job.attempts import AttemptEnd, decide
 from slurm_rl.launchers.machines.mirror import Outbox, files_for_all, take_file
 from slurm_rl.launchers.machines.same import find_difference, why_run_dir_must_be_shared
 from slurm_rl.launchers.machines.secret import derive_ray_token, head_secret, secret_file, worker_secret
@@ -97,18 +96,6 @@ def test_no_other_file_is_written_on_a_message(tmp_path: Path, name: str) -> Non
     attempt = RunDir(tmp_path).attempt(1)
     take_file(attempt, name, {"x": 1}, files_for_all(attempt))
     assert not any(path.is_file() for path in tmp_path.rglob("*"))
-
-
-# ---- what follows an attempt -----------------------------------------------------------------------
-
-
-def test_without_a_scheduler_the_want_of_nodes_fails_and_a_notice_interrupts() -> None:
-    failed, saved = AttemptEnd("failed", exit_code=1), AttemptEnd("checkpointed", saved_step=4)
-    rules = {"max_failures": 3, "can_requeue": False}
-    assert decide([failed], stopped_by="", has_nodes=False, **rules) == "fail"
-    assert decide([failed], stopped_by="", **rules) == "retry"
-    assert decide([AttemptEnd("lost")], stopped_by="", **rules) == "retry"
-    assert decide([saved], stopped_by="user", **rules) == "interrupt"
 
 
 # ---- the network device ----------------------------------------------------------------------------

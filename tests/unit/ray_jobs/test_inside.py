@@ -44,7 +44,7 @@ def start(tmp_path: Path, script: str, *words: str, plan: JobPlan | None = None)
     (work / "trainer.py").write_text(TRAINER + script)
     run_dir = tmp_path / "far"
     plan = plan or plan_of(run_dir, *words)
-    plan = replace(plan, driver_argv=("python", str(work / "trainer.py"), str(run_dir)))
+    plan = replace(plan, driver_argv=(sys.executable, str(work / "trainer.py"), str(run_dir)))
     write_json(work / "run" / "plan.json", plan.to_json())
     write_text(work / "run" / "config.yaml", "name: far\n")
     return subprocess.Popen(

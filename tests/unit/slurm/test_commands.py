@@ -9,6 +9,7 @@ import pytest
 
 from slurm_rl.errors import SubmitError
 from slurm_rl.launchers.slurm import command_line, commands
+from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError
 from slurm_rl.launchers.slurm.partitions import NodeGroup, PartitionInfo, parse_gpus, parse_partitions
 from slurm_rl.launchers.slurm.states import JobState
 
@@ -55,7 +56,7 @@ def test_a_silent_failure_still_has_words(fake_bin: Path) -> None:
 def test_a_command_that_hangs_is_unavailable(fake_bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_line, "TIMEOUT_S", 0.1)
     put(fake_bin, "scancel", "exec /bin/sleep 5")
-    with pytest.raises(commands.SlurmUnavailableError, match=r"scancel must answer within 0\.1 s"):
+    with pytest.raises(SlurmUnavailableError, match=r"scancel must answer within 0\.1 s"):
         commands.cancel(["1"])
 
 
@@ -76,7 +77,7 @@ def test_no_cluster_is_not_a_passing_trouble(fake_bin: Path) -> None:
 )
 def test_a_controller_that_is_away_may_come_back(fake_bin: Path, words: str) -> None:
     put(fake_bin, "scontrol", f"echo '{words}' >&2; exit 1")
-    with pytest.raises(commands.SlurmUnavailableError, match=r"scontrol ping"):
+    with pytest.raises(SlurmUnavailableError, match=r"scontrol ping"):
         commands.requeue("7")
 
 
@@ -89,7 +90,7 @@ def test_slurmdbd_away_matters_only_when_something_is_missing(fake_bin: Path) ->
     put(fake_bin, "squeue", "echo '7_1|RUNNING|None|a1|100|200|(null)'")
     put(fake_bin, "sacct", "echo 'sacct: error: Problem talking to the database: Connection refused' >&2; exit 1")
     assert commands.query_jobs(["7"])["7_1"].state is JobState.RUNNING
-    with pytest.raises(commands.SlurmUnavailableError, match="Problem talking to the database"):
+    with pytest.raises(SlurmUnavailableError, match="Problem talking to the database"):
         commands.query_jobs(["7", "8"])
 
 
@@ -119,7 +120,7 @@ def test_the_environment_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_unavailable_survives_a_process_border() -> None:
-    error = commands.SlurmUnavailableError("Slurm must answer", seen="no", action="wait")
+    error = SlurmUnavailableError("Slurm must answer", seen="no", action="wait")
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 

@@ -19,14 +19,17 @@ from slurm_rl.cli import foreground
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import LeaseError, RunDirError
 from slurm_rl.holder import Holder
+from slurm_rl.job import holding
 from slurm_rl.job.attempts import EXIT_NOT_OURS
 from slurm_rl.job.controller import Controller
+from slurm_rl.job.holding import own_epoch, take_run
+from slurm_rl.job.record import RunState, record_job
 from slurm_rl.jsonl import read_rows
-from slurm_rl.launchers import holding
-from slurm_rl.launchers.holding import LOCAL_JOB_VARIABLE, held_to_resume, own_epoch, take_run
+from slurm_rl.launchers import jobs
+from slurm_rl.launchers.here import LOCAL_JOB_VARIABLE
+from slurm_rl.launchers.jobs import held_to_resume
 from slurm_rl.launchers.local import allocation as local_allocation
 from slurm_rl.launchers.local.allocation import LocalAllocation
-from slurm_rl.launchers.submit import record_job
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, read_json, write_json
 
@@ -59,7 +62,7 @@ def test_a_controller_that_loses_its_run_ends_its_nodes_and_writes_nothing_more(
         write_json(run.lease / "2.json", vars(OTHER))
         return started[-1]
 
-    monkeypatch.setattr(local_allocation, "start_local_agent", start)
+    monkeypatch.setattr(local_allocation, "start_agent", start)
     assert Controller(run, plan, LocalAllocation(run, plan)).main() == EXIT_NOT_OURS
     assert [nodes.poll() for nodes in started] == [-signal.SIGTERM]
     assert [row["kind"] for row in read_rows(run.events)] == ["attempt/started"]
@@ -72,7 +75,7 @@ def test_a_controller_that_finds_its_run_taken_leaves_it_as_it_is(run: RunDir, p
     record_job(run, "local", "5", host="n2")
     write_json(run.end, {"state": "failed"})
     other = RunDir(run.path)
-    with take_run(other, plan, lambda: False):
+    with take_run(other, LocalAllocation(other, plan), lambda: False):
         before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
         assert Controller(run, plan, LocalAllocation(run, plan)).main() == EXIT_NOT_OURS
         assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
@@ -83,7 +86,7 @@ def test_of_two_jobs_submitted_at_once_job_json_names_the_one_that_has_the_run(
 ) -> None:
     record_job(run, "local", "99", host="n2")
     monkeypatch.setenv(LOCAL_JOB_VARIABLE, "77")
-    with take_run(run, plan, lambda: False):
+    with take_run(run, LocalAllocation(run, plan), lambda: False):
         found = read_json(run.job)
         assert (found["job_id"], found["host"]) == ("77", os.uname().nodename)
 
@@ -94,7 +97,7 @@ def test_a_run_is_resumed_by_one_command_at_a_time_and_not_while_its_job_waits(
     second = held_to_resume(RunDir(run.path))
     with held_to_resume(run), pytest.raises(LeaseError, match="a command that resumes it"):
         second.__enter__()
-    monkeypatch.setattr(holding, "is_job_alive", lambda run: True)
+    monkeypatch.setattr(jobs, "read_states", lambda runs: [RunState("pending", is_alive=True)])
     with pytest.raises(RunDirError, match="going cannot be resumed"), held_to_resume(run):
         raise AssertionError("a job is there")
 
@@ -105,15 +108,11 @@ def test_a_run_directory_that_takes_no_lease_is_told_by_its_disk(run: RunDir) ->
         raise AssertionError("it was taken")
 
 
-def test_who_keeps_controllers_writes_for_those_of_its_own_job_alone(
-    run: RunDir, plan: JobPlan, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = replace(plan, launcher="slurm")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    with take_run(run, plan, lambda: False):
-        assert own_epoch(run, plan) == 1
-        monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
-        assert own_epoch(run, plan) == 0
+def test_who_keeps_controllers_writes_for_those_of_its_own_job_alone(run: RunDir) -> None:
+    mine = Holder.of_this_process("slurm", "7")
+    with holding.hold(run, mine, lambda holder: False):
+        assert own_epoch(run, mine) == 1
+        assert own_epoch(run, replace(mine, restart=1)) == 0
 
 
 def test_a_front_end_whose_controller_was_refused_sums_nothing_up(
@@ -123,6 +122,6 @@ def test_a_front_end_whose_controller_was_refused_sums_nothing_up(
     log.write_text("submitit INFO\nslurm_rl: a run has one controller at a time\nsubmitit INFO done\n")
     job = SimpleNamespace(result=lambda: EXIT_NOT_OURS, paths=SimpleNamespace(stdout=log))
     monkeypatch.setattr(foreground, "follow", lambda run, is_alive: None)
-    assert foreground.follow_to_the_end(run, SimpleNamespace(handle=job)) == EXIT_NOT_OURS  # type: ignore[arg-type]
+    assert foreground.follow_to_the_end(run, job) == EXIT_NOT_OURS
     assert capsys.readouterr().err == "slurm_rl: a run has one controller at a time\n"
     assert not run.summary.exists()

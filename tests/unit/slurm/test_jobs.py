@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.errors import RunDirError
-from slurm_rl.launchers.jobs import cancel_job, read_states
-from slurm_rl.launchers.submit import record_job
+from slurm_rl.job.record import record_job
+from slurm_rl.launchers.jobs import cancel_runs, read_states
 from slurm_rl.run_dir import RunDir, write_json
 
 NOBODY = str(2**22)
@@ -27,17 +27,17 @@ def test_a_run_of_another_machine_is_not_called_dead(run: RunDir, launcher: str)
     (state,) = read_states([run])
     assert str(state) == "unknown: its controller is a process of elsewhere; ask there"
     with pytest.raises(RunDirError, match=r"it was started on elsewhere\. Next: there: python -m slurm_rl cancel"):
-        cancel_job(run)
+        cancel_runs([run])
 
 
 def test_how_it_ended_there_is_known_here(run: RunDir) -> None:
     record_job(run, "machines", NOBODY, host="elsewhere")
     write_json(run.end, {"state": "finished", "exit_code": 0, "cause": "", "step": 3})
     assert [state.word for state in read_states([run])] == ["finished"]
-    assert not cancel_job(run)
+    assert not cancel_runs([run])
 
 
 def test_a_controller_of_this_machine_that_is_gone_is_dead(run: RunDir) -> None:
     record_job(run, "local", NOBODY, host=socket.gethostname())
     assert [state.word for state in read_states([run])] == ["dead"]
-    assert not cancel_job(run)
+    assert not cancel_runs([run])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.launchers.launch import agent_environment
+from slurm_rl.job.agents import agent_environment
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.step import wrap_agent
 

@@ -14,8 +14,9 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.job.ends import find_causes, read_end
+from slurm_rl.job.silent import explain, settle_late_agents, settle_silent_agent
 from slurm_rl.job.watch import AttemptWatch
-from slurm_rl.launchers.silent import explain, settle_late_agents, settle_silent_agent, settle_silent_tasks
+from slurm_rl.launchers.slurm.silent import settle_silent_tasks
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.setup import with_setup
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json

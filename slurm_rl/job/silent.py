@@ -1,4 +1,4 @@
-"""What ended an agent, or a whole job, before any Python of ours could say so."""
+"""What ended an agent before any Python of ours could say so."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from slurm_rl.job.attempts import EXIT_BAD_INPUT
-from slurm_rl.launchers.slurm.commands import JobInfo
-from slurm_rl.launchers.slurm.states import JobState
 from slurm_rl.node.modules import find_lack
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.setup import SETUP_ACTION, SETUP_RULE
-from slurm_rl.plan.step import TASK_LOG
-from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
+from slurm_rl.run_dir import AttemptDir, write_json
 
 EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED = 126, 127
 """As a shell says that a program may not be run, or is not there."""
-_MOST = 300
+MOST = 300
 _IMAGE_LINES = 6
 OURS = "slurm_rl: "  # begins what the batch script says; see plan/sbatch.py
-_NO_PYTHON = re.compile(r"(No such file or directory|not found|Permission denied|cannot execute|Exec format error)")
+NO_PYTHON = re.compile(r"(No such file or directory|not found|Permission denied|cannot execute|Exec format error)")
 _PYXIS = re.compile(r"\berror: pyxis: (?!.*child \d+ failed)")
 # What is no cause in the log that it shows of enroot, or follows from an earlier line.
 _PYXIS_NOISE = re.compile(
@@ -35,7 +32,7 @@ def last_words(log: Path, num_lines: int = 1) -> str:
     if not log.is_file():
         return ""
     lines = choose_telling(log.read_text(encoding="utf-8", errors="replace").splitlines())
-    return "\n".join(line[-_MOST:] for line in lines[-num_lines:])
+    return "\n".join(line[-MOST:] for line in lines[-num_lines:])
 
 
 def choose_telling(lines: Iterable[str]) -> list[str]:
@@ -60,7 +57,7 @@ def explain(words: str, status: int, python: str) -> str:
         return f"{words.removeprefix('slurm_rl: ')}. {SETUP_ACTION}"
     if lack := find_lack(python, words):
         return str(lack)
-    if status in (2, EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED) and _NO_PYTHON.search(words):
+    if status in (2, EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED) and NO_PYTHON.search(words):
         return (
             f"{python} must be there on every node; got {words}. "
             "Next: set cluster.python to an interpreter on a file system that all nodes share"
@@ -89,7 +86,7 @@ def settle_silent_agent(plan: JobPlan, attempt: AttemptDir, rank: int, host: str
         words = last_words(log, _IMAGE_LINES)
         record["error"] = explain_image(plan, words)
         # What an image lacks it lacks everywhere and again; a node may fail to start it for once.
-        is_without = _NO_PYTHON.search(words) and Path(plan.python).name in words
+        is_without = NO_PYTHON.search(words) and Path(plan.python).name in words
         if is_without or _OTHER_PYTHON.search(words):
             record["exit_code"] = EXIT_BAD_INPUT
     write_json(attempt.node(rank), record)
@@ -102,52 +99,3 @@ def settle_late_agents(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str])
         if not attempt.node(rank).is_file():
             error = f"{rule}; it has not. Next: see {attempt.logs}, and how long a node takes to start the image"
             write_json(attempt.node(rank), {"host": host, "rank": rank, "state": "ended", "error": error})
-
-
-def settle_silent_tasks(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], srun_errors: Sequence[str]) -> None:
-    """The same for all tasks of an srun, by its words on those that ended: `n2: task 1: Exited with exit code 2`."""
-    for line in srun_errors:
-        found = re.fullmatch(r"(\S+): tasks? (\d+)\S*: Exited with exit code (\d+)", line)
-        if found and found[1] in hosts:
-            log = attempt.log(f"{TASK_LOG}{found[2]}")
-            settle_silent_agent(plan, attempt, hosts.index(found[1]), found[1], log, int(found[3]))
-
-
-def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
-    """Why a job that Slurm calls failed ended without a word of its controller; None where nobody knows."""
-    if job.comment.startswith(OURS):
-        return job.comment.removeprefix(OURS)
-    if job.state != JobState.FAILED:
-        return None
-    if any(_is_of_job(run, number, job.job_id) for number in run.attempt_numbers()):
-        return None  # its controller had started, so Python had
-    log = run.submitit / f"{job.job_id}_0_log.out"
-    if job.reason == "JobLaunchFailure" and not log.is_file():
-        return (
-            f"the run directory must be seen by every node; {run.path} is not on {job.nodelist or 'its node'}, where "
-            "the job could not even open its log. Next: put cluster.run_root on a file system that all nodes share"
-        )
-    plan = JobPlan.from_json(read_json(run.plan))
-    words = last_words(log)
-    return explain(words, 1, plan.host_python) if words else None
-
-
-def explain_entrypoint(run: RunDir, message: str, exit_code: int) -> str | None:
-    """Why a job of a Ray cluster ended before it had a run directory there; None when that is not how it ended.
-
-    Args:
-        message: Ray's, which ends with what the job wrote last.
-    """
-    lines = choose_telling(message.splitlines())
-    if exit_code == EXIT_BAD_INPUT and lines and lines[-1].startswith(OURS):
-        return lines[-1].removeprefix(OURS)
-    if exit_code in (EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED):
-        # The shell's own line stands anywhere in Ray's message, or nowhere.
-        told = [line for line in lines if _NO_PYTHON.search(line)] or [f"exit status {exit_code}: not found"]
-        return explain(told[-1][-_MOST:], exit_code, JobPlan.from_json(read_json(run.plan)).python)
-    return None
-
-
-def _is_of_job(run: RunDir, number: int, job_id: str) -> bool:
-    start = run.attempt(number).start
-    return start.is_file() and bool(read_json(start)["job"] == job_id)

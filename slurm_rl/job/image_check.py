@@ -12,7 +12,7 @@ from typing import Any
 
 from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.image.files import check_image_file, image_path
-from slurm_rl.launchers.silent import choose_telling, explain_image
+from slurm_rl.job.silent import choose_telling, explain_image
 from slurm_rl.node.image_report import parse_report
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.judge import check_versions

@@ -1,4 +1,4 @@
-"""How the controller starts the node agents: a child process here, one srun on Slurm."""
+"""A node agent as a child process: how it is started, in which environment, and what is cleaned behind it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,18 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from slurm_rl.disk import find_refusal
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.launchers.silent import EXIT_NOT_STARTED, explain
+from slurm_rl.job.ends import read_record
+from slurm_rl.job.silent import EXIT_NOT_STARTED, explain
+from slurm_rl.node.cleaning import clean_node
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.plan.step import build_nodes_step, build_srun, node_words, with_host_setup, wrap_agent
-from slurm_rl.run_dir import AttemptDir
+from slurm_rl.plan.step import node_words, with_host_setup, wrap_agent
+from slurm_rl.run_dir import AttemptDir, RunDir
 from slurm_rl.run_secret import TOKEN_VARIABLE
-
-
-def start_local_agent(
-    plan: JobPlan, attempt: AttemptDir, job_key: str, env: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """The local launcher's only node: a child that is told to save and leave when the controller dies."""
-    return start_agent(plan, attempt, 0, (), job_key, env)
 
 
 def start_agent(
@@ -42,7 +36,7 @@ def start_agent(
         hosts: of all nodes by rank; empty where this machine is the only one.
         death_signal: what it gets when this process dies.
     """
-    wrapped = wrap_agent(plan, attempt.number, job_key, _user(), *node_words(rank, len(hosts) or 1, job_key))
+    wrapped = wrap_agent(plan, attempt.number, job_key, own_user(), *node_words(rank, len(hosts) or 1, job_key))
     full = agent_environment(plan, env, wrapped) | ({HOSTS_VARIABLE: ",".join(hosts)} if hosts else {})
     full.pop(TOKEN_VARIABLE, None)
     try:
@@ -61,17 +55,7 @@ def start_agent(
 
 def container_cleanup(plan: JobPlan, attempt: AttemptDir, job_key: str) -> tuple[str, ...]:
     """The command that ends the attempt's container on a node; empty where it ends with its processes."""
-    return wrap_agent(plan, attempt.number, job_key, _user()).cleanup_argv
-
-
-def start_slurm_agents(
-    plan: JobPlan, attempt: AttemptDir, nodes: Sequence[str], job_key: str, env: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
-    """All node agents by one srun, whatever their number."""
-    wrapped = wrap_agent(plan, attempt.number, job_key, _user())
-    step = build_nodes_step(plan, nodes, str(attempt.logs), wrapped, cpus=os.environ.get("SLURM_CPUS_ON_NODE"))
-    hosts = {HOSTS_VARIABLE: ",".join(nodes)}
-    return _start(step, agent_environment(plan, env, wrapped) | hosts, attempt.log("srun"))
+    return wrap_agent(plan, attempt.number, job_key, own_user()).cleanup_argv
 
 
 def agent_environment(plan: JobPlan, environ: Mapping[str, str], wrapped: Wrapped) -> dict[str, str]:
@@ -83,15 +67,16 @@ def agent_environment(plan: JobPlan, environ: Mapping[str, str], wrapped: Wrappe
     return merged
 
 
-def srun_argv(plan: JobPlan, nodes: Sequence[str]) -> list[str]:
-    """srun on these nodes, in the job around this process."""
-    return build_srun(plan, nodes, cpus=os.environ.get("SLURM_CPUS_ON_NODE"))
-
-
-def _user() -> tuple[int, int]:
+def own_user() -> tuple[int, int]:
     return os.getuid(), os.getgid()
 
 
-def _start(argv: list[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-    # Save and leave. SIGTERM would make srun kill its tasks before they could.
-    return start_child(argv, env, log, signal.SIGUSR2)
+def find_dirty(attempt: AttemptDir, num_nodes: int) -> list[int]:
+    """Ranks whose agent did not live to its end; none after an attempt that ended in order."""
+    return [rank for rank in range(num_nodes) if read_record(attempt, rank).get("state") != "ended"]
+
+
+def clean_here(run: RunDir, plan: JobPlan, attempt: AttemptDir, job_key: str, rank: int = 0) -> None:
+    """Clean this machine, if it needs it."""
+    if rank in find_dirty(attempt, rank + 1):
+        clean_node(run, plan, attempt.number, job_key, rank=rank, cleanup=container_cleanup(plan, attempt, job_key))

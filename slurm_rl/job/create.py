@@ -1,0 +1,94 @@
+"""From a plan to a run directory that a job can start from."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+import slurm_rl
+from slurm_rl.config.functions import named_functions
+from slurm_rl.config.run import RunConfig
+from slurm_rl.disk import describe_disk, naming, next_action
+from slurm_rl.errors import RunDirError
+from slurm_rl.functions.read import copy_files
+from slurm_rl.job.own_folder import check_is_free, require_own
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import RunDir, write_json, write_text
+
+# A sweep writes thousands of configs; the dumper in C, where PyYAML has it, takes a third of the time.
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def create_run(run: RunDir, config: RunConfig, plan: JobPlan, *, again: bool = False) -> None:
+    """Write config, plan and code snapshot.
+
+    Args:
+        again: go on where this function was cut off by a requeue of its own job.
+
+    Raises:
+        RunDirError: the directory already holds a run, or other files.
+    """
+    check_is_free(run, again=again)
+    try:
+        with naming(run.path):
+            run.path.mkdir(parents=True, exist_ok=True)
+            snapshot_code(run.code)
+            copy_functions(run.code, [config])
+            write_run(run, config, plan)
+    except OSError as error:
+        remove_run(run)
+        raise RunDirError(
+            f"the run directory must be writable ({error.strerror}; {describe_disk(run.path)})",
+            seen=str(run.path),
+            action=f"{next_action(error)}, or choose another run_dir",
+        ) from error
+
+
+def write_run(run: RunDir, config: RunConfig, plan: JobPlan) -> None:
+    """Write config and plan. The plan comes last: its presence says that the run directory is whole."""
+    write_text(run.config, yaml.dump(config.model_dump(mode="json"), Dumper=_DUMPER, sort_keys=False))
+    write_json(run.plan, plan.to_json())
+
+
+def remove_run(run: RunDir) -> None:
+    """Take back what `create_run` and a refused submission left; nothing has run yet."""
+    for folder in (run.code, run.submitit):
+        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for file in (run.plan, run.config):
+            file.unlink(missing_ok=True)
+        run.path.rmdir()
+
+
+def snapshot_code(target: Path) -> None:
+    """Copy the package, so that edits in the checkout do not reach a queued or resumed job."""
+    source = Path(slurm_rl.__file__).parent
+    if target in source.parents:
+        return
+    require_own(target.parent)
+    package = target / "slurm_rl"
+    shutil.rmtree(package, ignore_errors=True)
+    shutil.copytree(
+        source,
+        package,
+        ignore=shutil.ignore_patterns("__pycache__", "conf", "containers", "sbatch_templates"),
+    )
+    _close_to_others(target)
+
+
+def copy_functions(code: Path, configs: Iterable[RunConfig]) -> None:
+    """Copy the files of the user's functions into a snapshot, for the same reason."""
+    specs = {spec for config in configs for spec in named_functions(config).values()}
+    if specs:
+        copy_files(code, sorted(specs))
+        _close_to_others(code)
+
+
+def _close_to_others(code: Path) -> None:
+    # Every attempt runs it: whoever may write it, or its folder, runs code as this user.
+    for path in (code.parent, code, *code.rglob("*")):
+        path.chmod(path.stat().st_mode & ~0o022)

@@ -1,0 +1,46 @@
+"""What ended tasks of an srun, or a whole job, before any Python of ours could say so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from slurm_rl.job.silent import OURS, explain, last_words, settle_silent_agent
+from slurm_rl.launchers.slurm.commands import JobInfo
+from slurm_rl.launchers.slurm.states import JobState
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.step import TASK_LOG
+from slurm_rl.run_dir import AttemptDir, RunDir, read_json
+
+
+def settle_silent_tasks(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], srun_errors: Sequence[str]) -> None:
+    """Write records of agents that could not, by srun's words on its tasks: `n2: task 1: Exited with exit code 2`."""
+    for line in srun_errors:
+        found = re.fullmatch(r"(\S+): tasks? (\d+)\S*: Exited with exit code (\d+)", line)
+        if found and found[1] in hosts:
+            log = attempt.log(f"{TASK_LOG}{found[2]}")
+            settle_silent_agent(plan, attempt, hosts.index(found[1]), found[1], log, int(found[3]))
+
+
+def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
+    """Why a job that Slurm calls failed ended without a word of its controller; None where nobody knows."""
+    if job.comment.startswith(OURS):
+        return job.comment.removeprefix(OURS)
+    if job.state != JobState.FAILED:
+        return None
+    if any(_is_of_job(run, number, job.job_id) for number in run.attempt_numbers()):
+        return None  # its controller had started, so Python had
+    log = run.submitit / f"{job.job_id}_0_log.out"
+    if job.reason == "JobLaunchFailure" and not log.is_file():
+        return (
+            f"the run directory must be seen by every node; {run.path} is not on {job.nodelist or 'its node'}, where "
+            "the job could not even open its log. Next: put cluster.run_root on a file system that all nodes share"
+        )
+    plan = JobPlan.from_json(read_json(run.plan))
+    words = last_words(log)
+    return explain(words, 1, plan.host_python) if words else None
+
+
+def _is_of_job(run: RunDir, number: int, job_id: str) -> bool:
+    start = run.attempt(number).start
+    return start.is_file() and bool(read_json(start)["job"] == job_id)

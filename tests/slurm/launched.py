@@ -1,0 +1,248 @@
+"""One light run on each launcher, with the same things done to it: what users type, and what may befall a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.jsonl import read_rows
+from slurm_rl.launchers.jobs import find_open_job
+from slurm_rl.run_dir import RunDir, read_json
+from tests.machines.kit import Machines, Node, dstack, stop
+from tests.ray_kit import OthersCluster
+from tests.slurm.cluster import Cluster, slurm_version, wait_until
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import ROOT, cli, quote
+
+PATIENCE_S = 240.0
+# In the name of every test on Slurm; of none yet, where the tests install it first.
+VERSION = f"slurm-{slurm_version() or 'new'}"
+
+
+def name_cell(launcher: str, what: str) -> str:
+    """A test's id, with the version of a Slurm."""
+    return f"{VERSION if launcher == 'slurm' else launcher}-{what}"
+
+
+class Launched:
+    """A run; each launcher says how it is started and what may befall it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = RunDir(folder / "run")
+        self.python = make_light_python(folder)
+
+    def start(self, *words: str) -> None:
+        raise NotImplementedError
+
+    def words_for(self, what: str) -> tuple[str, ...]:
+        """What a run needs so that this can befall it."""
+        # Fifteen seconds of a minute are left to begin and to train; a limit is in whole minutes.
+        limit = ("job.time_limit=1", "job.signal_lead_s=40")
+        return {"bad input": ("+cluster.env.LIGHT_TRAINER=refuse",), "time limit": limit}.get(what, ())
+
+    def type(self, *words: str) -> str:
+        """A command of the user's; what it printed."""
+        raise NotImplementedError
+
+    def end_all(self) -> None:
+        """Whatever a failed test left."""
+
+    @property
+    def trained(self) -> RunDir:
+        """Where the trainer writes."""
+        return self.run
+
+    # ---- watching ------------------------------------------------------------------------------
+
+    def outcomes(self) -> list[str]:
+        return [str(row["outcome"]) for row in read_rows(self.trained.events) if row["kind"] == "attempt/ended"]
+
+    def wait_for_training(self, attempt: int) -> None:
+        log = self.trained.attempts / str(attempt) / "logs" / "driver.log"
+
+        def is_there() -> bool:
+            # Later a queue may have a job wait again that a controller took for cancelled.
+            assert attempt > 1 or not self.trained.end.is_file(), read_json(self.trained.end)
+            return log.is_file() and "goes on" in log.read_text()
+
+        wait_until(is_there, f"attempt {attempt} to train", timeout_s=PATIENCE_S)
+
+    def wait_for_end(self) -> dict[str, Any]:
+        wait_until(self.trained.end.is_file, "the run to end", timeout_s=PATIENCE_S)
+        found: dict[str, Any] = read_json(self.trained.end)
+        return found
+
+    # ---- what befalls it -------------------------------------------------------------------------
+
+    def cancel(self) -> None:
+        assert "asked to save and end" in self.type("cancel", str(self.run.path))
+
+    def kill_controller(self) -> None:
+        """Of two processes of one command line, the one that was forked."""
+        entry = self._entry()
+        found = [pid for pid in find_processes(*entry) if _parent(pid) in find_processes(*entry)]
+        assert found, f"no controller among {entry}"
+        os.kill(found[-1], signal.SIGKILL)
+
+    def _entry(self) -> list[str]:
+        return ["submitit.core._submit", str(self.run.submitit)]
+
+    def kill_trainer(self) -> None:
+        found = find_processes("slurm_rl.rl.main", "--run-dir", str(self.trained.path))
+        assert found
+        for pid in found:
+            os.kill(pid, signal.SIGKILL)
+
+
+def find_processes(*words: str) -> list[int]:
+    """Those of the whole machine, its namespaces included, whose arguments hold these, by age."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                argv = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            if set(words) <= set(argv):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+class OnSlurm(Launched):
+    def __init__(self, folder: Path, cluster: Cluster) -> None:
+        super().__init__(folder)
+        self.cluster = cluster
+
+    def start(self, *words: str) -> None:
+        settings = [f"cluster.python={quote(self.python)}", f"run_dir={quote(self.run.path)}"]
+        self.type("+exp=demo", "+cluster=slurm_cpu", *settings, *words)
+
+    def type(self, *words: str) -> str:
+        done = cli(self.cluster, self.run.path.parent, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def words_for(self, what: str) -> tuple[str, ...]:
+        # Its clock looks at limits every 30 s. With a spare node one is lost without a requeue.
+        return {"time limit": (), "lost node": ("job.num_spare_nodes=1",)}.get(what, super().words_for(what))
+
+    def reach_limit(self) -> None:
+        """What --signal=B:USR2@<lead> sends before it: to the batch step alone."""
+        self.cluster.run(["scancel", "--batch", "--signal=USR2", self._job])
+
+    def preempt(self) -> None:
+        """A job of the high partition takes a node of the run away for a while."""
+        words = ["-p", "high", "-w", self._hosts()[0], "--exclusive", "--mem=100", "--output=/dev/null"]
+        done = self.cluster.run(["sbatch", *words, "--wrap", "sleep 2"])
+        assert done.returncode == 0, done.stderr
+
+    def lose_node(self) -> None:
+        self.cluster.power_off(self._hosts()[1])
+
+    @property
+    def _job(self) -> str:
+        return str(read_json(self.run.job)["job_id"])
+
+    def _hosts(self) -> list[str]:
+        return list(next(row for row in read_rows(self.run.events) if row["kind"] == "preflight/passed")["nodes"])
+
+
+class Here(Launched):
+    """With a command of its own for each process."""
+
+    extra_env: Mapping[str, str] = {}
+
+    def type(self, *words: str) -> str:
+        argv = [sys.executable, "-m", "slurm_rl", *words]
+        done = subprocess.run(argv, env=self._env(), cwd=self.run.path.parent, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    def _env(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(ROOT), **self.extra_env}
+
+
+class OnThisMachine(Here):
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *words: str) -> None:
+        settings = [f"cluster.python={quote(self.python)}", f"run_dir={quote(self.run.path)}"]
+        argv = [sys.executable, "-m", "slurm_rl", "+exp=demo", *settings, *words]
+        with (self.run.path.parent / "output").open("wb") as out:
+            self.process = subprocess.Popen(argv, env=self._env(), stdout=out, stderr=out, cwd=self.run.path.parent)
+        wait_until(self.run.job.is_file, "the run to begin", timeout_s=PATIENCE_S)
+
+    def end_all(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.terminate()
+        if job := find_open_job(self.run):
+            for pid in find_processes(*self._entry()):
+                os.kill(pid, signal.SIGTERM)
+            assert job.launcher == "local"
+        if self.process is not None:
+            self.process.wait(PATIENCE_S)
+
+
+class OnMachines(Launched):
+    def __init__(self, folder: Path, machines: Machines) -> None:
+        super().__init__(folder)
+        self.machines, self.nodes = machines, list[Node]()
+
+    def start(self, *words: str) -> None:
+        self.words = self.machines.words(self.run.path, *words, port=self.machines.next_port())
+        self.nodes = [self._start_node(rank) for rank in (0, 1)]
+        wait_until(self.run.job.is_file, "the run to begin", timeout_s=PATIENCE_S)
+
+    def _start_node(self, rank: int) -> Node:
+        return self.machines.start(rank + 1, dstack(self.machines, rank), *self.words)
+
+    def type(self, *words: str) -> str:
+        """On the head."""
+        node = self.machines.start(1, {}, *words)
+        assert node.wait() == 0, node.output
+        return node.output
+
+    def preempt(self) -> None:
+        stop(self.nodes[1])
+
+    def lose_node(self) -> None:
+        self.nodes[1].process.kill()
+        self.nodes[1] = self._start_node(1)
+
+    def end_all(self) -> None:
+        self.machines.end_all()
+
+
+class OnRay(Here):
+    def __init__(self, folder: Path, cluster: OthersCluster) -> None:
+        super().__init__(folder)
+        self.cluster, self.far = cluster, folder / "far"
+        self.extra_env = {"RAY_AUTH_TOKEN": cluster.token}
+
+    def start(self, *words: str) -> None:
+        settings = [f"cluster.python={quote(self.python)}", f"run_dir={quote(self.run.path)}"]
+        settings += [f"cluster.address={self.cluster.address}", f"cluster.remote_root={self.far}"]
+        self.type("+exp=demo", "+cluster=ray", *settings, *words)
+
+    @property
+    def trained(self) -> RunDir:
+        return RunDir(self.far / "run")
+
+    def _entry(self) -> list[str]:
+        return ["slurm_rl.ray_jobs.inside", str(read_json(self.run.job)["job_id"])]
+
+    def end_all(self) -> None:
+        if find_open_job(self.run) is not None:
+            self.type("cancel", str(self.run.path))

@@ -1,0 +1,72 @@
+"""What ends an attempt, and what follows: every cell of the table in docs/ends.md, on the launcher itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.launchers import LAUNCHERS
+from tests.slurm.launched import Launched, name_cell
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+PAGE = Path(__file__).parents[2] / "docs" / "ends.md"
+IN_CI = {("local", "cancel"), ("local", "killed controller"), ("machines", "killed controller")}
+"""What no other test of `make test` does."""
+
+
+def read_table() -> dict[str, dict[str, str]]:
+    """What happens -> launcher -> how it ends."""
+    rows = [line.strip("|").split("|") for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    head, _, *body = [[cell.strip() for cell in row] for row in rows]
+    return {row[0]: dict(zip(head[1:], row[1:], strict=True)) for row in body}
+
+
+TABLE = read_table()
+
+
+def cells() -> list[Any]:
+    found = [(launcher, what) for what, row in TABLE.items() for launcher, cell in row.items() if cell != "-"]
+    return [pytest.param(*one, marks=() if one in IN_CI else pytest.mark.slow, id=name_cell(*one)) for one in found]
+
+
+DEEDS = {
+    "cancel": "cancel",
+    "time limit": "reach_limit",
+    "preemption": "preempt",
+    "lost node": "lose_node",
+    "killed controller": "kill_controller",
+    "killed trainer": "kill_trainer",
+}
+
+
+def do(launched: Any, what: str) -> None:
+    """Let it happen to a run that trains."""
+    deed = getattr(launched, DEEDS.get(what, ""), None)
+    launched.start("job.max_failures=1", *launched.words_for(what))
+    if what != "bad input":
+        launched.wait_for_training(1)
+    if deed is not None:
+        deed()
+
+
+@pytest.mark.parametrize(("launcher", "what"), cells())
+def test_end(launched: Launched, launcher: str, what: str) -> None:
+    outcome, _, follows = TABLE[what][launcher].partition(", ")
+    do(launched, what)
+    if follows == "goes on":
+        launched.wait_for_training(2)
+        (launched.trained.path / "finish").touch()
+    end = launched.wait_for_end()
+    states = {"goes on": ("finished", 0), "interrupted": ("interrupted", 130), "failed": ("failed", 2)}
+    assert (end["state"], end["exit_code"]) == states[follows], end
+    outcomes = launched.outcomes()
+    assert outcomes == ([outcome, "finished"] if follows == "goes on" else [outcome]), end
+    if what in ("time limit", "preemption") and follows == "interrupted":
+        assert "Next: python -m slurm_rl resume" in end["cause"]
+
+
+def test_the_table_names_every_launcher_once() -> None:
+    assert [sorted(row) for row in TABLE.values()] == [sorted(LAUNCHERS)] * len(TABLE)
