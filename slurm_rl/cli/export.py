@@ -12,7 +12,7 @@ from slurm_rl.disk import next_action
 from slurm_rl.errors import ConfigError
 from slurm_rl.export.dstack import render_dstack
 from slurm_rl.export.xpk import XpkTarget, render_xpk
-from slurm_rl.plan.secrets import SECRET_NAMES, secret_names
+from slurm_rl.plan.task import SECRET_NAMES, secret_names
 from slurm_rl.run_dir import write_text
 
 

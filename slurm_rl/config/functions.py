@@ -3,7 +3,7 @@
     algorithm.advantage          def centred(rewards, known, *, needs_group=True): ...     as in math/advantages.py
     algorithm.loss               def loss(inputs, clip): ...                               as in math/losses.py
     algorithm.filters.function   def keep(groups, config): ...                             as in rl/algorithm/filters.py
-    reward.function              def score(queries, prompts, labels): ...                  as in rewards/function.py
+    reward.function              def score(queries, prompts, labels): ...                  as in rewards/worker.py
 
 A relative file is taken from the folder of the command; submit copies it into the run's code, and every attempt runs
 that copy. What a row of tables.py says by its flags, such a function says by the defaults of keyword-only parameters.

@@ -47,7 +47,7 @@ class AdvantageRow(Row):
     needs_group: bool = False
     """It compares the completions of one prompt, so that group_size must be at least 2."""
     per_token: bool = False
-    """Its scores are rewards of the last token, of which math/gae.py makes an advantage of each token."""
+    """Its scores are rewards of the last token, of which math/advantages.py makes an advantage of each token."""
     needs_values: bool = False
     """That takes a critic's values."""
 

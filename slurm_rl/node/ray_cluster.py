@@ -21,7 +21,7 @@ from slurm_rl.node.modules import find_lack_in
 from slurm_rl.node.ports import PortPlan
 from slurm_rl.node.private_folder import copy_own_files, is_our_folder
 from slurm_rl.node.rendezvous import HeadRecord
-from slurm_rl.plan.debug import is_legacy
+from slurm_rl.plan.accelerator import is_legacy
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, write_text
 

@@ -14,8 +14,7 @@ from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import RunDirError
 from slurm_rl.functions.load import load_function
-from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, merge_env, ray_env
-from slurm_rl.plan.debug import debug_env
+from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, debug_env, merge_env, ray_env
 from slurm_rl.plan.expected import expected_versions
 from slurm_rl.plan.layout import (
     LayoutPlan,
@@ -25,13 +24,13 @@ from slurm_rl.plan.layout import (
     choose_tensor_parallel_size,
 )
 from slurm_rl.plan.memory import ModelShape
-from slurm_rl.plan.secrets import secret_names
 from slurm_rl.plan.task import (
     ExternalPlan,
     TorchrunPlan,
     build_driver_argv,
     read_external,
     read_torchrun,
+    secret_names,
 )
 from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, check_idle, place_ranks
 

@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 from slurm_rl.config.reward import RewardServiceConfig
@@ -85,9 +84,7 @@ class RewardClient:
         self._http = httpx.Client(limits=limits, timeout=timeout, trust_env=False)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._http.close()
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -26,7 +26,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from types import TracebackType
 
 from pebble import ProcessExpired
 
@@ -102,9 +101,7 @@ class RewardPool:
         self._started.result()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._close()
         self._processes.wake()
         self._thread.join()

@@ -19,7 +19,6 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, RewardError
@@ -101,13 +100,11 @@ class RewardServices:
         try:
             self._wait_until_up(time.monotonic() + self._start_s)
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._thread.join()
         for replica in self._replicas:

@@ -24,7 +24,7 @@ import torch
 
 from slurm_rl.config.algorithm import AggregationName
 from slurm_rl.config.tables import ADVANTAGES, POLICY_LOSSES
-from slurm_rl.math.gae import whiten
+from slurm_rl.math.advantages import whiten
 from slurm_rl.math.kl import compute_kl
 from slurm_rl.math.logprobs import compute_token_logprobs
 from slurm_rl.math.losses import ClipRange, LossInputs, aggregation_weights

@@ -13,7 +13,7 @@ from slurm_rl.config.functions import find_advantage
 from slurm_rl.config.tables import AdvantageRow
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError
-from slurm_rl.math.gae import compute_gae, spread_reward, whiten
+from slurm_rl.math.advantages import compute_gae, spread_reward, whiten
 from slurm_rl.math.kl import compute_kl
 from slurm_rl.math.losses import aggregation_weights
 from slurm_rl.math.sequences import FloatArray, TrainSequence
@@ -21,7 +21,6 @@ from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rl.algorithm.filters import keep_mask
 from slurm_rl.rl.groups import Completion, Group
 
-Metrics = dict[str, float]
 _SHOWN_CHARS = 200
 
 _REWARD_TO_GO = GAEConfig(discount=1.0, smoothing=1.0, whiten=True)

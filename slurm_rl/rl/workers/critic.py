@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.math.gae import explained_variance, value_loss
+from slurm_rl.math.advantages import explained_variance, value_loss
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
 from slurm_rl.math.totals import add_totals

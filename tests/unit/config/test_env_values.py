@@ -11,7 +11,7 @@ from slurm_rl.__main__ import main
 from slurm_rl.config.load import load_config
 from slurm_rl.config.overrides import names_a_secret
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.secrets import _BUCKET_NAMES, SECRET_NAMES
+from slurm_rl.plan.task import _BUCKET_NAMES, SECRET_NAMES
 
 
 @pytest.mark.parametrize(

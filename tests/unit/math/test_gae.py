@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from slurm_rl.math.gae import compute_gae, explained_variance, spread_reward, value_loss, whiten
+from slurm_rl.math.advantages import compute_gae, explained_variance, spread_reward, value_loss, whiten
 from slurm_rl.math.kl import adapt_coefficient
 from slurm_rl.math.sequences import FloatArray
 

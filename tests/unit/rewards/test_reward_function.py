@@ -9,9 +9,9 @@ import pytest
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import RewardError
-from slurm_rl.rewards.function import call_function
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import Failure, RewardItem
+from slurm_rl.rewards.worker import call_function
 from tests.unit.rewards.service_kit import ODD_FUNCTION, build_items
 
 FILE = ODD_FUNCTION.rpartition(":")[0]
