@@ -117,3 +117,12 @@ def say(text: str) -> None:
     """To stderr, which may be a file on the same full disk."""
     with contextlib.suppress(OSError, ValueError):
         print(f"slurm_rl: {text}", file=sys.stderr, flush=True)
+
+
+def fsync_path(path: Path) -> None:
+    """Make a file, or the names in a folder, survive a power cut."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

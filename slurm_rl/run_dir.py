@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl import jsonl
-from slurm_rl.disk import describe_disk, naming, say
+from slurm_rl.disk import describe_disk, fsync_path, naming, say
 from slurm_rl.errors import LeaseError, RunDirError
 from slurm_rl.lease import require_epoch
 
@@ -254,7 +254,7 @@ def write_bytes(path: Path, content: bytes, *, mode: int = 0o644) -> None:
             with contextlib.suppress(OSError):
                 Path(beside).unlink(missing_ok=True)
             raise
-        fsync_dir(path.parent)
+        fsync_path(path.parent)
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
@@ -316,12 +316,3 @@ def report_damage(run: RunDir) -> None:
     for path in (run.events, run.metrics, run.samples):
         if numbers := jsonl.find_damaged(path):
             append_event(run, "file/damaged", file=path.name, lines=numbers[:_MOST_TOLD], num_lines=len(numbers))
-
-
-def fsync_dir(path: Path) -> None:
-    """Make a rename in `path` survive a power cut."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from slurm_rl.checkpoints.folders import fsync_file
-from slurm_rl.disk import describe_disk, find_refusal, naming, next_action, say
+from slurm_rl.disk import describe_disk, find_refusal, fsync_path, naming, next_action, say
 from slurm_rl.errors import CheckpointError
 
 _POLL_S = 0.02
@@ -38,7 +37,7 @@ def write_whole(path: Path, write: Callable[[Path], None]) -> None:
     with naming(path):
         try:
             write(part)
-            fsync_file(part)
+            fsync_path(part)
             part.rename(path)
         except BaseException:
             # The room that it holds on a full disk is needed.
@@ -73,7 +72,7 @@ class BackgroundWriter:
 def _reserve_reason(path: Path) -> None:
     reserved = _reserved(path)
     reserved.write_bytes(b" " * _REASON_BYTES)
-    fsync_file(reserved)
+    fsync_path(reserved)
 
 
 def _write_or_say_why(path: Path, write: Callable[[Path], None]) -> None:
@@ -81,7 +80,7 @@ def _write_or_say_why(path: Path, write: Callable[[Path], None]) -> None:
 
     def write_last(part: Path) -> None:
         write(part)
-        fsync_file(part)
+        fsync_path(part)
         reserved.unlink()  # it is no part of the checkpoint, which may be whole with the rename that follows
 
     try:
@@ -111,7 +110,7 @@ def _ask(folder: Path) -> str:
     asking = folder / f".asked-{secrets.token_hex(4)}"
     try:
         asking.write_bytes(b" ")
-        fsync_file(asking)
+        fsync_path(asking)
     except OSError as error:
         return f"{type(error).__name__}: {error}" if find_refusal(error) is not None else ""
     finally:

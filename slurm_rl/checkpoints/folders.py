@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slurm_rl.disk import naming
-from slurm_rl.run_dir import fsync_dir
+from slurm_rl.disk import fsync_path, naming
 
 
 @contextmanager
@@ -43,7 +42,7 @@ def _written_beside(folder: Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(beside, ignore_errors=True)
         raise
-    fsync_dir(folder.parent)
+    fsync_path(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
@@ -59,16 +58,6 @@ def _open_to_others(folder: Path) -> None:
 def fsync_tree(folder: Path) -> None:
     """Make every file below `folder`, and every name, survive a power cut."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            fsync_file(path)
-        elif path.is_dir():
-            fsync_dir(path)
-    fsync_dir(folder)
-
-
-def fsync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        if path.is_file() or path.is_dir():
+            fsync_path(path)
+    fsync_path(folder)

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.checkpoints.folders import fsync_file
-from slurm_rl.disk import describe_disk, next_action
+from slurm_rl.disk import describe_disk, fsync_path, next_action
 from slurm_rl.errors import CheckpointError
-from slurm_rl.run_dir import fsync_dir, write_json
+from slurm_rl.run_dir import write_json
 
 MANIFEST = "manifest.json"
 _NAME = re.compile(r"step-(\d+)")
@@ -112,7 +111,7 @@ class CheckpointStore:
                     return existing
                 final.rename(self._beside(step))  # corrupt; `begin` will remove it
             folder.rename(final)
-            fsync_dir(self.root)
+            fsync_path(self.root)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise cannot_write(folder, error) from error
@@ -214,7 +213,7 @@ def _describe_files(folder: Path, *, sync: bool = False) -> dict[str, dict[str, 
 
     def describe(path: Path) -> dict[str, Any]:
         if sync:
-            fsync_file(path)
+            fsync_path(path)
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         return {"size": path.stat().st_size, "sha256": digest}
@@ -226,7 +225,7 @@ def _describe_files(folder: Path, *, sync: bool = False) -> dict[str, dict[str, 
 
 def _sync_folders(folder: Path) -> None:
     for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
-        fsync_dir(path)
+        fsync_path(path)
 
 
 def _hash_json(value: Any) -> str:

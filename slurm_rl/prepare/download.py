@@ -13,10 +13,10 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from slurm_rl.disk import fsync_path
 from slurm_rl.errors import PrepareError
 from slurm_rl.prepare.hf_hub import RemoteFile, Snapshot, explain_hub_errors, find_cached
 from slurm_rl.prepare.manifest import git_oid_of, sha256_of
-from slurm_rl.run_dir import fsync_dir
 
 _ATTEMPTS = 5
 """Broken connections in a row without a new byte, before giving up; between them half a second, doubled each time."""
@@ -128,4 +128,4 @@ def _move(part: Path, target: Path) -> None:
     with part.open("rb") as file:
         os.fsync(file.fileno())
     part.replace(target)
-    fsync_dir(target.parent)
+    fsync_path(target.parent)
