@@ -6,12 +6,11 @@ Light on purpose: the verb's module is imported after it is known, torch and ray
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 
-from slurm_rl.cli.terminal import show_plainly
+from slurm_rl.cli.told import run_told
 from slurm_rl.cli.verbs import VERBS
-from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.errors import ConfigError
 
 _HELP_FLAGS = {"-h", "--help"}
 
@@ -19,22 +18,7 @@ _HELP_FLAGS = {"-h", "--help"}
 def main(argv: list[str] | None = None) -> int:
     """Run one verb; returns the exit code: 0 finished, 1 failed, 2 bad input, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return run_verb(words)
-    except SlurmRLError as error:
-        print(f"slurm_rl: {show_plainly(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader (head, less) left; so do we, and nothing is flushed to it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except Exception as error:
-        from slurm_rl.cli.messages import explain
-
-        print(f"slurm_rl: {show_plainly(explain(error))}", file=sys.stderr)
-        return 1
+    return run_told(lambda: run_verb(words))
 
 
 def run_verb(words: list[str]) -> int:

@@ -7,7 +7,8 @@ One rule for all that is written, in whatever process:
               goes, older ones stay. Further attempts follow as after any failure (job.max_failures), and `resume`
               goes on from the newest checkpoint once the file system writes again. An event, which a run can do
               without, costs itself alone and is told on stderr.
-    hangs     Who writes or reads waits, for it may come back; then all goes on. So does a run that is cancelled.
+    hangs     Who writes or reads waits, for it may come back; then all goes on. A run that the user stops does not
+              wait: see hang.py.
 
 Standard library alone.
 """

@@ -18,8 +18,8 @@ PACKAGE = Path(slurm_rl.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 # From the ground up.
 ROOMS = [
-    "errors", "disk", "jsonl", "holder", "lease", "filesystem", "run_dir", "run_secret", "strangers", "__init__",
-    "functions", "config", "external", "plan", "node", "image", "report", "job",
+    "errors", "disk", "hang", "jsonl", "holder", "lease", "filesystem", "run_dir", "run_secret", "strangers",
+    "__init__", "functions", "config", "external", "plan", "node", "image", "report", "job",
     "sweep", "launchers", "launchers_base", "launchers_here",
     "launchers_local", "launchers_slurm", "launchers_machines", "launchers_ray", "launchers_jobs",
     "slurm", "ray_jobs", "export",

@@ -2,48 +2,120 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shlex
+import signal
+import socket
 import sys
 import time
 from typing import Any
 
+from slurm_rl.cli.told import run_told
 from slurm_rl.disk import explain_refusal
+from slurm_rl.hang import ANSWER_S, Beside, Watch
 from slurm_rl.job.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
 from slurm_rl.job.silent import OURS
+from slurm_rl.node.processes import die_with_parent
 from slurm_rl.report.html import write_report
 from slurm_rl.report.progress import follow
 from slurm_rl.report.summary import render_summary, write_summary
 from slurm_rl.run_dir import RunDir, read_json
 
 _STOP_TEXT = "\nStopping: the run saves and leaves (Ctrl-C again to leave it to itself)."
+_POLL_S = 0.05
+_CLOSE_DISPLAY_S = 1.0
 
 
 def follow_to_the_end(run: RunDir, job: Any) -> int:
-    """Show progress until the job, which is submitit's, ends; its exit code."""
+    """Show progress until the job, which is submitit's, ends; its exit code.
+
+    A child process reads the run directory, which may hang; this one hears Ctrl-C and sees the job's process alone.
+    """
+    ours, theirs = socket.socketpair()
+    display = Beside(lambda: run_told(lambda: _display(run, job, ours, theirs)))
+    theirs.close()
     try:
-        follow(run, lambda: not job.done())
+        return _wait(run, job, display, ours)
     except KeyboardInterrupt:
+        _close_display(ours)
         print(_STOP_TEXT, file=sys.stderr, flush=True)
         stop(job)
-        _wait(job)
-    if _result(job) == EXIT_NOT_OURS:
-        # Nothing of the run is ours to sum up; its controller has said whose it is.
-        said = job.paths.stdout.read_text(encoding="utf-8", errors="replace").splitlines()
-        print(*[line for line in said if line.startswith(OURS)], sep="\n", file=sys.stderr)
-        return EXIT_NOT_OURS
-    return _finish(run)
+        return _wait(run, job, display, ours)
+    finally:
+        display.leave()
 
 
 def stop(job: Any) -> None:
     """Ask a local job to save and leave: submitit passes SIGTERM on to the controller."""
-    import signal
-
     if job._process is not None and job._process.poll() is None:
         job._process.send_signal(signal.SIGTERM)
 
 
-def _wait(job: Any) -> None:
-    while not job.done():
-        time.sleep(0.2)
+def _wait(run: RunDir, job: Any, display: Beside, line: socket.socket) -> int:
+    """Until the display has shown the end of the job; not for ever when that can no more be read."""
+    watch = Watch(run.path, ANSWER_S)
+    try:
+        while (code := display.poll()) is None:
+            if job.done():
+                line.close()
+                if watch.hangs():
+                    print(_explain_silence(run), file=sys.stderr, flush=True)
+                    display.leave()
+                    watch.close()
+                    # submitit's Job looks for its files when it is thrown away.
+                    os._exit(EXIT_INTERRUPTED)
+            time.sleep(_POLL_S)
+        return code if code >= 0 else EXIT_FAILED
+    finally:
+        watch.close()
+
+
+def _explain_silence(run: RunDir) -> str:
+    path = shlex.quote(str(run.path))
+    return (
+        f"slurm_rl: the run's processes have ended, and {run.path} has not answered for {ANSWER_S:g} s, so nothing is "
+        f"known of what it saved. Next, when it answers: python -m slurm_rl status {path}; "
+        f"python -m slurm_rl resume {path}"
+    )
+
+
+# ---- the child process ---------------------------------------------------------------------------
+
+
+def _close_display(line: socket.socket) -> None:
+    """Have the child leave the terminal to this process; one that hangs writes nothing to it."""
+    with contextlib.suppress(OSError):
+        line.send(b".")
+        line.settimeout(_CLOSE_DISPLAY_S)
+        line.recv(1)
+
+
+def _display(run: RunDir, job: Any, theirs: socket.socket, line: socket.socket) -> int:
+    """Show the run until the other end of `line` says something or is closed; after that, how it ended."""
+    die_with_parent(signal.SIGKILL, os.getppid())
+    theirs.close()
+    line.setblocking(False)
+    follow(run, lambda: not _hears(line))
+    with contextlib.suppress(OSError):
+        line.setblocking(True)
+        line.send(b".")
+        while line.recv(1):
+            pass
+    if _result(job) == EXIT_NOT_OURS:
+        # Nothing of the run is ours to sum up; its controller has said whose it is.
+        said = job.paths.stdout.read_text(encoding="utf-8", errors="replace").splitlines()
+        print(*[words for words in said if words.startswith(OURS)], sep="\n", file=sys.stderr)
+        return EXIT_NOT_OURS
+    return _finish(run)
+
+
+def _hears(line: socket.socket) -> bool:
+    try:
+        line.recv(1)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _result(job: Any) -> int | None:

@@ -203,7 +203,7 @@ VERBS = {
     ),
     "cancel": Verb(
         "end a run; what it saved stays",
-        "[run | sweep]",
+        "[run | sweep | job id of Slurm]",
         "cancel runs/addition-20261121-101500",
         details=_RUN,
     ),

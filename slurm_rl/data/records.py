@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.paths import expand_user, is_url
-from slurm_rl.data.lines import build_object, parse_object, read_lines, read_parquet_rows, shorten, unreadable
+from slurm_rl.data.lines import build_object, parse_object, read_lines, shorten, unreadable
+from slurm_rl.data.parquet import open_parquet, read_parquet_rows
 from slurm_rl.data.url_records import read_url_records
 from slurm_rl.errors import DataError, MissingLibraryError
 
@@ -130,11 +131,10 @@ def _read_json(source: DataSource, path: Path) -> Iterator[Record]:
 def _read_parquet(source: DataSource, path: Path) -> Iterator[Record]:
     try:
         import pyarrow
-        import pyarrow.parquet
     except ImportError:
         raise _missing_library("pyarrow", path.name) from None
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             require_columns(source, file.schema_arrow.names, str(path))
             for number, row in enumerate(read_parquet_rows(file, source.present(file.schema_arrow.names))):
                 yield f"{path} row {number}", row

@@ -110,6 +110,11 @@ class Allocation(Protocol):
         """Have the job started again after an attempt, and wait for the end of this start; why not, else None."""
         return f"nobody starts this job again. Next: python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
 
+    def abandon(self, cause: str) -> None:
+        """End agents that are not below this process, since the run was asked to stop and its directory hangs; no file
+        of that is touched."""
+        return
+
     def close(self, end: dict[str, Any]) -> None:
         """Tell whoever waits on the machines how the job ended; others read end.json or the exit status."""
         return

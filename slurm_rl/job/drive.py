@@ -8,6 +8,7 @@ from slurm_rl.job.controller import Controller
 from slurm_rl.job.ends import newest_step
 from slurm_rl.job.holding import own_epoch
 from slurm_rl.job.supervisor import EXIT_KILLED, Supervisor
+from slurm_rl.node.tmp_dir import remove_tmp_dirs
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, append_event, write_last
 
@@ -21,10 +22,16 @@ def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
         run.epoch = own_epoch(run, allocation.holder())
         append_event(run, "controller/killed", by=how)
 
-    # Told to leave, the trainer may take as long as before a time limit.
-    patience_s = plan.limits.signal_lead_s + _CLEANING_S
-    work = Controller(run, plan, allocation).main
-    status = Supervisor(work, patience_s=patience_s, on_death=note).main()
+    status = Supervisor(
+        Controller(run, plan, allocation).main,
+        run.path,
+        # Told to leave, the trainer may take as long as before a time limit.
+        patience_s=plan.limits.signal_lead_s + _CLEANING_S,
+        on_death=note,
+        on_hang=allocation.abandon,
+        # Other nodes are cleaned by the run's next attempt on them.
+        clean_up=lambda: remove_tmp_dirs(plan),
+    ).main()
     if status == EXIT_KILLED:
         cause = "its controller was killed again and again; see dmesg for the kernel's reason"
         end = {"state": "failed", "exit_code": EXIT_FAILED, "cause": cause, "step": newest_step(run)}

@@ -4,6 +4,9 @@ When the batch step's process is gone, Slurm kills the srun below it, and what s
 sends SIGKILL to the node agents, which then cannot clean their nodes. So the controller is a child. If the kernel
 or an operator kills it, its srun tells the agents to save and leave, this process waits for that, and starts a
 new controller, which finds everything it needs in the run directory.
+
+It touches no file, so a file system that hangs does not hold it: once the user asked to stop, it looks whether the run
+directory still answers (hang.py has the rule), and if not ends all processes below it, and itself.
 """
 
 from __future__ import annotations
@@ -14,29 +17,52 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
+from slurm_rl.disk import say
+from slurm_rl.hang import LOST_S, Beside, Watch
+from slurm_rl.job.attempts import EXIT_INTERRUPTED
 from slurm_rl.job.controller import STOP_SIGNALS
-from slurm_rl.node.processes import all_pids, become_subreaper, die_with_parent, parent_of
+from slurm_rl.node.processes import all_pids, become_subreaper, die_with_parent, end_descendants, parent_of
 
 EXIT_KILLED = 137
 _MAX_RESTARTS = 3
 _POLL_S = 0.05
+_END_S = 5.0
+_TRY_S = 3.0
+_PATIENT = (None, signal.SIGUSR2)
 
 
 class Supervisor:
     """Runs `work` in a child process, anew when it was killed."""
 
-    def __init__(self, work: Callable[[], int], *, patience_s: float, on_death: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        work: Callable[[], int],
+        folder: Path,
+        *,
+        patience_s: float,
+        on_death: Callable[[str], None],
+        on_hang: Callable[[str], None],
+        clean_up: Callable[[], None],
+        lost_s: float = LOST_S,
+    ) -> None:
         """
         Args:
             work: what the child does, its exit status the result. It unblocks STOP_SIGNALS once it handles them.
+            folder: what all of it writes to.
             patience_s: how long orphans of a killed child may take to end by themselves.
             on_death: told how the child was killed.
+            on_hang: told why all is ended, in a child process that has little time; ends what is not below this one.
+            clean_up: removes what the processes below this one have left, after that.
+            lost_s: how long the folder may leave a question unanswered once it was asked to stop.
         """
-        self.work, self.patience_s, self.on_death = work, patience_s, on_death
+        self.work, self.folder, self.patience_s = work, folder, patience_s
+        self.on_death, self.on_hang, self.clean_up = on_death, on_hang, clean_up
         self.child = 0
         self.asked: int | None = None
+        self.watch = Watch(folder, lost_s)
 
     def main(self) -> int:
         """The exit status of the first child that ended by itself; EXIT_KILLED when none did."""
@@ -64,9 +90,31 @@ class Supervisor:
         if self.asked is not None:
             os.kill(self.child, self.asked)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        _, status = os.waitpid(self.child, 0)
+        status = self._wait()
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        self.watch.close()
         return os.waitstatus_to_exitcode(status)
+
+    def _wait(self) -> int:
+        """Until the child has ended; does not return when the user asked to stop and the folder hangs."""
+        while True:
+            pid, status = os.waitpid(self.child, os.WNOHANG)
+            if pid:
+                return status
+            # A time limit gives a file system until the job's end to come back.
+            if self.asked not in _PATIENT and self.watch.hangs():
+                self._give_up()
+            time.sleep(_POLL_S)
+
+    def _give_up(self) -> None:
+        cause = (
+            f"asked to stop, but {self.folder} has not answered for {self.watch.patience_s:g} s: ended without saving"
+        )
+        _try_to(lambda: self.on_hang(cause))
+        end_descendants(_END_S)
+        _try_to(self.clean_up)
+        _try_to(lambda: say(cause))  # what it prints on may hang, too
+        os._exit(EXIT_INTERRUPTED)
 
     def _work(self) -> int:
         try:
@@ -98,5 +146,14 @@ class Supervisor:
         return False
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self.asked = signum
+        # What the user asked for is not taken back by a time limit.
+        self.asked = signum if self.asked in _PATIENT else self.asked
         os.kill(self.child, signum)
+
+
+def _try_to(work: Callable[[], None]) -> None:
+    """In a child process, and not for long."""
+    trying, deadline = Beside(work), time.monotonic() + _TRY_S
+    while trying.poll() is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    trying.leave()

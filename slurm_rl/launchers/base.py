@@ -48,6 +48,14 @@ class Launcher(Protocol):
     def cancel(self, jobs: Sequence[Job]) -> int:
         """Ask them to save and end; how many had not ended already."""
 
+    def cancel_unseen(self, run: RunDir) -> list[str]:
+        """The same of what runs for a directory, also a sweep's, that does not answer; which processes and jobs."""
+        return []
+
+    def cancel_number(self, job_id: str) -> list[str]:
+        """The same of a queue's job."""
+        return []
+
     def read_log(self, job: Job) -> str | None:
         """What the job printed, where the launcher alone has it; None: it is in the run directory."""
         return None

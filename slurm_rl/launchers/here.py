@@ -16,6 +16,7 @@ from slurm_rl.holder import Holder
 from slurm_rl.job.allocation import Allocation, TimeLimit
 from slurm_rl.job.record import SILENT_END, Job, RunState
 from slurm_rl.launchers.base import Launcher, Submitted, load_entry
+from slurm_rl.node.processes import all_pids
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import with_host_setup
@@ -23,6 +24,7 @@ from slurm_rl.run_dir import RunDir
 
 LOCAL_JOB_VARIABLE = "SUBMITIT_LOCAL_JOB_ID"
 """In such a controller: the number of the process that `submit` started."""
+_FIRST = b"submitit.local._local"
 # submitit's local launcher ends a job after its time limit; ours has none.
 _FOREVER_MIN = 60 * 24 * 365.0
 
@@ -58,6 +60,14 @@ class HereLauncher(Launcher):
         with _environment_of_the_job(run), _without_sigint():
             job = executor.submit(load_entry(), str(run.path))
         return Submitted(str(job.job_id), {"host": socket.gethostname()}, process=job)
+
+    def cancel_unseen(self, run: RunDir) -> list[str]:
+        asked = []
+        for pid in filter(lambda pid: _is_controller(pid, os.fsencode(run.path)), all_pids()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+                asked.append(f"process {pid}")
+        return asked
 
     def read_states(self, jobs: Sequence[Job]) -> list[RunState]:
         return [_read_state(job) for job in jobs]
@@ -125,3 +135,14 @@ def _without_sigint() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, saved)
+
+
+def _is_controller(pid: int, path: bytes) -> bool:
+    """Whether this is the first process of a run in this folder, or below it."""
+    try:
+        if Path("/proc", str(pid)).stat().st_uid != os.getuid():
+            return False
+        words = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return _FIRST in words and any(word.startswith(path + b"/") and word.endswith(b"/submitit") for word in words)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import time
 from collections import Counter
@@ -93,6 +94,27 @@ def cancel_runs(runs: Iterable[RunDir]) -> int:
         RunDirError: one is, or was, a process of another machine.
     """
     return sum(open_launcher(name).cancel(jobs) for name, jobs in _by_launcher(runs).items())
+
+
+def cancel_unseen(run: RunDir) -> list[str]:
+    """Ask what runs for a directory that does not answer, also a sweep's, to save and end; no file of it is touched.
+
+    Returns:
+        Which processes and jobs were asked.
+    """
+    # A process of this machine is known to two of them.
+    return list(dict.fromkeys(asked for name in LAUNCHERS for asked in open_launcher(name).cancel_unseen(run)))
+
+
+def is_job_number(word: str) -> bool:
+    """`12`, or `12_3` of an array."""
+    return re.fullmatch(r"\d+(_\d+)?", word) is not None
+
+
+def cancel_by_number(job_id: str) -> list[str]:
+    """Ask this job of a queue to save and end, whatever it runs; which jobs were asked."""
+    queues = [name for name, row in LAUNCHERS.items() if row.is_queue]
+    return [asked for name in queues for asked in open_launcher(name).cancel_number(job_id)]
 
 
 def read_far_log(run: RunDir) -> str | None:

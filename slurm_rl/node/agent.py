@@ -38,9 +38,6 @@ from slurm_rl.node.ray_cluster import (
     build_ray_start_argv,
     explain_ray_end,
     keep_ray_logs,
-    ray_tmp_dir,
-    remove_older_tmp_dirs,
-    remove_tmp_dir,
 )
 from slurm_rl.node.rendezvous import (
     HeadRecord,
@@ -51,6 +48,7 @@ from slurm_rl.node.rendezvous import (
     wait_for_head,
     wait_for_port,
 )
+from slurm_rl.node.tmp_dir import choose_tmp_dir, remove_tmp_dir, remove_tmp_dirs
 from slurm_rl.node.torchrun import RankSignals, judge_torchrun, start_torchrun
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.plan.judge import Versions
@@ -85,7 +83,7 @@ class NodeAgent:
         self.ray: subprocess.Popen[bytes] | None = None
         self.versions: Versions | None = None
         self.time_to_leave_s = time_to_leave(attempt)
-        self.tmp_dir = ray_tmp_dir(plan, attempt.number)
+        self.tmp_dir = choose_tmp_dir(run, plan, attempt.number)
         self.mark = attempt_mark(run, role.job_key, attempt.number, role.rank)
         self.record: dict[str, Any] = {"host": self.host, "pid": os.getpid(), "rank": role.rank, "state": "starting"}
 
@@ -117,7 +115,7 @@ class NodeAgent:
         deadline = time.monotonic() + self.plan.limits.start_timeout_s
         self.versions = check_own_image(self.plan)
         ports = choose_ports(self.role.job_key, self.attempt.number)
-        remove_older_tmp_dirs(self.tmp_dir)
+        remove_tmp_dirs(self.plan, before=self.attempt.number)
         make_private_folder(self.tmp_dir)
         env = child_environment(self.run_dir, self.plan, self.attempt.number, self.role, ports, self.mark, self.tmp_dir)
         if self.plan.torchrun is not None:

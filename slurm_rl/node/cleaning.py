@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_rl.node.processes import attempt_mark, end_marked
-from slurm_rl.node.ray_cluster import ray_tmp_dir, remove_tmp_dir
+from slurm_rl.node.tmp_dir import remove_tmp_dirs
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir import RunDir, read_json
 
@@ -41,7 +41,7 @@ def clean_node(
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(cleanup, capture_output=True, timeout=_CLEANUP_S)
     end_marked(attempt_mark(run, job_key, attempt, rank), _GRACE_S)
-    remove_tmp_dir(ray_tmp_dir(plan, attempt))
+    remove_tmp_dirs(plan, attempt)
 
 
 def _end_agent(run: RunDir, attempt: int, rank: int) -> None:

@@ -195,6 +195,31 @@ def _is_marked(pid: int, mark_value: str) -> bool:
     return os.fsencode(f"{MARK}={mark_value}") in environ.split(b"\0")
 
 
+def end_descendants(timeout_s: float) -> None:
+    """SIGKILL to all processes below this one, orphans too where it is a subreaper, until none is left or it is late.
+
+    By /proc/<pid>/stat alone: the environment of a process that hangs in the kernel cannot always be read.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (pids := find_descendants()) and time.monotonic() < deadline:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_POLL_S)
+
+
+def find_descendants() -> list[int]:
+    """Children of this process, theirs, and so on."""
+    parents = {pid: parent_of(pid) for pid in all_pids()}
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return sorted(found - {os.getpid()})
+
+
 def _self_and_ancestors() -> set[int]:
     pids: set[int] = set()
     pid = os.getpid()

@@ -6,13 +6,9 @@ address. `--block` keeps `ray start` in front, so that its end is seen at once. 
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import re
 import secrets
-import shutil
-import time
 from pathlib import Path
 
 from slurm_rl.disk import explain_refusal, say
@@ -27,13 +23,7 @@ from slurm_rl.run_dir import RunDir, write_text
 
 _RAYS_OWN = "r"
 """What Ray gets within the attempt's folder: it opens its own to everybody (0777), and nobody comes through ours."""
-# <tmp>/r/session_2026-11-21_10-15-00_123456_1234567/sockets/plasma_store must fit in 107 bytes.
-_LONGEST_TMP = 107 - len("/r/session_2026-11-21_10-15-00_123456_12345678/sockets/plasma_store")
-
-
-_REMOVE_DEADLINE_S = 5.0
 _LONGEST_LOG = 2_000_000
-_POLL_S = 0.02
 
 
 def node_resource(rank: int) -> str:
@@ -44,44 +34,6 @@ def node_resource(rank: int) -> str:
 def _resources(plan: JobPlan, rank: int) -> dict[str, int]:
     """The node's rank and, for tasks of the user's own, its Slurm feature."""
     return {node_resource(rank): 1} | ({plan.node_features[rank]: 1} if plan.node_features else {})
-
-
-def ray_tmp_dir(plan: JobPlan, attempt: int) -> Path:
-    """Node-local folder of this attempt; the same path on every node, because Ray wants it so."""
-    # Attempts count on over all jobs of a run, so run and number name it.
-    tag = hashlib.sha256(plan.run_dir.encode()).hexdigest()[:8]
-    path = Path(plan.tmp_root) / f"srl-{os.getuid()}-{tag}-{attempt}"
-    if len(str(path)) > _LONGEST_TMP:
-        raise BringUpError(
-            f"cluster.tmp_root must leave room for Ray's sockets: at most {_LONGEST_TMP} characters with the run's tag",
-            seen=f"{path} ({len(str(path))} characters)",
-            action="set cluster.tmp_root=/tmp or another short node-local folder",
-        )
-    return path
-
-
-def remove_tmp_dir(path: Path) -> None:
-    """Remove a folder whose processes were ended just now.
-
-    A thread of a killed process may end its write after the process has no environment any more, by which we know
-    it; a file that comes while the folder is removed keeps the folder. So it is removed until it is gone.
-    """
-    if not is_our_folder(path):
-        return
-    deadline = time.monotonic() + _REMOVE_DEADLINE_S
-    shutil.rmtree(path, ignore_errors=True)
-    while path.exists() and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def remove_older_tmp_dirs(tmp_dir: Path) -> None:
-    """Remove what earlier attempts left on this node, when Slurm killed them before they could."""
-    stem, _, number = tmp_dir.name.rpartition("-")
-    for path in tmp_dir.parent.glob(f"{stem}-*"):
-        older = path.name.rpartition("-")[2]
-        if older.isdigit() and int(older) < int(number) and is_our_folder(path):
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def explain_ray_end(plan: JobPlan, log: Path, status: int, where: str) -> BringUpError:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.data.lines import read_parquet_rows
+from slurm_rl.data.parquet import open_parquet, read_parquet_rows
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.prepare.check_answers import find_unscorable
 from slurm_rl.prepare.manifest import Output, sha256_of
@@ -91,13 +91,12 @@ def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, di
     """
     try:
         import pyarrow
-        import pyarrow.parquet
     except ImportError:
         raise ConfigError(
             "parquet files need pyarrow", seen="not installed", action="pip install slurm_rl[prepare]"
         ) from None
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with open_parquet(path) as file:
             names = file.schema_arrow.names
             missing = [column for column in columns if column not in names]
             if missing:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from slurm_rl.disk import fsync_path
+from slurm_rl.disk import fsync_path, naming
 from slurm_rl.errors import PrepareError
 from slurm_rl.prepare.hf_hub import RemoteFile, Snapshot, explain_hub_errors, find_cached
 from slurm_rl.prepare.manifest import git_oid_of, sha256_of
@@ -39,7 +39,7 @@ def fetch(snapshot: Snapshot, file: RemoteFile, target: Path, revision: str) -> 
     if cached is not None:
         shutil.copyfile(cached, part)
     else:
-        with explain_hub_errors(snapshot.repo, snapshot.kind, revision):
+        with naming(part), explain_hub_errors(snapshot.repo, snapshot.kind, revision):
             _download(snapshot, file, part)
     _check(snapshot, file, part)
     _move(part, target)

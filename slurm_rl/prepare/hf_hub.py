@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
 
+from slurm_rl.disk import find_refusal
 from slurm_rl.errors import ConfigError, PrepareError
 
 Kind = Literal["dataset", "model"]
@@ -165,6 +166,8 @@ def explain_hub_errors(repo: str, kind: Kind, revision: str) -> Iterator[None]:
     except errors.OfflineModeIsEnabled:
         raise ConfigError(f"{what} cannot be fetched offline", seen="HF_HUB_OFFLINE", action="unset it") from None
     except (OSError, errors.HTTPError) as error:
+        if isinstance(error, OSError) and find_refusal(error) is not None:
+            raise  # it is the disk here
         raise PrepareError(
             f"{what} must come whole from the hub",
             seen=_first_line(error),

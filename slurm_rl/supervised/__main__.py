@@ -11,9 +11,11 @@ all else that a run directory holds. `python -m slurm_rl` does more: it submits,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import yaml
 
@@ -21,12 +23,29 @@ from slurm_rl import __version__
 from slurm_rl.config.load import load_config, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TORCHRUN_TASKS
+from slurm_rl.disk import describe_disk, next_action, say
 from slurm_rl.errors import ConfigError, RunDirError, SlurmRLError
+from slurm_rl.holder import Holder
+from slurm_rl.lease import take
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json, write_text
 from slurm_rl.supervised.rank_info import RankInfo, read_rank_info
 from slurm_rl.train.outcome import run_to_outcome
+
+BY_HAND = "torchrun"
+"""The launcher of a run that nobody submitted."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What this rank is to do."""
+
+    run: RunDir
+    attempt: AttemptDir
+    read: Callable[[], RunConfig]
+    is_by_hand: bool
+    """No controller holds the run, so rank 0 does."""
 
 
 def main() -> int:
@@ -34,21 +53,47 @@ def main() -> int:
     is_run = bool(words) and not words[0].startswith("+") and "=" not in words[0]
     try:
         rank_info = read_rank_info()
-        run, attempt, read = open_run(words) if is_run else begin_run(words, rank_info)
+        start = open_run(words) if is_run else begin_run(words, rank_info)
+        with hold(start.run) if start.is_by_hand and rank_info.rank == 0 else contextlib.nullcontext():
+            return _train(start, rank_info)
     except SlurmRLError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return error.exit_code
 
+
+def _train(start: Start, rank_info: RankInfo) -> int:
     def train(*_: object) -> None:
         from slurm_rl.supervised.session import run_training
 
-        run_training(run, read(), rank_info)
+        run_training(start.run, start.read(), rank_info)
 
-    return run_to_outcome(run, attempt, train, writes=rank_info.rank == 0)
+    return run_to_outcome(start.run, start.attempt, train, writes=rank_info.rank == 0)
 
 
-def open_run(words: Sequence[str]) -> tuple[RunDir, AttemptDir, Callable[[], RunConfig]]:
-    """A run directory that is there, and the attempt that is named; the newest by default."""
+@contextlib.contextmanager
+def hold(run: RunDir) -> Iterator[None]:
+    """The run is this process's meanwhile, as it is a controller's that starts ranks.
+
+    Raises:
+        LeaseError: another has it and lives.
+        RunDirError: the run directory cannot be written.
+    """
+    own = Holder.of_this_process(BY_HAND, os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
+    try:
+        lease = take(run.lease, own, on_wait=say)
+    except OSError as error:
+        raise RunDirError(
+            f"the run directory must be writable ({error.strerror}; {describe_disk(run.path)})",
+            seen=str(run.path),
+            action=f"{next_action(error)}, then the same command again",
+        ) from error
+    with lease:
+        run.epoch = lease.epoch
+        yield
+
+
+def open_run(words: Sequence[str]) -> Start:
+    """A run directory that is there, and the attempt that a node agent names; by hand the newest."""
     parser = argparse.ArgumentParser("python -m slurm_rl.supervised", description="One rank of the supervised trainer.")
     parser.add_argument("run_dir")
     parser.add_argument("--attempt", type=int, help="the newest by default")
@@ -56,16 +101,17 @@ def open_run(words: Sequence[str]) -> tuple[RunDir, AttemptDir, Callable[[], Run
     found = RunDir(args.run_dir).require()
     number = args.attempt if args.attempt is not None else max(found.attempt_numbers(), default=1)
     run, attempt = open_attempt(args.run_dir, number)
-    return run, attempt, lambda: read_config(run)
+    return Start(run, attempt, lambda: read_config(run), is_by_hand=args.attempt is None)
 
 
-def begin_run(words: Sequence[str], rank_info: RankInfo) -> tuple[RunDir, AttemptDir, Callable[[], RunConfig]]:
+def begin_run(words: Sequence[str], rank_info: RankInfo) -> Start:
     """The run directory that overrides name, made by rank 0 where it is not there; a new attempt."""
     config = load_config(list(words))
     run = find_run(config)
     if rank_info.rank == 0:
         begin(run, config)
-    return run, run.attempt(max(run.attempt_numbers(), default=0) + 1), lambda: config
+    attempt = run.attempt(max(run.attempt_numbers(), default=0) + 1)
+    return Start(run, attempt, lambda: config, is_by_hand=True)
 
 
 def read_config(run: RunDir) -> RunConfig:

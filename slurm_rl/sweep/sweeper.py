@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from hydra._internal.callbacks import Callbacks
 from hydra.core.global_hydra import GlobalHydra
@@ -11,6 +12,7 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from slurm_rl.config.load import explain_hydra
+from slurm_rl.disk import naming
 from slurm_rl.errors import ConfigError, SlurmRLError
 
 Outcome = float | SlurmRLError | None
@@ -73,7 +75,8 @@ def run_sweeper(config: DictConfig, run_batch: RunBatch) -> None:
         sweeper = Plugins.instance().instantiate_sweeper(config=config, hydra_context=context, task_function=launch)
         # We check every config, and more of it; Hydra's check alone takes minutes for a thousand.
         sweeper.validate_batch_is_legal = lambda batch: None
-        sweeper.sweep(arguments=OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
+        with naming(Path(str(config.hydra.sweep.dir))):  # Hydra writes a file of its own there
+            sweeper.sweep(arguments=OmegaConf.to_container(config.hydra.overrides.task, resolve=False))
         if collected:
             run_batch(collected, False)
         callbacks.on_multirun_end(config=config, config_name="config")

@@ -711,7 +711,7 @@ def exported_text(folder: Path) -> Case:
 
 
 OUTSIDE = {
-    "__main__.main": "opens /dev/null",
+    "cli.told.run_told": "opens /dev/null",
     "cli.messages.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
     "node.gpus._may_open": "asks whether a device may be opened",
     "node.private_folder.make_private_folder": "the node's own temporary folder, not the run's",

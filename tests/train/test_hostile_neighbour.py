@@ -19,7 +19,7 @@ import pytest
 from slurm_rl.jsonl import read_rows
 from slurm_rl.run_dir import RunDir
 from tests.hostile_neighbour import Neighbour
-from tests.train.test_run import temp_dir
+from tests.train.test_run import find_temp_dirs
 from tests.whole_run import exact_rows, start_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -99,10 +99,9 @@ def test_the_demo_ends_with_every_digit_beside_a_hostile_neighbour(whole_run: Pa
             found = processes_of(process, run_dir)
             ports = ports_of(found)
             num_ports = max(num_ports, len(ports))
-            rows = read_rows(run_dir / "events.jsonl") if (run_dir / "events.jsonl").exists() else []
             folders = [run_dir]
-            if any(row["kind"] == "attempt/started" for row in rows):
-                folders.append(temp_dir(run_dir))
+            if (run_dir / "plan.json").exists():
+                folders += find_temp_dirs(run_dir)
             neighbour.point_at(pids=[one.pid for one in found], ports=ports, folders=folders)
             open_files |= open_to_others(found, Path(sys.prefix))
             time.sleep(0.5)

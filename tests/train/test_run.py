@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.jsonl import read_rows
-from slurm_rl.node.ray_cluster import ray_tmp_dir
+from slurm_rl.node.tmp_dir import tmp_stem
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import read_json
 from tests.whole_run import OVERRIDES, exact_rows, start_run
@@ -84,7 +83,7 @@ def test_convert_names_what_is_not_there(whole_run: Path, tmp_path: Path, capsys
 
 def test_nothing_is_left_running_or_on_disk(whole_run: Path) -> None:
     assert not find_processes(whole_run)
-    assert not temp_dir(whole_run).exists()
+    assert find_temp_dirs(whole_run) == []
     assert not list((whole_run / "secrets").iterdir())
 
 
@@ -198,10 +197,10 @@ def wait_for_save(process: subprocess.Popen[str], run_dir: Path) -> bool:
     return False
 
 
-def temp_dir(run_dir: Path) -> Path:
-    """The node-local folder of the run's first attempt; others on this machine are none of its business."""
-    [started] = [event for event in read_rows(run_dir / "events.jsonl") if event["kind"] == "attempt/started"]
-    return ray_tmp_dir(JobPlan.from_json(read_json(run_dir / "plan.json")), started["attempt"])
+def find_temp_dirs(run_dir: Path) -> list[Path]:
+    """The run's node-local folders; others on this machine are none of its business."""
+    plan = JobPlan.from_json(read_json(run_dir / "plan.json"))
+    return list(Path(plan.tmp_root).glob(f"{tmp_stem(plan)}*"))
 
 
 def kill_driver_when(process: subprocess.Popen[str], run_dir: Path, is_time: Callable[[], bool]) -> None:

@@ -12,12 +12,19 @@ from slurm_rl.holder import Holder
 from slurm_rl.job.allocation import Allocation, IsStopped, Nodes
 from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.job.ends import find_lost_nodes, find_task_errors
-from slurm_rl.job.silent import settle_late_agents
+from slurm_rl.job.silent import OURS, settle_late_agents
 from slurm_rl.launchers.slurm.cleaning import clean_nodes
-from slurm_rl.launchers.slurm.commands import DEFAULT_KILL_WAIT_S, element_id, kill_wait_s, query_jobs
+from slurm_rl.launchers.slurm.commands import (
+    DEFAULT_KILL_WAIT_S,
+    cancel,
+    element_id,
+    kill_wait_s,
+    note_in_comment,
+    query_jobs,
+)
 from slurm_rl.launchers.slurm.hosts import Hosts
 from slurm_rl.launchers.slurm.requeue import requeue_job
-from slurm_rl.launchers.slurm.silent import settle_silent_tasks
+from slurm_rl.launchers.slurm.silent import STOPPED, settle_silent_tasks
 from slurm_rl.launchers.slurm.srun import start_slurm_agents
 from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.plan.job import JobPlan
@@ -94,6 +101,13 @@ class SlurmAllocation(Allocation):
             return None
         command = f"python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
         return f"Slurm did not requeue the job: {refusal}. Next: {command}"
+
+    def abandon(self, cause: str) -> None:
+        """By a signal that nobody handles: of SIGTERM and SIGKILL Slurm's own process on a node writes a line into the
+        step's log before it hands them on, and would wait for that file. When the agent is gone, it ends all of the
+        step. The cause goes into the job's comment, where `status` finds what no file could say."""
+        note_in_comment(self.job_id, f"{OURS}{STOPPED}{cause}")
+        cancel([self.job_id], signal="ALRM", steps=True)
 
 
 def _kill_wait_s() -> float:

@@ -110,12 +110,17 @@ def job_end_time(job_id: str) -> float | None:
     return job.end_time if job else None
 
 
-def cancel(job_ids: Iterable[str], signal: str | None = None) -> None:
-    """End these jobs; with `signal` (such as "USR2") only send that to each batch step. Ended jobs are no error."""
+def cancel(job_ids: Iterable[str], signal: str | None = None, *, steps: bool = False) -> None:
+    """End these jobs; with `signal` (such as "USR2") only send that to each batch step. Ended jobs are no error.
+
+    Args:
+        steps: the signal is for all other steps.
+    """
     ids = sorted(set(job_ids))
     if not ids:
         return
-    done = execute_slurm(["scancel", *(["--batch", f"--signal={signal}"] if signal else []), *ids])
+    options = [*([] if steps else ["--batch"]), f"--signal={signal}"] if signal else []
+    done = execute_slurm(["scancel", *options, *ids])
     wrong = [line for line in words_of(done).splitlines() if not _is_ended_already(line)]
     if done.returncode and wrong:
         raise slurm_error(done, "\n".join(wrong))
@@ -127,6 +132,23 @@ def requeue(job_id: str, environ: Mapping[str, str] = os.environ) -> None:
     Of an array, whose last element has the id of the whole, the element around this process is meant.
     """
     run_slurm(["scontrol", "requeue", element_id(job_id, environ)])
+
+
+def note_in_comment(job_id: str | None, text: str) -> None:
+    """Leave a word with the job itself, for where no file can be written."""
+    run_slurm(["scontrol", "update", f"JobId={job_id}", f"Comment={text}"])
+
+
+def find_by_script(path: str) -> dict[str, JobState]:
+    """The caller's jobs that have not ended, whose batch script lies at or below `path`; id -> state."""
+    # The script's name comes last, as it may hold anything but a line break.
+    rows = (line.split("|", 2) for line in run_slurm(["squeue", "-h", "-r", "--me", "-o", "%i|%T|%o"]).splitlines())
+    jobs = {row[0].removesuffix("+0"): parse_state(row[1]) for row in rows if len(row) == 3 and _is_below(row[2], path)}
+    return {job_id: state for job_id, state in jobs.items() if "+" not in job_id and not state.is_ended}
+
+
+def _is_below(script: str, path: str) -> bool:
+    return script == path or script.startswith(f"{path}/")
 
 
 def element_id(job_id: str, environ: Mapping[str, str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,7 +14,7 @@ from slurm_rl.launchers.slurm import commands
 from slurm_rl.launchers.slurm.admission import check_admission
 from slurm_rl.launchers.slurm.commands import JobInfo
 from slurm_rl.launchers.slurm.shared_paths import warn_of_local_paths
-from slurm_rl.launchers.slurm.silent import explain_silent_job
+from slurm_rl.launchers.slurm.silent import STOPPED, explain_silent_job
 from slurm_rl.launchers.slurm.states import JobState
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan
@@ -51,6 +52,19 @@ class SlurmLauncher(Launcher):
             return [RunState("unknown", str(error), error=error) for _ in jobs]
         return [_read_state(job, known.get(job.job_id)) for job in jobs]
 
+    def cancel_unseen(self, run: RunDir) -> list[str]:
+        jobs: dict[str, JobState] = {}
+        try:
+            for folder in (run.submitit, run.path / "arrays"):
+                jobs |= commands.find_by_script(str(folder))
+        except SlurmRLError:
+            return []  # a machine without a Slurm, or that does not reach it
+        return _cancel_states(jobs)
+
+    def cancel_number(self, job_id: str) -> list[str]:
+        found = commands.query_jobs([job_id])
+        return _cancel_states({key: job.state for key, job in found.items() if not job.state.is_ended})
+
     def cancel(self, jobs: Sequence[Job]) -> int:
         found = commands.query_jobs(job.job_id for job in jobs)
         alive = [job for job in jobs if job.job_id in found and not found[job.job_id].state.is_ended]
@@ -87,7 +101,12 @@ def _read_state(job: Job, found: JobInfo | None) -> RunState:
             parts.append(f"until {_clock(found.end_time)} at the latest")
         return RunState(found.state.value, ", ".join(parts), is_alive=True)
     if cause := explain_silent_job(job.run, found):
-        return record_failed(job.run, cause)
+        if not cause.startswith(STOPPED):
+            return record_failed(job.run, cause)
+        cause = cause.removeprefix(STOPPED)
+        with contextlib.suppress(OSError):
+            record_end(job.run, "interrupted", EXIT_INTERRUPTED, cause)
+        return RunState("interrupted", cause)
     exit_code = f", exit code {found.exit_code}" if found.exit_code else ""
     reason = f" ({found.reason}{exit_code})" if found.reason or exit_code else ""
     return RunState("dead", f"Slurm says {found.slurm_state}{reason}; {SILENT_END}")
@@ -112,6 +131,16 @@ def _record_cancelled(waiting: Mapping[str, RunDir]) -> None:
         # Nodes mean that it had started after all; then its controller has the last word.
         if job is None or (job.state == JobState.CANCELLED and not job.nodelist):
             record_end(run, "cancelled", EXIT_INTERRUPTED, "cancelled while it waited to start")
+
+
+def _cancel_states(jobs: Mapping[str, JobState]) -> list[str]:
+    """Ask these to save and end; their names."""
+    running = [job_id for job_id, state in jobs.items() if state == JobState.RUNNING]
+    commands.cancel(render_ids(jobs.keys() - set(running)))
+    # Of SIGTERM Slurm's own process on the node writes a line into the job's log before it hands it on, and would wait
+    # for that file.
+    commands.cancel(render_ids(running), signal="INT")
+    return [f"Slurm job {job_id}" for job_id in sorted(jobs)]
 
 
 def render_ids(job_ids: Iterable[str]) -> list[str]:

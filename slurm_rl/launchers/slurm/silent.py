@@ -12,6 +12,9 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import TASK_LOG
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json
 
+STOPPED = "interrupted: "
+"""Begins the comment of a job, behind OURS, that ended as it was asked to and could write no end."""
+
 
 def settle_silent_tasks(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], srun_errors: Sequence[str]) -> None:
     """Write records of agents that could not, by srun's words on its tasks: `n2: task 1: Exited with exit code 2`."""

@@ -16,6 +16,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.job.create import create_run
 from slurm_rl.jsonl import read_rows
 from slurm_rl.launchers.jobs import submit_run
+from slurm_rl.node.tmp_dir import tmp_stem
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, read_json
 from tests.slurm.cluster import Cluster, wait_until
@@ -135,13 +136,8 @@ class LightRun:
     def _is_ours(self, cmdline: str) -> bool:
         # Ray's own processes name their session folder, everything of ours the run directory.
         path = self.run_dir.path
-        names = [f"{path} ", f"{path}/", *(str(path.name) for path in self._tmp_dirs())]
+        names = [f"{path} ", f"{path}/", tmp_stem(self.plan)]
         return any(name in f"{cmdline} " for name in names)
-
-    def _tmp_dirs(self) -> list[Path]:
-        from slurm_rl.node.ray_cluster import ray_tmp_dir
-
-        return [ray_tmp_dir(self.plan, number) for number in self.run_dir.attempt_numbers()]
 
     def send_stop(self, times: int = 1) -> None:
         """What --signal=B:USR2@<lead> sends before the time limit: to the batch step alone."""
@@ -162,7 +158,7 @@ class LightRun:
         for host in filter(self.cluster.is_on, self.cluster.nodes):
             left = self.cluster.leftovers(host)
             ours = [p.cmdline for p in left.processes if self._is_ours(p.cmdline)]
-            ours += [path for path in left.tmp if path in map(str, self._tmp_dirs())]
+            ours += [path for path in left.tmp if tmp_stem(self.plan) in path]
             if ours:
                 found[host] = ours
         return found

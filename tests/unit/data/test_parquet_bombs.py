@@ -11,6 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from slurm_rl.data.parquet import open_parquet, read_parquet_rows
 from slurm_rl.data.records import DataSource, read_records
 from slurm_rl.errors import DataError
 
@@ -21,6 +22,12 @@ source = DataSource(name=sys.argv[1], columns=(("input", "data.input_key"),))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(sum(len(row["input"]) for _, row in read_records(source)) >> 20)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+READ_ALL = """
+import sys
+from slurm_rl.data.records import DataSource, read_records
+for number, (_, row) in enumerate(read_records(DataSource(name=sys.argv[1], columns=(("input", "data.input_key"),)))):
+    print(number + 1)
 """
 
 
@@ -38,6 +45,35 @@ def test_a_value_that_stands_once_for_many_rows_is_not_unpacked_for_all_of_them(
     assert done.returncode == 0, done.stderr
     megabytes, grown = map(int, done.stdout.split())
     assert megabytes == 500 and grown < 250
+
+
+@pytest.mark.parametrize("is_deep", [False, True], ids=["strings", "messages"])
+def test_a_row_whose_list_repeats_one_long_value_is_refused_before_it_is_unpacked(
+    tmp_path: Path, is_deep: bool
+) -> None:
+    """A few kilobytes, of which a row of 2 GB would follow; the row before it is read."""
+    path = tmp_path / "bomb.parquet"
+    texts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2001, pyarrow.int32()), ["x" * (1 << 20)])
+    items = pyarrow.StructArray.from_arrays([texts], ["content"]) if is_deep else texts
+    rows = pyarrow.ListArray.from_arrays(pyarrow.array([0, 1, 2001], pyarrow.int32()), items)
+    # Without its schema nothing in the file says that it wants to be read as it is kept.
+    pyarrow.parquet.write_table(pyarrow.table({"input": rows}), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 100_000
+    program = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30)){READ_ALL}"
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=300)
+    assert done.stdout.split() == ["1"], done.stderr
+    assert "at most 256 MB; got 2000 MB in row 1. Next: split it" in done.stderr
+
+
+def test_lists_are_read_as_what_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    rows = [
+        {"input": [{"role": "user", "content": "a"}, {"role": "b", "content": None}], "images": [b"1", b""], "n": [1]},
+        {"input": [], "images": None, "n": [2, 3]},
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    with open_parquet(path) as file:
+        assert list(read_parquet_rows(file, ["input", "images", "n"])) == rows
 
 
 @pytest.mark.parametrize("length", [0, 7, 2**31 - 1, 2**32 - 1])

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import stat
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError
 from slurm_rl.node.private_folder import make_private_folder
-from slurm_rl.node.ray_cluster import keep_ray_logs, remove_older_tmp_dirs, remove_tmp_dir
+from slurm_rl.node.ray_cluster import create_token, keep_ray_logs
+from slurm_rl.node.tmp_dir import choose_tmp_dir, remove_tmp_dir, remove_tmp_dirs, tmp_stem
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir import RunDir
 from tests.other_user import STRANGER, as_stranger
 
 
@@ -79,8 +85,67 @@ def test_what_a_stranger_made_first_is_refused_by_name(place: Path, plant: Calla
     with pytest.raises(BringUpError, match=rf"{kind} of .*Next: .*cluster\.tmp_root"):
         make_private_folder(folder)
     remove_tmp_dir(folder)
-    remove_older_tmp_dirs(place / "srl-0-2")
     assert folder.lstat().st_uid == STRANGER and Path("/etc/passwd").is_file()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "run")
+
+
+@pytest.fixture
+def plan(run: RunDir, place: Path, monkeypatch: pytest.MonkeyPatch) -> JobPlan:
+    monkeypatch.chdir(place)  # pytest's folders are too far from the root for Ray
+    plan = build_plan(load_config(["+exp=demo"]), str(run.path), SubmitFacts("/python", 4, "1"))
+    return replace(plan, tmp_root=".")
+
+
+def test_nobody_can_take_the_name_first_and_all_nodes_have_the_same(run: RunDir, plan: JobPlan, place: Path) -> None:
+    """A stranger knows run, attempt and uid; he makes what he can think of."""
+    create_token(run, 3)
+    folder = choose_tmp_dir(run, plan, 3)
+    assert folder == choose_tmp_dir(RunDir(run.path), plan, 3)
+
+    def plant() -> None:
+        uid = os.geteuid()
+        for word in ("", f"-{uid}", "-aaaaaaa", f"-{hashlib.sha256(plan.run_dir.encode()).hexdigest()[:7]}"):
+            (place / f"{tmp_stem(plan)}3{word}").mkdir(exist_ok=True)
+
+    as_stranger(plant)
+    make_private_folder(place / folder)
+    run2 = RunDir(run.path)
+    create_token(run2, 3)
+    assert choose_tmp_dir(run2, plan, 3) != folder, "another token, another name"
+    (run.secrets / "ray-token-3").unlink()
+    assert choose_tmp_dir(run, plan, 3) != choose_tmp_dir(run, plan, 3), "without a token it is drawn"
+
+
+def test_cleaning_finds_the_folders_of_a_run_without_its_secret_and_none_of_others(
+    run: RunDir, plan: JobPlan, place: Path
+) -> None:
+    for attempt in (1, 2, 10):
+        make_private_folder(choose_tmp_dir(run, plan, attempt))
+    other = choose_tmp_dir(run, replace(plan, run_dir="/another"), 1)
+    make_private_folder(other)
+    as_stranger((place / f"{tmp_stem(plan)}1-theirs").mkdir)
+
+    def numbers() -> list[str]:
+        ours = [path for path in place.glob(f"{tmp_stem(plan)}*") if path.stat().st_uid == os.geteuid()]
+        return sorted(path.name.removeprefix(tmp_stem(plan)).partition("-")[0] for path in ours)
+
+    remove_tmp_dirs(plan, 1)
+    assert numbers() == ["10", "2"]
+    remove_tmp_dirs(plan, before=10)
+    assert numbers() == ["10"]
+    remove_tmp_dirs(plan)
+    assert numbers() == [] and other.is_dir()
+    assert (place / f"{tmp_stem(plan)}1-theirs").stat().st_uid == STRANGER
+
+
+def test_a_place_that_is_too_long_for_rays_sockets_is_refused(run: RunDir, plan: JobPlan) -> None:
+    assert choose_tmp_dir(run, replace(plan, tmp_root="/scratch/local/tmp"), 99)
+    with pytest.raises(BringUpError, match="must leave room for Ray's sockets"):
+        choose_tmp_dir(run, replace(plan, tmp_root="/scratch/local/tmp/too"), 1)
 
 
 def test_a_link_that_is_ours_is_refused_too(place: Path) -> None:

@@ -8,6 +8,8 @@ import pytest
 from slurm_rl.config.data import DataConfig
 from slurm_rl.data.prompts import load_rows
 from slurm_rl.prepare.recipes.math import find_boxed
+from tests.small_disk import small_disk
+from tests.storage.disks import fill
 from tests.unit.prepare.conftest import Prepare
 from tests.unit.prepare.hub_server import Hub
 from tests.unit.prepare.small_sets import GSM8K, MATH, gsm8k, math, parquet
@@ -46,6 +48,19 @@ def test_a_bad_row_of_gsm8k_is_named(
     done = prepare("gsm8k")
     assert done.returncode == 2
     assert [word for word in ["main/test-00000-of-00001.parquet", *said] if word not in done.stderr] == []
+
+
+def test_a_full_disk_is_named_and_what_is_there_stays(hub: Hub, prepare: Prepare, tmp_path: Path) -> None:
+    hub.repos[GSM8K] = gsm8k()
+    with small_disk(tmp_path, size_kb=64) as disk:
+        filler = fill(disk)
+        done = prepare("gsm8k", "--root", str(disk))
+        assert done.returncode in (1, 2) and "Traceback" not in done.stderr
+        assert "No space left on device" in done.stderr and f"{disk} has 0.0" in done.stderr
+        assert "Next: make room there" in done.stderr
+        filler.unlink()
+        assert prepare("gsm8k", "--root", str(disk)).returncode == 0
+        assert len(read(disk / "gsm8k/train.jsonl")) == 3
 
 
 def test_a_file_that_is_no_parquet_is_named(hub: Hub, prepare: Prepare) -> None:

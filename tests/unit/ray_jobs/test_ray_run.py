@@ -147,12 +147,12 @@ def test_logs_are_those_that_ray_has(cluster: FakeCluster, capsys: pytest.Captur
     assert main(["logs", "--who", "node-1", "run"]) == 2
 
 
-def test_cancel_asks_ray_to_stop_the_job_once(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_asks_ray_to_stop_the_job_once(cluster: FakeCluster, capfd: pytest.CaptureFixture[str]) -> None:
     submit(cluster)
     assert main(["cancel", "run"]) == 0
     assert job_of(cluster)["status"] == "STOPPED"
     assert main(["cancel", "run"]) == 0
-    assert "not running" in capsys.readouterr().err
+    assert "not running" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("token", "words"), [("other", "refused the one"), ("", "is not set")])

@@ -116,12 +116,12 @@ def test_who_keeps_controllers_writes_for_those_of_its_own_job_alone(run: RunDir
 
 
 def test_a_front_end_whose_controller_was_refused_sums_nothing_up(
-    run: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    run: RunDir, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = run.path / "log"
     log.write_text("submitit INFO\nslurm_rl: a run has one controller at a time\nsubmitit INFO done\n")
-    job = SimpleNamespace(result=lambda: EXIT_NOT_OURS, paths=SimpleNamespace(stdout=log))
+    job = SimpleNamespace(done=lambda: True, result=lambda: EXIT_NOT_OURS, paths=SimpleNamespace(stdout=log))
     monkeypatch.setattr(foreground, "follow", lambda run, is_alive: None)
     assert foreground.follow_to_the_end(run, job) == EXIT_NOT_OURS
-    assert capsys.readouterr().err == "slurm_rl: a run has one controller at a time\n"
+    assert capfd.readouterr().err == "slurm_rl: a run has one controller at a time\n"
     assert not run.summary.exists()

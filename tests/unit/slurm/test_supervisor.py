@@ -11,14 +11,17 @@ from slurm_rl.job.supervisor import EXIT_KILLED
 # In a process of its own: a supervisor forks, takes over signals and reaps whatever is below it.
 PROGRAM = """
 import os, signal, sys, time
+from pathlib import Path
 from slurm_rl.job.supervisor import STOP_SIGNALS, Supervisor
+
+tell = lambda how: print(how, flush=True)
 
 def work():
     with open("starts", "a") as file:
         file.write("x")
     {work}
 
-print(Supervisor(work, patience_s=5, on_death=lambda how: print(how, flush=True)).main())
+print(Supervisor(work, Path(), patience_s=5, on_death=tell, on_hang=tell, clean_up=int).main())
 """
 ORPHAN = "import os, time; time.sleep(0.5); open('orphan', 'w').write('left')"
 

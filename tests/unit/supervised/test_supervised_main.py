@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from slurm_rl.config.load import load_config
-from slurm_rl.errors import ConfigError, RunDirError
+from slurm_rl.errors import ConfigError, LeaseError, RunDirError
+from slurm_rl.holder import Holder
+from slurm_rl.lease import take
 from slurm_rl.run_dir import RunDir
-from slurm_rl.supervised.__main__ import begin, find_run, main
+from slurm_rl.supervised.__main__ import begin, find_run, hold, main, open_run
 
 
 def test_the_run_must_be_named_and_of_torchruns_tasks() -> None:
@@ -45,6 +47,36 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(RunDirError, match="new or empty folder"):
         begin(RunDir(tmp_path), load_config(["+exp=sft_tiny"]))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("words", [["+exp=sft_tiny", "run_dir={run}"], ["{run}"]], ids=["overrides", "run"])
+def test_a_run_that_another_holds_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    run = RunDir(tmp_path / "a")
+    begin(run, load_config(["+exp=sft_tiny", f"run_dir={run.path}"]))
+    monkeypatch.setattr("sys.argv", ["x", *(word.format(run=run.path) for word in words)])
+    with take(run.lease, Holder.of_this_process("local", "7")):
+        assert main() == LeaseError.exit_code
+    assert "a run has one controller at a time; got local job 7" in capsys.readouterr().err
+    assert not run.attempts.exists()
+
+
+def test_a_rank_that_an_agent_started_asks_for_no_lease(tmp_path: Path) -> None:
+    """Its controller has it."""
+    run = RunDir(tmp_path / "a")
+    begin(run, load_config(["+exp=sft_tiny", f"run_dir={run.path}"]))
+    assert not open_run([str(run.path), "--attempt", "1"]).is_by_hand
+
+
+def test_a_run_by_hand_is_held_until_its_end(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "a")
+    with hold(run):
+        assert run.epoch == 1
+        with pytest.raises(LeaseError, match="torchrun job"), hold(RunDir(run.path)):
+            raise AssertionError("two at once")
+    with hold(run):
+        assert run.epoch == 2
 
 
 def test_bad_words_end_with_status_2_and_no_traceback(

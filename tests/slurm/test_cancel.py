@@ -1,0 +1,20 @@
+"""Cancel ends a run within seconds, whatever its disk does: see docs/storage.md for the times."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_rl.hang import ANSWER_S
+from tests.storage.cancel import measure
+from tests.storage.disks import DISKS
+
+pytestmark = [pytest.mark.slow, pytest.mark.slurm, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize("launcher", ["local", "slurm"])
+def test_cancel_answers_and_ends_a_run_on_any_disk(launcher: str) -> None:
+    """The deadlines of what is measured are minutes; nothing else of the run would end by itself."""
+    found = measure(launcher, list(DISKS))
+    for state, times in found.items():
+        assert "asked to save and end" in times.said or state == "broken", (state, times)
+    assert f"has not answered for {ANSWER_S:g} s" in found["hanging"].said

@@ -1,0 +1,69 @@
+"""A whole run on a real disk that fills up or turns read-only at the worst moments; later every digit is there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.checkpoints.store import CheckpointStore
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import RunDir
+from tests.storage.disks import Disk, full, read_only
+from tests.whole_run import exact_rows, start_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+_SMALL_KB = 64 << 10
+
+
+def a_checkpoint_is_being_written(run: RunDir) -> bool:
+    """The second, so that there is one to keep."""
+    return (run.checkpoints / "step-2").is_dir() and any(run.checkpoints.glob(".step-4.tmp*"))
+
+
+def metrics_grow(run: RunDir) -> bool:
+    return any(row["step"] >= 3 and row["stage"] == "grpo" for row in read_rows(run.metrics))
+
+
+def logs_begin(run: RunDir) -> bool:
+    """Nothing is trained yet: Ray has just come up."""
+    return any(row["kind"] == "ray/head_ready" for row in read_rows(run.events))
+
+
+def spoil_when(run: RunDir, disk: Disk, is_time: Callable[[RunDir], bool]) -> None:
+    deadline = time.monotonic() + 900
+    while not is_time(run):
+        assert time.monotonic() < deadline, "the moment never came"
+        time.sleep(0.002)
+    disk.spoil()
+
+
+@pytest.mark.parametrize(
+    ("is_time", "is_full"),
+    [
+        pytest.param(a_checkpoint_is_being_written, True, id="full-checkpoint"),
+        pytest.param(metrics_grow, True, id="full-metrics"),
+        pytest.param(logs_begin, True, id="full-logs"),
+        pytest.param(a_checkpoint_is_being_written, False, id="read-only-checkpoint"),
+    ],
+)
+def test_a_run_on_a_disk_that_fails_ends_soon_says_so_and_goes_on_with_every_digit(
+    whole_run: Path, tmp_path: Path, is_time: Callable[[RunDir], bool], is_full: bool
+) -> None:
+    with full(tmp_path, _SMALL_KB) if is_full else read_only(tmp_path) as disk:
+        run = RunDir(disk.path / "run")
+        process = start_run(run.path, "job.max_failures=0")
+        spoil_when(run, disk, is_time)
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 1, output
+        word = "No space left on device" if is_full else "Read-only file system"
+        assert word in output and f"{disk.path} has " in output, output
+        newest = CheckpointStore(run.checkpoints).latest()
+        assert (newest.step if newest else None) == (None if is_time is logs_begin else 2)
+        disk.mend()
+        process = start_run(run.path, verb="resume")
+        output, _ = process.communicate(timeout=900)
+        assert process.returncode == 0, output
+        assert exact_rows(run.path) == exact_rows(whole_run)

@@ -1,0 +1,84 @@
+"""No command ends in a traceback because a disk is full: it names the disk, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.checkpoints.folders import written_beside
+from slurm_rl.checkpoints.store import Checkpoint
+from slurm_rl.cli import convert
+from slurm_rl.cli.verbs import VERBS
+from slurm_rl.config.load import load_config
+from slurm_rl.job.create import create_run
+from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.run_dir import RunDir, write_text
+from slurm_rl.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
+from tests.small_disk import small_disk
+from tests.storage.disks import fill
+
+# Verb -> command lines; each writes to the disk.
+WRITES = {
+    "submit": ["run_dir=@/new +exp=demo", "-m seed=1,2 cluster.run_root=@/new +exp=demo"],
+    "here": ["here run_dir=@/new +exp=demo"],
+    "node": ["node run_dir=@/new +exp=demo --rank 0 --nodes 1 --head localhost"],
+    "resume": ["resume @/run"],
+    "report": ["report @/run", "report @/sweep"],
+    "convert": ["convert @/run"],
+    "export": ["export dstack +exp=demo +cluster=dstack --out @/train.dstack.yml"],
+}
+ELSEWHERE = {"image": "unit/image/test_make_image.py", "prepare": "unit/prepare/test_text_sets.py"}
+"""Those that need an engine or a hub."""
+READS = {"plan", "status", "logs", "tunnel", "attach", "results", "reward-server"}
+"""They make no file; `status` leaves out to note what it found."""
+ASKS = {"cancel"}
+"""Writes, for a job that waited, how it ended; the job is cancelled before."""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path, size_kb=16384) as folder:
+        config = load_config(["+exp=demo"])
+        run = RunDir(folder / "run")
+        create_run(run, config, build_plan(config, str(run.path), SubmitFacts("/python", 4, "1")))
+        sweep = SweepDir(folder / "sweep")
+        save_ledger(sweep, Ledger("a", "reward/mean", False, (SweepRun(0, ("seed=1",)),)))
+        write_text(sweep.run(0).plan, run.plan.read_text())
+        write_text(sweep.run(0).config, run.config.read_text())
+        fill(folder)
+        yield folder
+
+
+def write_model(policy: Path, model_path: str, model: object, out: Path, *rest: object, **options: object) -> int:
+    """Stands for the conversion, which needs torch: writes as that does."""
+    with written_beside(out) as folder:
+        write_text(folder / "config.json", "x" * 100_000)
+    return 1
+
+
+def test_every_verb_is_known_to_write_or_not() -> None:
+    assert set(WRITES) | set(ELSEWHERE) | READS | ASKS == set(VERBS)
+    tests = [(Path(__file__).parents[2] / path).read_text().lower() for path in ELSEWHERE.values()]
+    assert all("no space left on device" in text for text in tests)
+
+
+@pytest.mark.parametrize("line", [line for lines in WRITES.values() for line in lines])
+def test_a_full_disk_is_named_and_no_traceback_told(
+    disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], line: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(disk))
+    monkeypatch.setattr("tempfile.tempdir", str(disk))
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_CPUS_PER_NODE": "4"}.items():
+        if line.startswith("here"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.setattr(convert, "find_checkpoint", lambda run, step: Checkpoint(step=1, path=run.path, meta={}))
+    monkeypatch.setattr(convert, "_import_convert", lambda: write_model)
+    status = main(line.replace("@", str(disk)).split())
+    said = capfd.readouterr().err
+    assert status in (1, 2)
+    assert "Traceback" not in said
+    assert "No space left on device" in said and str(disk) in said and "Next: make room there" in said

@@ -1,0 +1,116 @@
+"""Who is asked to stop does not wait for a file system that hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_rl import hang
+from slurm_rl.__main__ import main
+from slurm_rl.hang import Watch, run_beside
+from slurm_rl.job.attempts import EXIT_INTERRUPTED
+from slurm_rl.run_dir import RunDir, write_json
+from tests.hanging_disk import HangingDisk, hanging_disk
+
+# A supervisor whose child, and a child of that, wait for the disk; what it tells of it goes elsewhere.
+SUPERVISED = """
+import os, subprocess, sys, time
+from pathlib import Path
+from slurm_rl.job.supervisor import STOP_SIGNALS, Supervisor
+
+disk, told = Path(sys.argv[1]), Path(sys.argv[2])
+
+def work():
+    subprocess.Popen(["sh", "-c", f"while echo >> {disk}/b; do sleep 0.05; done"], start_new_session=True)
+    while True:
+        (disk / "a").write_text("a")
+        time.sleep(0.05)
+
+sys.exit(Supervisor(work, disk, patience_s=5, on_death=print, on_hang=told.write_text, clean_up=int, lost_s=0.5).main())
+"""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[HangingDisk]:
+    with hanging_disk(tmp_path) as found:
+        yield found
+
+
+def wait_until_it_hangs(pid: int) -> None:
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}/wchan").read_text() != "request_wait_answer":
+        assert time.monotonic() < deadline, Path(f"/proc/{pid}/wchan").read_text()
+        time.sleep(0.01)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_job_that_is_asked_to_stop_ends_although_its_disk_hangs(disk: HangingDisk, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    with subprocess.Popen([sys.executable, "-c", SUPERVISED, str(disk.path), str(told)]) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not (disk.source / "b").exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            [child] = children_of(process.pid)
+            [grandchild] = children_of(child)
+            disk.hang()
+            wait_until_it_hangs(child)
+            process.send_signal(signal.SIGUSR2)  # a time limit: it may come back
+            time.sleep(1.5)
+            assert process.poll() is None
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == EXIT_INTERRUPTED
+            assert not any(Path(f"/proc/{pid}").exists() for pid in (child, grandchild))
+            assert f"{disk.path} has not answered for 0.5 s" in told.read_text()
+        finally:
+            process.kill()
+
+
+def test_what_answers_slowly_is_waited_for(disk: HangingDisk) -> None:
+    watch = Watch(disk.path, 3600)
+    disk.hang()
+    assert not watch.hangs()
+    time.sleep(0.1)
+    assert not watch.hangs()
+    disk.answer()
+    assert run_beside(lambda: (disk.path / "a").write_text("a") and 7, disk.path) == 7
+    watch.close()
+
+
+@pytest.fixture
+def controller(disk: HangingDisk) -> Iterator[subprocess.Popen[bytes]]:
+    """A process with the command line of a local run's first one."""
+    words = ["submitit.local._local", str(disk.path / "run" / "submitit")]
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", *words]) as process:
+        yield process
+        process.kill()
+
+
+def test_cancel_answers_and_ends_what_runs_for_a_folder_that_hangs(
+    disk: HangingDisk,
+    controller: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(hang, "ANSWER_S", 0.5)
+    monkeypatch.setenv("PATH", "")  # no Slurm
+    run = RunDir(disk.path / "run")
+    write_json(run.plan, {})
+    disk.hang()
+    assert main(["cancel", str(run.path)]) == 0
+    assert f"asked to save and end: process {controller.pid}" in capfd.readouterr().err
+    assert controller.wait(60) == -signal.SIGTERM
+    assert main(["cancel", str(run.path)]) == 2
+    assert "no process here and no job of yours in squeue" in capfd.readouterr().err
+    assert os.listdir(disk.source / "run") == ["plan.json"]  # noqa: PTH208
