@@ -72,8 +72,10 @@ class SleepingEngine:
     def ready(self) -> bool:
         return True
 
-    def generate(self, prompts: Sequence[TokenPrompt], spec: SamplingSpec) -> list[list[Completion]]:
-        random = np.random.default_rng(spec.seed)
+    def generate(
+        self, prompts: Sequence[TokenPrompt], seeds: Sequence[int], spec: SamplingSpec
+    ) -> list[list[Completion]]:
+        random = np.random.default_rng(seeds)
         count = len(prompts) * spec.num_completions
         lengths = random.lognormal(np.log(self.mean_s) - self.spread**2 / 2, self.spread, count)
         with self.lock:

@@ -68,7 +68,7 @@ class SamplingSpec:
     temperature: float
     top_p: float
     seed: int
-    """Seeds the engine's random numbers before this call, so that the call repeats bit for bit."""
+    """Each prompt's random numbers follow from this and its place (`seed_prompts`), whatever engine samples it."""
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0

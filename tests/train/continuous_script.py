@@ -39,9 +39,9 @@ def main(folder: Path) -> None:
     probe = TokenPrompt(token_ids=list(range(20, 40)))
     assert engine.load_weights(0, states[0], probe).checksums == [checksum(states[0])]
     with ThreadPoolExecutor(2) as threads:
-        calls = [threads.submit(engine.generate, PROMPTS, spec)]
+        calls = [threads.submit(engine.generate, PROMPTS, [0, 10, 20], spec)]
         wait_for_tokens(engine, 60)
-        calls.append(threads.submit(engine.generate, PROMPTS, spec))
+        calls.append(threads.submit(engine.generate, PROMPTS, [0, 10, 20], spec))
         held = engine.load_weights(1, states[1], probe)
         wait_for_tokens(engine, 180)
         engine.load_weights(2, states[0], probe)

@@ -19,6 +19,7 @@ from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
 
 CONTEXT, TEMPERATURE = 64, 0.8
 PROMPTS = [TokenPrompt(token_ids=ids) for ids in ([5, 6, 7], [8, 9])]
+SEEDS = [11, 29]
 PLAIN = SamplingSpec(4, 24, TEMPERATURE, 1.0, seed=0)
 WAYS = {
     "plain": PLAIN,
@@ -44,9 +45,15 @@ def main(folder: Path) -> None:
         "engine_args": engine.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens
     }
     for name, spec in WAYS.items():
-        groups = engine.generate(PROMPTS, spec)
+        groups = engine.generate(PROMPTS, SEEDS, spec)
         pairs = [(p.token_ids, c) for p, group in zip(PROMPTS, groups, strict=True) for c in group]
         found[name] = [describe(model, prompt, completion, spec) for prompt, completion in pairs]
+    torch.manual_seed(1)
+    found["again"] = [c.token_ids for group in engine.generate(PROMPTS, SEEDS, PLAIN) for c in group]
+    found["alone"] = [
+        c.token_ids for i in (0, 1) for c in engine.generate(PROMPTS[i : i + 1], SEEDS[i : i + 1], PLAIN)[0]
+    ]
+    found["one_seed"] = [c.token_ids for group in engine.generate(PROMPTS[:1] * 2, SEEDS, PLAIN) for c in group]
     print(json.dumps(found))
 
 

@@ -67,5 +67,12 @@ def test_greedy_decoding_stops_where_sampling_does(sampled: dict[str, Any]) -> N
         assert "7" not in one["text"] and "12" not in one["text"]
 
 
+def test_a_prompts_seed_alone_decides_what_is_sampled(sampled: dict[str, Any]) -> None:
+    assert sampled["again"] == sampled["alone"] == [one["tokens"] for one in sampled["plain"]]
+    first, second = sampled["one_seed"][:4], sampled["one_seed"][4:]
+    assert first == sampled["again"][:4]
+    assert len({tuple(tokens) for tokens in first + second}) == 8, "two seeds or two completions share their numbers"
+
+
 def test_the_engine_gets_its_arguments(sampled: dict[str, Any]) -> None:
     assert sampled["engine_args"] == 96

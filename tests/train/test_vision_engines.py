@@ -24,6 +24,7 @@ from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
 from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
 from slurm_rl.rl.groups import Group, SamplingSpec
+from slurm_rl.rl.rollout.sampling import seed_prompts
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rl.weights.weight_record import HeldWeights, checksum, pack_weights
 from tests.image_kit import write_image
@@ -98,7 +99,9 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def sample_sequences(pair: Pair) -> list[TrainSequence]:
     """Two completions of each prompt, with the logprobs that the engine sampled them with."""
     spec = SamplingSpec(num_completions=2, max_tokens=8, temperature=1.0, top_p=1.0, seed=3)
-    completions = pair.engine.generate([prompt.tokens for prompt in pair.prompts], spec)
+    completions = pair.engine.generate(
+        [prompt.tokens for prompt in pair.prompts], seed_prompts(spec, len(pair.prompts)), spec
+    )
     result = RewardResult(item=RewardItem(completion="", answer=""), value=0.0)
     groups = [Group(p, c, [result] * len(c)) for p, c in zip(pair.prompts, completions, strict=True)]
     return build_train_sequences(groups, AlgorithmConfig(group_size=2), None)

@@ -20,9 +20,15 @@ class RolloutEngine(Protocol):
     def ready(self) -> bool:
         """Returns once the model is loaded."""
 
-    def generate(self, prompts: Sequence[TokenPrompt], spec: SamplingSpec) -> list[list[Completion]]:
+    def generate(
+        self, prompts: Sequence[TokenPrompt], seeds: Sequence[int], spec: SamplingSpec
+    ) -> list[list[Completion]]:
         """Sample `spec.num_completions` for each prompt, in order. The same call repeats in every bit, unless the
-        engine takes requests while others are in flight (`rollout.continuous`)."""
+        engine takes requests while others are in flight (`rollout.continuous`).
+
+        Args:
+            seeds: one a prompt, in 0 .. 2^63 - 1; they alone decide the random numbers, not what is sampled beside it.
+        """
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
         """Take whole weights, or adapters over the base; then say what is held."""

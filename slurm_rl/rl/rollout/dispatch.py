@@ -51,6 +51,7 @@ class Chunk:
     """A few prompts of one batch, on their way."""
 
     prompts: Sequence[TokenPrompt]
+    seeds: Sequence[int]
     spec: SamplingSpec
     done: Future[list[list[Completion]]] = field(default_factory=Future)
     engine: Actor | None = None
@@ -92,7 +93,7 @@ class Dispatcher:
         chunk.engine = engine
         self._in_flight[engine.name].append(chunk)
         try:
-            answer = engine.handle.generate.remote(chunk.prompts, chunk.spec).future()
+            answer = engine.handle.generate.remote(chunk.prompts, chunk.seeds, chunk.spec).future()
         except Exception as error:  # such as an engine known to be dead; whoever waits for the chunk hears of it
             answer = Future()
             answer.set_exception(error)

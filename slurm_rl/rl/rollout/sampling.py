@@ -45,14 +45,10 @@ class Sampler:
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
         """Ask the engines, each for a consecutive share, and return at once."""
         shares = split_evenly(prompts, len(self.engines))
+        seeds = split_evenly(seed_prompts(spec, len(prompts)), len(self.engines))
         calls = [
-            (
-                engine,
-                engine.handle.generate.remote(
-                    [prompt.tokens for prompt in share], replace(spec, seed=derive_seed(spec.seed, index))
-                ),
-            )
-            for index, (engine, share) in enumerate(zip(self.engines, shares, strict=True))
+            (engine, engine.handle.generate.remote([prompt.tokens for prompt in share], part, spec))
+            for engine, share, part in zip(self.engines, shares, seeds, strict=True)
             if share
         ]
         return PendingGroups([share for share in shares if share], calls)
@@ -101,11 +97,8 @@ class ContinuousSampler(Sampler):
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
         """Put the prompts behind those that are in flight, and return at once."""
         size = chunk_size(len(prompts), spec.num_completions, len(self.engines), self.max_num_seqs)
-        parts = cut(prompts, size)
-        chunks = [
-            Chunk([prompt.tokens for prompt in part], replace(spec, seed=derive_seed(spec.seed, index)))
-            for index, part in enumerate(parts)
-        ]
+        parts, seeds = cut(prompts, size), cut(seed_prompts(spec, len(prompts)), size)
+        chunks = [Chunk([prompt.tokens for prompt in part], own, spec) for part, own in zip(parts, seeds, strict=True)]
         self.dispatcher.submit(chunks)
         return PendingGroups(parts, [], chunks)
 
@@ -114,6 +107,11 @@ class ContinuousSampler(Sampler):
 
     def _answer(self, pending: PendingGroups, request: int) -> list[list[Completion]]:
         return pending.chunks[request].done.result()
+
+
+def seed_prompts(spec: SamplingSpec, num_prompts: int) -> list[int]:
+    """A seed for each prompt, by its place alone: no two share a stream, and more engines sample the same."""
+    return [derive_seed(spec.seed, place) for place in range(num_prompts)]
 
 
 def cut(items: Sequence[T], size: int) -> list[Sequence[T]]:

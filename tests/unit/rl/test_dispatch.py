@@ -5,16 +5,19 @@ from __future__ import annotations
 import itertools
 import signal
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.dispatch import max_calls
-from slurm_rl.rl.rollout.sampling import ContinuousSampler, gather_arrivals, score_arrivals
+from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler, gather_arrivals, score_arrivals, seed_prompts
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.train.stop import StopFlag, Timer
 
@@ -25,15 +28,15 @@ class Engine:
     """Handle of an actor whose method `generate` answers through `calls`."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[list[Any], SamplingSpec, Future[Any]]] = []
+        self.calls: list[tuple[list[Any], list[int], Future[Any]]] = []
 
     @property
     def generate(self) -> Engine:
         return self
 
-    def remote(self, prompts: list[Any], spec: SamplingSpec) -> Any:
+    def remote(self, prompts: list[Any], seeds: list[int], spec: SamplingSpec) -> Any:
         answer: Future[Any] = Future()
-        self.calls.append((prompts, spec, answer))
+        self.calls.append((prompts, seeds, answer))
         return type("Reference", (), {"future": lambda _: answer})()
 
     def answer(self, index: int) -> None:
@@ -71,8 +74,25 @@ def test_groups_come_back_in_the_order_of_the_prompts_whoever_ends_first() -> No
             engine.answer(index)
     groups = it.sampler.finish(pending)
     assert [group.completions[0].token_ids for group in groups] == [[i] for i in range(6)]
-    seeds = {spec.seed for engine in it.engines for _, spec, _ in engine.calls}
-    assert len(seeds) == 6, "two chunks would draw the same numbers"
+    seeds = {asked[0].token_ids[0]: seeds[0] for engine in it.engines for asked, seeds, _ in engine.calls}
+    assert seeds == dict(enumerate(seed_prompts(SPEC, 6)))
+    assert len(set(seeds.values())) == 6, "two prompts would draw the same numbers"
+
+
+@given(num_prompts=st.integers(0, 40), num_engines=st.integers(1, 9), seed=st.integers(0, 2**63 - 1))
+def test_a_prompts_numbers_do_not_depend_on_how_many_engines_share_the_batch(
+    num_prompts: int, num_engines: int, seed: int
+) -> None:
+    engines = [Engine() for _ in range(num_engines)]
+    sampler = Sampler(Cluster.__new__(Cluster), [Actor(f"rollout-{i}", engine) for i, engine in enumerate(engines)], 60)
+    sampler.start(prompts(num_prompts), replace(SPEC, seed=seed))
+    found = {
+        p.token_ids[0]: own
+        for engine in engines
+        for asked, seeds, _ in engine.calls
+        for p, own in zip(asked, seeds, strict=True)
+    }
+    assert found == dict(enumerate(seed_prompts(replace(SPEC, seed=seed), num_prompts)))
 
 
 def test_the_next_prompts_go_to_the_engine_that_has_ended_some() -> None:

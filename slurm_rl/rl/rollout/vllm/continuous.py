@@ -61,14 +61,14 @@ class ContinuousEngine:
         self._broken: BaseException | None = None
         threading.Thread(target=self._loop, name="continuous-engine", daemon=True).start()
 
-    def generate(self, prompts: Sequence[dict[str, Any]], params: Any) -> list[list[SampledTokens]]:
-        """Sample `params.n` completions of each prompt, in order, beside whatever else is in flight.
+    def generate(self, prompts: Sequence[dict[str, Any]], params: Sequence[Any]) -> list[list[SampledTokens]]:
+        """Sample completions of each prompt, in order, beside whatever else is in flight.
 
         Args:
             prompts: in vLLM's form, such as `{"prompt_token_ids": [...]}`.
-            params: vLLM's SamplingParams with `output_kind` CUMULATIVE.
+            params: vLLM's SamplingParams for each, with `output_kind` CUMULATIVE.
         """
-        requests = self.run(lambda: [self._add(prompt, params) for prompt in prompts])
+        requests = self.run(lambda: [self._add(*pair) for pair in zip(prompts, params, strict=True)])
         return [request.done.result().samples for request in requests]
 
     def update(self, version: int, load: Callable[[], T], probe: dict[str, Any], params: Any) -> tuple[T, Any]:

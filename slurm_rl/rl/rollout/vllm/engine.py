@@ -67,34 +67,16 @@ class VLLMEngine:
     def ready(self) -> bool:
         return True
 
-    def generate(self, prompts: Sequence[TokenPrompt], spec: SamplingSpec) -> list[list[Completion]]:
+    def generate(
+        self, prompts: Sequence[TokenPrompt], seeds: Sequence[int], spec: SamplingSpec
+    ) -> list[list[Completion]]:
         """Sample `num_completions` for each prompt, in order."""
-        from vllm import SamplingParams
-
-        def seed() -> None:
-            self.llm.collective_rpc("seed_sampler", args=(spec.seed,))
-
-        params = SamplingParams(
-            n=spec.num_completions,
-            max_tokens=spec.max_tokens,
-            temperature=spec.temperature,
-            top_p=spec.top_p,
-            top_k=spec.top_k,
-            min_p=spec.min_p,
-            repetition_penalty=spec.repetition_penalty,
-            stop=list(spec.stop),
-            stop_token_ids=list(spec.stop_token_ids),
-            logprobs=0,
-            detokenize=bool(spec.stop),  # vLLM looks for the strings in its text
-        )
-        inputs = [build_input(prompt) for prompt in prompts]
+        inputs, params = [build_input(prompt) for prompt in prompts], [_sampling_params(spec, seed) for seed in seeds]
         if self.continuous is not None:
-            self.continuous.run(seed)
             return [
                 [self._completion(item, item.versions) for item in group]
                 for group in self.continuous.generate(inputs, params)
             ]
-        seed()
         outputs = self.llm.generate(inputs, params, use_tqdm=False)
         check_expanded(prompts, outputs)
         return [
@@ -184,6 +166,26 @@ class VLLMEngine:
         if what in self.asleep:
             self.llm.wake_up(tags=[what])
             self.asleep.remove(what)
+
+
+def _sampling_params(spec: SamplingSpec, seed: int) -> Any:
+    """vLLM's, with a seed: its sampler on GPUs draws from no generator of torch's that could be seeded for all."""
+    from vllm import SamplingParams
+
+    return SamplingParams(
+        n=spec.num_completions,
+        max_tokens=spec.max_tokens,
+        temperature=spec.temperature,
+        top_p=spec.top_p,
+        top_k=spec.top_k,
+        min_p=spec.min_p,
+        repetition_penalty=spec.repetition_penalty,
+        stop=list(spec.stop),
+        stop_token_ids=list(spec.stop_token_ids),
+        seed=seed,  # completion i of the prompt gets seed + i
+        logprobs=0,
+        detokenize=bool(spec.stop),  # vLLM looks for the strings in its text
+    )
 
 
 def _memory_options(rollout: RolloutConfig, num_gpus: int, cpu_cache_bytes: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What vLLM's worker processes gain from us: seeding and checked weights.
+"""What vLLM's worker processes gain from us: checked weights.
 
 vLLM mixes this class into its worker (`worker_extension_cls`), so `self` is the worker; methods are
 called through `collective_rpc` on every tensor-parallel rank.
@@ -25,10 +25,6 @@ class RolloutWorkerExtension:
     model_runner: Any
     weight_transfer_engine: Any
     device: torch.device
-
-    def seed_sampler(self, seed: int) -> None:
-        """Seed the generator that the sampler draws from."""
-        torch.manual_seed(seed)
 
     def transfer_checksum(self) -> str | None:
         """Of the bytes of the last transfer, where the transfer engine knows it."""
