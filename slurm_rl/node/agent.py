@@ -53,6 +53,7 @@ from slurm_rl.node.torchrun import RankSignals, judge_torchrun, start_torchrun
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.plan.judge import Versions
 from slurm_rl.plan.task import Rendezvous
+from slurm_rl.plan.visibility import gpu_names
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
 
 POLL_S = 0.2
@@ -242,6 +243,7 @@ class NodeAgent:
             self.plan,
             rank=self.role.rank,
             ip=ip,
+            gpus=gpu_names(env, self.plan.accelerator, self.plan.gpus_per_node),
             num_cpus=self.plan.cpus_per_node or int(os.environ.get("SLURM_CPUS_ON_NODE", os.cpu_count() or 1)),
             ports=ports,
             tmp_dir=self.tmp_dir,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurm_rl.disk import explain_refusal, say
@@ -23,6 +24,7 @@ from slurm_rl.run_dir import RunDir, write_text
 
 _RAYS_OWN = "r"
 """What Ray gets within the attempt's folder: it opens its own to everybody (0777), and nobody comes through ours."""
+_GPU_LABEL = "slurm_rl.gpu-"
 _LONGEST_LOG = 2_000_000
 
 
@@ -87,10 +89,37 @@ def ray_environment(plan: JobPlan, run: RunDir, attempt: int, ports: PortPlan) -
     }
 
 
+def render_gpu_labels(gpus: Sequence[str]) -> str:
+    """A node's GPUs as labels of Ray, whose values may have no slash as older names of MIG devices do.
+
+    >>> render_gpu_labels(["4", "MIG-GPU-8932f937/1/2"])
+    'slurm_rl.gpu-0=4,slurm_rl.gpu-1=MIG-GPU-8932f937.1.2'
+    """
+    return ",".join(f"{_GPU_LABEL}{place}={gpu.replace('/', '.')}" for place, gpu in enumerate(gpus))
+
+
+def parse_gpu_labels(labels: Mapping[str, str]) -> list[str]:
+    """The names that `render_gpu_labels` wrote, among the labels that Ray knows of the node."""
+    own = {int(key.removeprefix(_GPU_LABEL)): value for key, value in labels.items() if key.startswith(_GPU_LABEL)}
+    return [own[place].replace(".", "/") for place in sorted(own)]
+
+
 def build_ray_start_argv(
-    plan: JobPlan, *, rank: int, ip: str, num_cpus: int, ports: PortPlan, tmp_dir: Path, head: HeadRecord | None
+    plan: JobPlan,
+    *,
+    rank: int,
+    ip: str,
+    num_cpus: int,
+    gpus: Sequence[str],
+    ports: PortPlan,
+    tmp_dir: Path,
+    head: HeadRecord | None,
 ) -> list[str]:
-    """argv of `ray start` on one node; `head` is None on the head itself."""
+    """argv of `ray start` on one node; `head` is None on the head itself.
+
+    Args:
+        gpus: what the node's environment calls them (`gpu_names`); told to the driver by Ray's labels.
+    """
     argv = [plan.python, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={ip}"]
     if head is None:
         argv += ["--head", f"--port={ports.gcs}", f"--ray-client-server-port={ports.ray_client}"]
@@ -105,6 +134,7 @@ def build_ray_start_argv(
         f"--temp-dir={tmp_dir / _RAYS_OWN}",
         f"--num-cpus={num_cpus}",
         f"--num-gpus={plan.gpus_per_node}",
+        *([f"--labels={render_gpu_labels(gpus)}"] if gpus else []),
         f"--object-store-memory={plan.ray.object_store_bytes}",
         f"--resources={json.dumps(_resources(plan, rank))}",
         f"--dashboard-agent-listen-port={ports.dashboard_agent_listen}",

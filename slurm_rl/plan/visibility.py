@@ -21,6 +21,8 @@ from slurm_rl.plan.accelerator import NOSET_FLAGS, AcceleratorKind
 _CUDA, _ROCR, _HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _ORDINAL, _ZE = "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"
 _MASKS = (_CUDA, _ROCR, _HIP, _ORDINAL, _ZE)
+MASK_VARIABLES: dict[AcceleratorKind, str] = {"nvidia": _CUDA, "amd": _HIP}
+"""The one mask that counts once the others are gone."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,16 @@ def normalise_gpu_visibility(
     if vendor == "nvidia":
         return _normalise_nvidia(env, num_gpus_expected)
     return _normalise_amd(env, num_gpus_expected, device_uuids)
+
+
+def gpu_names(env: Mapping[str, str], vendor: AcceleratorKind, num_gpus: int) -> list[str]:
+    """What an environment that is normalised calls its GPUs: an actor's mask is made of these, not of their places.
+
+    >>> gpu_names({"CUDA_VISIBLE_DEVICES": "4,GPU-8932f937"}, "nvidia", 2), gpu_names({}, "amd", 2)
+    (['4', 'GPU-8932f937'], ['0', '1'])
+    """
+    mask = None if vendor == "cpu" else _parse_mask(env.get(MASK_VARIABLES[vendor]))
+    return [str(index) for index in range(num_gpus)] if mask is None else mask[:num_gpus]
 
 
 def parse_kfd_uuid(properties: str) -> str | None:

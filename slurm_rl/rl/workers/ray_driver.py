@@ -16,6 +16,7 @@ from slurm_rl.errors import SlurmRLError, TrainingError
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.visibility import MASK_VARIABLES
 from slurm_rl.rl.workers.ray_nodes import OwnRayNodes, RayNodes, SharedRayNodes
 from slurm_rl.train.stop import StopFlag
 
@@ -69,7 +70,7 @@ class Cluster:
         return Actor(name, remote.remote(*args))
 
     def _visible_gpus(self, actor: ActorPlan) -> dict[str, str]:
-        variable = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES"}.get(self.plan.accelerator)
+        variable = MASK_VARIABLES.get(self.plan.accelerator)
         return {} if variable is None else {variable: ",".join(self.nodes.gpu_names(actor))}
 
     def gather(

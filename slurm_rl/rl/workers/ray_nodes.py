@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.node.joined import POLL_S, wait_for_nodes
-from slurm_rl.node.ray_cluster import node_resource
+from slurm_rl.node.ray_cluster import node_resource, parse_gpu_labels
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.train.stop import StopFlag
@@ -54,15 +54,19 @@ class OwnRayNodes:
 
     def __init__(self, plan: JobPlan) -> None:
         self.plan = plan
+        self.gpus: list[list[str]] = []
 
     def wait(self, deadline: float, stop: StopFlag) -> None:
+        import ray
+
         wait_for_nodes(self.plan, deadline, stop.check)
+        self.gpus = read_gpu_names(ray.nodes(), self.plan.num_nodes)
 
     def options(self, actor: ActorPlan) -> dict[str, Any]:
         return {"resources": {node_resource(actor.node): 0.001}}
 
     def gpu_names(self, actor: ActorPlan) -> list[str]:
-        return [str(gpu) for gpu in actor.gpus]
+        return [self.gpus[actor.node][gpu] for gpu in actor.gpus]
 
     def host(self) -> str:
         return os.environ["RAY_ADDRESS"].rpartition(":")[0]
@@ -70,6 +74,17 @@ class OwnRayNodes:
     def rendezvous(self, role: str, node: int) -> tuple[str, int]:
         # On the head node ports were proven free; elsewhere the first rank finds one itself.
         return self.host(), int(os.environ[RENDEZVOUS_PORTS[role]]) if node == 0 else 0
+
+
+def read_gpu_names(nodes: Sequence[Mapping[str, Any]], num_nodes: int) -> list[list[str]]:
+    """Of each rank of ours, what its GPUs are called there: a task that was given GPUs 4 and 5 has no GPU 0.
+
+    Args:
+        nodes: what `ray.nodes()` says; a node that came back may be there once more, dead.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    by_rank = [next(node for node in alive if node_resource(rank) in node["Resources"]) for rank in range(num_nodes)]
+    return [parse_gpu_labels(node.get("Labels", {})) for node in by_rank]
 
 
 @dataclass(frozen=True)

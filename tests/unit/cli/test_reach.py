@@ -181,7 +181,7 @@ def test_what_the_user_sets_goes_over_debug() -> None:
 def test_the_legacy_debugger_is_reached_from_other_nodes() -> None:
     def argv(plan: JobPlan) -> list[str]:
         return build_ray_start_argv(
-            plan, rank=0, ip="10.0.0.1", num_cpus=2, ports=PORTS, tmp_dir=Path("/tmp/x"), head=None
+            plan, rank=0, ip="10.0.0.1", num_cpus=2, gpus=[], ports=PORTS, tmp_dir=Path("/tmp/x"), head=None
         )
 
     legacy = plan_of("job.debug=true", "job.debugger=legacy")

@@ -1,0 +1,66 @@
+"""From the mask that Slurm gives a task to the masks of the actors there: each actor's GPUs are the task's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_rl.node.ray_cluster import node_resource, render_gpu_labels
+from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.visibility import MASK_VARIABLES, gpu_names, normalise_gpu_visibility
+from slurm_rl.rl.workers.ray_driver import Cluster
+from slurm_rl.rl.workers.ray_nodes import OwnRayNodes, read_gpu_names
+
+HEX = st.text("0123456789abcdef", min_size=8, max_size=8)
+INDEX = st.integers(0, 15).map(str)
+UUID = HEX.map(lambda text: f"GPU-{text}-7c1d-4a0b-9f52-1be0a1b2c3d4")
+MIG = st.one_of(
+    HEX.map(lambda text: f"MIG-{text}-5d2c-5b40-8c1f-1be0a1b2c3d4"),
+    HEX.map(lambda text: f"MIG-GPU-{text}-7c1d-4a0b-9f52-1be0a1b2c3d4/7/0"),
+)
+MASKS = st.one_of(*(st.lists(kind, min_size=1, max_size=8, unique=True) for kind in (INDEX, UUID, MIG)))
+
+
+def nodes_of_ray(*masks: list[str]) -> list[dict[str, Any]]:
+    """What `ray.nodes()` says of nodes that were started with these GPUs, last rank first."""
+    from ray._private.label_utils import parse_node_labels_string
+
+    found = [
+        {
+            "Alive": True,
+            "Resources": {node_resource(rank): 1.0},
+            "Labels": parse_node_labels_string(render_gpu_labels(mask)),
+        }
+        for rank, mask in enumerate(masks)
+    ]
+    return [{**found[0], "Alive": False, "Labels": {}}, *reversed(found)]
+
+
+@given(first=MASKS, second=MASKS)
+def test_an_actor_gets_the_tasks_own_gpus_by_the_names_that_the_mask_has(first: list[str], second: list[str]) -> None:
+    count = min(len(first), len(second))
+    names = []
+    for mask in (first, second):
+        change = normalise_gpu_visibility({"CUDA_VISIBLE_DEVICES": ",".join(mask)}, "nvidia", count)
+        names.append(gpu_names(change.set, "nvidia", count))
+    nodes = OwnRayNodes.__new__(OwnRayNodes)
+    nodes.gpus = read_gpu_names(nodes_of_ray(*names), 2)
+    actor = ActorPlan("policy", 0, node=1, gpus=tuple(range(count)), num_threads=1)
+    cluster: Any = Cluster.__new__(Cluster)
+    cluster.nodes, cluster.plan = nodes, type("Plan", (), {"accelerator": "nvidia"})
+    assert cluster._visible_gpus(actor) == {MASK_VARIABLES["nvidia"]: ",".join(second[:count])}
+
+
+@pytest.mark.parametrize(("vendor", "variable"), [("nvidia", "CUDA_VISIBLE_DEVICES"), ("amd", "HIP_VISIBLE_DEVICES")])
+def test_two_jobs_on_a_node_have_no_gpu_in_common(vendor: Any, variable: str) -> None:
+    jobs = [gpu_names(normalise_gpu_visibility({variable: mask}, vendor, 2).set, vendor, 2) for mask in ("0,1", "4,5")]
+    assert jobs == [["0", "1"], ["4", "5"]]
+
+
+def test_without_a_mask_gpus_are_counted_and_without_gpus_nothing_is_said() -> None:
+    assert gpu_names({}, "nvidia", 2) == ["0", "1"]
+    assert gpu_names({}, "cpu", 0) == []
+    assert read_gpu_names(nodes_of_ray([]), 1) == [[]]
