@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -155,6 +156,8 @@ def build_layout(
                 return LayoutPlan(tensor_parallel_size, tokens, capacity, policy=needs["policy"])
             engine, budget = _engine(config, shape, tensor_parallel_size), _engine_budget_gb(config)
             policy, critic = needs["policy"], needs.get("critic")
+            if colocated and budget is not None:
+                _check_sampling(config, policy, engine, capacity, budget)
             return LayoutPlan(tensor_parallel_size, tokens, capacity, budget, policy, engine, critic)
     role = next(role for role, memory in needs.items() if memory.total_gb > rooms[role])
     raise ConfigError(
@@ -164,10 +167,32 @@ def build_layout(
         f"{counts[role]} workers, micro-batches of {tokens} tokens",
         action="take more nodes, "
         + ("" if config.model.gradient_checkpointing else "model.gradient_checkpointing=true, ")
+        + ("" if config.policy.logprob_chunk_tokens else "policy.logprob_chunk_tokens=1024, ")
         + ("" if config.policy.offload == "all" else "policy.offload=all, ")
         + ("" if config.model.lora is not None else "+lora=all_linear, ")
         + ("" if config.policy.zero_stage == 3 or config.policy.backend == "fsdp2" else "policy.zero_stage=3, ")
         + "a smaller policy.micro_batch_tokens or shorter sequences",
+    )
+
+
+def _check_sampling(
+    config: RunConfig, policy: PolicyMemory, engine: EngineMemory, capacity: float, budget: float
+) -> None:
+    """Raise ConfigError when engines that share the policy's GPUs leave no room for what it keeps while they sample."""
+    if policy.resident_gb + budget <= capacity:
+        return
+    fitting = math.floor(100 * (capacity - policy.resident_gb) / capacity) / 100
+    action = "take more nodes, give the engines GPUs of their own (rollout.colocate=false)"
+    if fitting * capacity >= engine.least_gb:
+        action = f"set rollout.gpu_memory_utilization={fitting}"
+    elif config.policy.offload == "none":
+        action = "set policy.offload=optimizer, or " + action
+    raise ConfigError(
+        "colocated, a GPU must hold cluster.gpu_mem_gb * rollout.gpu_memory_utilization for its engine beside what the "
+        "policy keeps while the engine samples",
+        seen=f"{budget:.1f} + {policy.resident_gb:.1f} GB > {capacity:.1f} GB (weights {policy.weights_gb:.1f}, "
+        f"optimizer {policy.optimizer_gb:.1f}, reference {policy.frozen_gb:.1f})",
+        action=action,
     )
 
 
@@ -230,6 +255,8 @@ def _load(config: RunConfig, num_workers: int, tokens: int) -> PolicyLoad:
         micro_batch_tokens=tokens,
         offload=config.policy.offload,
         lora_rank=None if config.model.lora is None else config.model.lora.rank,
+        logit_rows=config.policy.logprob_chunk_tokens,
+        entropy_gradient=config.task == "grpo" and config.algorithm.entropy_bonus > 0,
     )
 
 
@@ -251,6 +278,7 @@ def describe_memory(role: str, memory: PolicyMemory) -> str:
     """`weights 2.1, gradients 1.0, optimizer 4.1, activations 6.3, logits 9.9`."""
     parts = {
         "weights": memory.weights_gb,
+        "gathered": memory.gathered_gb,
         "gradients": memory.gradients_gb,
         "optimizer": memory.optimizer_gb,
         _FROZEN[role]: memory.frozen_gb,

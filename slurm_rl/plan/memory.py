@@ -120,6 +120,10 @@ class PolicyLoad:
     """`none`, `optimizer` or `all`: what waits in host memory."""
     lora_rank: int | None = None
     """None: all weights are trained."""
+    logit_rows: int | None = None
+    """Tokens whose logits exist at once; None: those of the micro-batch."""
+    entropy_gradient: bool = False
+    """The loss differentiates the entropy."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ class PolicyMemory:
     """Of one worker's GPU, in GB."""
 
     weights_gb: float
+    gathered_gb: float
+    """Weights that are whole for a moment, of layers that are sharded."""
     gradients_gb: float
     optimizer_gb: float
     activations_gb: float
@@ -136,8 +142,14 @@ class PolicyMemory:
 
     @property
     def total_gb(self) -> float:
-        states = (self.weights_gb, self.gradients_gb, self.optimizer_gb, self.frozen_gb)
-        return sum(states) + self.activations_gb + self.logits_gb + _RESERVE_GB
+        """While it trains."""
+        passing = self.gathered_gb + self.gradients_gb + self.activations_gb + self.logits_gb
+        return self.resident_gb + passing
+
+    @property
+    def resident_gb(self) -> float:
+        """While engines sample: what stays between two steps."""
+        return self.weights_gb + self.optimizer_gb + self.frozen_gb + _RESERVE_GB
 
 
 def estimate_policy(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:
@@ -152,24 +164,35 @@ def estimate_policy(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:
     # Two blocks (or the embedding) are gathered in the model's own format.
     gathered = max(2 * shape.layer_parameters, shape.embedding_parameters) * size
     if load.backend == "fsdp2":
-        weights = (frozen * size + trained * 4) * sharded + gathered
+        weights = (frozen * size + trained * 4) * sharded
         gradients, optimizer = trained * 4 * sharded, trained * 8 * sharded
     else:
         master = 4 if size == 2 else 0
         weights = (frozen + trained) * size * (sharded if load.zero_stage >= 3 else 1)
-        gradients = trained * size * (sharded if load.zero_stage >= 2 else 1)
+        # Accumulated in float32 (`grad_accum_dtype`), which stage 0 cannot.
+        gradients = trained * (4 if load.zero_stage else size) * (sharded if load.zero_stage >= 2 else 1)
+        gathered = gathered if load.zero_stage >= 3 else 0
         optimizer = trained * (8 + master) * (sharded if load.zero_stage >= 1 else 1)
     if load.offload != "none":
         optimizer = 0.0
     if load.offload == "all":
-        weights, gradients = gathered, 0.0
+        weights, gradients = 0.0, 0.0
     tokens = load.micro_batch_tokens
     block = tokens * (12 * shape.hidden_size + 4 * shape.intermediate_size) * size
     kept = shape.num_layers * tokens * shape.hidden_size * size
     activations = kept + block if load.gradient_checkpointing else shape.num_layers * block
-    # Logits and their gradient in float32.
-    logits = 2 * tokens * shape.vocab_size * 4
-    return PolicyMemory(*(value / GB for value in (weights, gradients, optimizer, activations, logits)))
+    logits = min(tokens, load.logit_rows or tokens) * shape.vocab_size * _logit_bytes(load)
+    parts = (weights, gathered, gradients, optimizer, activations, logits)
+    return PolicyMemory(*(value / GB for value in parts))
+
+
+def _logit_bytes(load: PolicyLoad) -> int:
+    """Of one row and one entry of the vocabulary, at the peak of the backward pass, by the code's own tensors.
+
+    Logits, logits over the temperature, and the gradients of both, in float32; with the entropy's gradient its
+    probabilities and what they are made of, too.
+    """
+    return 29 if load.entropy_gradient else 16
 
 
 def with_second_model(memory: PolicyMemory) -> PolicyMemory:
