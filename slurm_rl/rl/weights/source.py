@@ -44,6 +44,12 @@ class WeightSource:
 
     def send_weights(self, probe: TokenPrompt) -> SentWeights:
         """Send all weights through the group."""
+        from slurm_rl.engine.distributed import finish_queued_work, free_cached_memory
+
+        # vLLM packs tensors on streams of its own, which do not wait for the optimizer's kernels.
+        finish_queued_work()
+        if self.config.rollout.colocate:
+            free_cached_memory()  # the first thing that is sent wakes an engine up beside us
         self.sender.send_weights()
         return self._describe(getattr(self.sender, "checksum", None) or "", probe)
 

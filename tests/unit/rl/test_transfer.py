@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+import torch
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, WeightSyncError
 from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.rl.rollout.vllm.transfer import EngineClient
+from slurm_rl.rl.rollout.vllm.transfer import EngineClient, _init_info, largest_bytes
+from slurm_rl.rl.weights.source import WeightSource
 from slurm_rl.rl.weights.sync import WeightSync
 from slurm_rl.rl.weights.transports import Direct
 from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights
@@ -109,3 +112,44 @@ def test_a_transfer_that_cannot_be_is_refused(words: list[str], names: list[str]
     with pytest.raises(ConfigError) as caught:
         load_config(words)
     assert all(name in str(caught.value) for name in names), str(caught.value)
+
+
+@pytest.mark.parametrize("colocate", [True, False])
+def test_the_policys_kernels_end_and_its_cache_goes_before_anything_is_sent(
+    colocate: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent first wakes an engine up, which needs the memory; and vLLM packs on streams that wait for nobody."""
+    said: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("free"))
+    source = WeightSource()
+    source.config = load_config(["+exp=demo", f"rollout.colocate={colocate}"])
+    source.sender = SimpleNamespace(send_weights=lambda: said.append("send"), checksum="sum")
+    monkeypatch.setattr(source, "_probe", lambda probe: said.append("probe") or [-1.0])
+    source.send_weights(TokenPrompt(token_ids=[1, 2]))
+    freed = ["free"] if colocate else []
+    assert said == ["synchronize", *freed, "send", "probe", *freed]
+
+
+def test_a_tensor_larger_than_vllms_buffer_is_sent_by_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own producer on CPU, with the handle of GPU memory and the stream left out."""
+    from vllm.distributed.weight_transfer import packed_tensor
+
+    monkeypatch.setattr(packed_tensor, "DEFAULT_PACKED_BUFFER_SIZE_BYTES", 1024)
+    tensors = {"embedding": torch.arange(600.0), "norm": torch.arange(7.0), "head": torch.arange(512.0)}
+    metadata = [SimpleNamespace(name=name, dtype=one.dtype, shape=one.shape) for name, one in tensors.items()]
+    info = _init_info("ipc", 0, 1, ("", 0), largest_bytes(metadata))
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *args, device, **options: empty(*args, **options))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setattr(packed_tensor, "reduce_tensor", lambda buffer: (None, (buffer,)))
+    found = {}
+    for chunk in packed_tensor.packed_ipc_producer(
+        iter(tensors.items()), "GPU-0", lambda pair: pair[1], info.packed_buffer_size_bytes
+    ):
+        [(buffer,)] = chunk.ipc_handle.values()
+        for name, part in zip(chunk.names, buffer[: sum(chunk.tensor_sizes)].split(chunk.tensor_sizes), strict=True):
+            found[name] = part.clone().view(torch.float32)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)

@@ -10,6 +10,7 @@ All three share what is here; gloo is what tests run. nccl and ipc are vLLM's ow
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,16 +64,24 @@ def open_sender(
     """
     from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
 
-    return WeightTransferTrainerFactory.trainer_init(
-        _init_info(backend, rank, world_size, address), client=client, source=_build_source(policy)
-    )
+    source = _build_source(policy)
+    info = _init_info(backend, rank, world_size, address, largest_bytes(source.metadata()))
+    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
 
 
-def _init_info(backend: str, rank: int, world_size: int, address: tuple[str, int]) -> Any:
+def largest_bytes(metadata: Sequence[Any]) -> int:
+    """Of the largest tensor: the embedding of a model of 7B alone is over 1 GiB, which vLLM's buffer is by itself."""
+    return max(math.prod(meta.shape) * meta.dtype.itemsize for meta in metadata)
+
+
+def _init_info(backend: str, rank: int, world_size: int, address: tuple[str, int], largest: int) -> Any:
     if backend == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+        from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
 
-        return IPCTrainerInitInfo(packed=True, rank=rank)
+        # It refuses a tensor that its buffer cannot hold whole.
+        size = max(DEFAULT_PACKED_BUFFER_SIZE_BYTES, largest)
+        return IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=size, rank=rank)
     if backend == "nccl":
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 

@@ -6,7 +6,7 @@ called through `collective_rpc` on every tensor-parallel rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,8 @@ register()
 class RolloutWorkerExtension:
     """Mixed into vLLM's worker."""
 
-    model_runner: Any
+    reload_weights: Callable[..., None]
+    """Of vLLM's worker and not of its model runner: it sets the config that kernels of some models ask for."""
     weight_transfer_engine: Any
     device: torch.device
 
@@ -38,11 +39,11 @@ class RolloutWorkerExtension:
         """
         adapters = {record.name: record.to_tensor() for record in records}
         merged = merge_into_base(read_base(base, getattr(torch, dtype)), adapters, scaling, self.device)
-        self.model_runner.reload_weights(weights_iterator=merged)
+        self.reload_weights(weights_iterator=merged)
         return checksum(records)
 
     def load_named_weights(self, records: Sequence[WeightRecord]) -> str:
         """Load a whole model given by name and return the checksum of the bytes received."""
         tensors = [(record.name, record.to_tensor()) for record in records]
-        self.model_runner.reload_weights(weights_iterator=iter(tensors))
+        self.reload_weights(weights_iterator=iter(tensors))
         return checksum(records)
