@@ -103,8 +103,8 @@ class RolloutConfig(Section):
     cpu_kv_cache_gb: PositiveFloat | None = None
     """Size of an engine's key-value cache on CPU, in GiB, all of which vLLM fills with zeros. None: what max_num_seqs
     of the longest sequences need, and 1 at most."""
-    enforce_eager: bool = True
-    """No CUDA graphs, no compilation: slower decoding, faster start."""
+    enforce_eager: bool | None = None
+    """No CUDA graphs, no compilation: slower decoding, faster start. null: on CPU alone."""
     engine_args: dict[str, Any] = Field(default={})
     """Further arguments of vLLM's engine (fields of its EngineArgs), passed on as they are, such as
     max_num_batched_tokens; those that follow from other keys are refused. Logprobs may then differ from the policy's,

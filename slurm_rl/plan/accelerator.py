@@ -52,7 +52,6 @@ _GPU = [
 ]
 _NVIDIA = [
     EnvVar("CUDA_DEVICE_ORDER", "PCI_BUS_ID", "CUDA counts GPUs as nvidia-smi and Slurm do, also on mixed nodes"),
-    EnvVar("NCCL_CUMEM_ENABLE", "0", "vLLM versions differ here, and both ends of a weight transfer must agree"),
 ]
 _AMD = [
     EnvVar("HSA_NO_SCRATCH_RECLAIM", "1", "keeps scratch memory between kernels; giving it back costs a stall each"),

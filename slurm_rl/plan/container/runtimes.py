@@ -79,9 +79,10 @@ def apptainer(request: Request) -> Wrapped:
 _HOME = ("--tmpfs=/home/slurm_rl:exec,mode=1777", "--env=HOME=/home/slurm_rl")
 
 # keep-groups: in a rootless container the right to open the devices comes from the user's own groups.
+# The host's limits with GPUs: RDMA locks memory, and who is not root on the host cannot ask for more than is there.
 _PODMAN_DEVICES: dict[AcceleratorKind, tuple[str, ...]] = {
-    "nvidia": ("--device=nvidia.com/gpu=all",),
-    "amd": ("--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups"),
+    "nvidia": ("--device=nvidia.com/gpu=all", "--ulimit=host"),
+    "amd": ("--device=/dev/kfd", "--device=/dev/dri", "--group-add=keep-groups", "--ulimit=host"),
     "cpu": (),
 }
 

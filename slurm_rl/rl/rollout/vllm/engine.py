@@ -47,7 +47,7 @@ class VLLMEngine:
             tensor_parallel_size=max(num_gpus, 1),
             max_model_len=max_model_len,
             max_num_seqs=rollout.max_num_seqs,
-            enforce_eager=rollout.enforce_eager,
+            enforce_eager=num_gpus == 0 if rollout.enforce_eager is None else rollout.enforce_eager,
             enable_prefix_caching=True,
             # The sampler's own: after penalties, temperature, min_p, top_k and top_p (vLLM's v1/sample/sampler.py, and
             # v1/worker/gpu/sample/sampler.py on GPUs). The policy recomputes its own at the same temperature.
