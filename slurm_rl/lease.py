@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 
 from slurm_rl.errors import LeaseError
-from slurm_rl.holder import RESUME, Holder, Standing, Verdict, Watch, judge
+from slurm_rl.holder import Holder, Standing, Verdict, Watch, judge
 
 BEAT_S = 10.0
 SILENCE_S = 60.0
@@ -112,12 +112,10 @@ def take(
 
 
 def _refuse(run_dir: Path, seen: Standing | None) -> LeaseError:
-    holder = seen.holder if seen else None
-    where = f", on {holder.host}" if holder and holder.launcher not in ("slurm", RESUME) else ""
     return LeaseError(
         "a run has one controller at a time",
         seen=f"{_say(seen)} has {run_dir}",
-        action=f"wait for its end, or end it first{where}: python -m slurm_rl cancel {shlex.quote(str(run_dir))}",
+        action=f"wait for its end, or end it first: python -m slurm_rl cancel {shlex.quote(str(run_dir))}",
     )
 
 

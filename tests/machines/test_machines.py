@@ -71,7 +71,7 @@ def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machin
     resume = ["resume", str(run.run_dir.path)]
     second = machines.start(3, {"EXPECTED_WORKERS": "0"}, *resume)
     assert second.wait() == 2
-    assert f"on m1) has {run.run_dir.path}. Next: wait for its end, or end it first, on m1: " in second.output
+    assert f"on m1) has {run.run_dir.path}. Next: wait for its end, or end it first: " in second.output
     stop(worker)
     assert (worker.wait(), head.wait()) == (130, 130), head.output
     assert run.end["state"] == "interrupted"

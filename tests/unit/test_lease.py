@@ -77,7 +77,7 @@ def test_who_is_alive_is_named_with_what_to_type(tmp_path: Path) -> None:
     with pytest.raises(LeaseError) as refused:
         take(run.lease, ME)
     assert f"local job 77 (process {os.getpid()} on {ME.host}) has {run.path}" in str(refused.value)
-    assert f"end it first, on {ME.host}: python -m slurm_rl cancel '{run.path}'" in str(refused.value)
+    assert f"end it first: python -m slurm_rl cancel '{run.path}'" in str(refused.value)
 
 
 @pytest.mark.parametrize("ahead_s", [-86400, 0, 86400])
@@ -164,7 +164,7 @@ def test_a_controller_of_another_host_is_not_joined_and_is_followed_when_killed(
     tmp_path: Path, other_host: subprocess.Popen[str]
 ) -> None:
     run = RunDir(tmp_path)
-    with pytest.raises(LeaseError, match=r"on elsewhere\) has .*Next: .*on elsewhere: python -m slurm_rl cancel"):
+    with pytest.raises(LeaseError, match=r"on elsewhere\) has .*Next: .*end it first: python -m slurm_rl cancel"):
         take(run.lease, ME, **QUICK)
     os.kill(child_of(other_host.pid), signal.SIGKILL)
     with take(run.lease, ME, **QUICK) as lease:

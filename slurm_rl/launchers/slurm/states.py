@@ -1,8 +1,7 @@
 """Every state a Slurm job can be in, and what it means to us.
 
-squeue, sacct and scontrol share these words; sacct adds to some of them ("CANCELLED by 1000") and cuts
-long ones ("OUT_OF_ME+"). States that a later Slurm may add are UNKNOWN, never an error: a status line
-with one strange word in it beats no status line.
+squeue, sacct and scontrol share these words; sacct adds to some of them ("CANCELLED by 1000"). States that a
+later Slurm may add are UNKNOWN, never an error: a status line with one strange word in it beats no status line.
 """
 
 from __future__ import annotations
@@ -39,62 +38,30 @@ class JobState(Enum):
 
 _NOT_ENDED = frozenset({JobState.PENDING, JobState.RUNNING, JobState.SUSPENDED, JobState.COMPLETING, JobState.UNKNOWN})
 
-# Long word, short code, meaning. Order and wording follow Slurm's own list of job states.
-STATES: tuple[tuple[str, str, JobState], ...] = (
-    ("BOOT_FAIL", "BF", JobState.NODE_FAIL),
-    ("CANCELLED", "CA", JobState.CANCELLED),
-    ("COMPLETED", "CD", JobState.COMPLETED),
-    ("COMPLETING", "CG", JobState.COMPLETING),
-    # The nodes are allocated but still boot: nothing of ours runs yet.
-    ("CONFIGURING", "CF", JobState.PENDING),
-    ("DEADLINE", "DL", JobState.TIMEOUT),
-    ("EXPEDITING", "EX", JobState.PENDING),
-    ("FAILED", "F", JobState.FAILED),
-    ("LAUNCH_FAILED", "LF", JobState.NODE_FAIL),
-    ("NODE_FAIL", "NF", JobState.NODE_FAIL),
-    ("OUT_OF_MEMORY", "OOM", JobState.OUT_OF_MEMORY),
-    ("PENDING", "PD", JobState.PENDING),
-    ("POWER_UP_NODE", "PU", JobState.PENDING),
-    ("PREEMPTED", "PR", JobState.PREEMPTED),
-    ("RECONFIG_FAIL", "RF", JobState.PENDING),
-    ("REQUEUED", "RQ", JobState.PENDING),
-    ("REQUEUE_FED", "RF", JobState.PENDING),
-    # Held: waits for `scontrol release`; the reason column says so.
-    ("REQUEUE_HOLD", "RH", JobState.PENDING),
-    ("RESIZING", "RS", JobState.RUNNING),
-    ("RESV_DEL_HOLD", "RD", JobState.PENDING),
-    # Another cluster of the federation started it; here it is gone.
-    ("REVOKED", "RV", JobState.CANCELLED),
-    ("RUNNING", "R", JobState.RUNNING),
-    ("SIGNALING", "SI", JobState.RUNNING),
-    ("SPECIAL_EXIT", "SE", JobState.PENDING),
-    ("STAGE_OUT", "SO", JobState.COMPLETING),
-    ("STOPPED", "ST", JobState.SUSPENDED),
-    ("SUSPENDED", "S", JobState.SUSPENDED),
-    ("TIMEOUT", "TO", JobState.TIMEOUT),
-    ("UPDATE_DB", "UD", JobState.COMPLETING),
-)
-
-_LONG = {long: state for long, _, state in STATES}
-_SHORT = {short: state for _, short, state in STATES}
+STATES: dict[JobState, str] = {
+    # CONFIGURING: the nodes still boot. REQUEUE_HOLD waits for `scontrol release`; the reason says so.
+    JobState.PENDING: "PENDING CONFIGURING EXPEDITING POWER_UP_NODE RECONFIG_FAIL REQUEUED REQUEUE_FED REQUEUE_HOLD "
+    "RESV_DEL_HOLD SPECIAL_EXIT",
+    JobState.RUNNING: "RUNNING RESIZING SIGNALING",
+    JobState.SUSPENDED: "SUSPENDED STOPPED",
+    JobState.COMPLETING: "COMPLETING STAGE_OUT UPDATE_DB",
+    JobState.COMPLETED: "COMPLETED",
+    JobState.FAILED: "FAILED",
+    # REVOKED: another cluster of the federation started it; here it is gone.
+    JobState.CANCELLED: "CANCELLED REVOKED",
+    JobState.TIMEOUT: "TIMEOUT DEADLINE",
+    JobState.PREEMPTED: "PREEMPTED",
+    JobState.NODE_FAIL: "NODE_FAIL BOOT_FAIL LAUNCH_FAILED",
+    JobState.OUT_OF_MEMORY: "OUT_OF_MEMORY",
+}
+"""Slurm's long words for each, as squeue prints them with %T and sacct with --parsable2."""
+_MEANINGS = {word: state for state, words in STATES.items() for word in words.split()}
 
 
 def parse_state(text: str) -> JobState:
     """The meaning of a state as squeue, sacct or scontrol print it.
 
-    >>> parse_state("CANCELLED by 1000"), parse_state("OUT_OF_ME+"), parse_state("PD")
-    (<JobState.CANCELLED: 'cancelled'>, <JobState.OUT_OF_MEMORY: 'out of memory'>, <JobState.PENDING: 'pending'>)
+    >>> parse_state("CANCELLED by 1000"), parse_state("BRAND_NEW")
+    (<JobState.CANCELLED: 'cancelled'>, <JobState.UNKNOWN: 'unknown'>)
     """
-    words = text.split()
-    word = words[0].upper() if words else ""
-    if word.endswith("+"):
-        return _parse_cut(word.rstrip("+"))
-    return _LONG.get(word) or _SHORT.get(word) or JobState.UNKNOWN
-
-
-def _parse_cut(stem: str) -> JobState:
-    # "CANCELLED+" is whole, only the "by 1000" was cut; "COMPLET+" could be two states, so it is neither.
-    if stem in _LONG:
-        return _LONG[stem]
-    meanings = {state for long, state in _LONG.items() if stem and long.startswith(stem)}
-    return meanings.pop() if len(meanings) == 1 else JobState.UNKNOWN
+    return _MEANINGS.get((text.upper().split() or [""])[0], JobState.UNKNOWN)
