@@ -18,7 +18,7 @@ from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.load import compose, parse_config, shipped_dir
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.job.create import create_run
+from slurm_rl.job.create import create_run, snapshot_environment
 from slurm_rl.job.record import record_job
 from slurm_rl.launchers.slurm.granted import Allocation, read_allocation
 from slurm_rl.plan.job import JobPlan
@@ -88,7 +88,5 @@ def _announce(directory: RunDir, allocation: Allocation) -> None:
 def exec_controller(directory: RunDir) -> NoReturn:
     """Become the controller, from the snapshot: edits in the checkout reach no later attempt."""
     python = JobPlan.from_json(read_json(directory.plan)).host_python
-    path = os.pathsep.join(filter(None, [str(directory.code), os.environ.get("PYTHONPATH")]))
-    # Safe path: `-m` would otherwise look into the working directory, often a checkout, before the snapshot.
-    env = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    env = {**os.environ, **snapshot_environment(directory)}
     os.execve(python, [python, "-u", "-m", "slurm_rl.slurm", str(directory.path)], env)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -92,3 +93,10 @@ def _close_to_others(code: Path) -> None:
     # Every attempt runs it: whoever may write it, or its folder, runs code as this user.
     for path in (code.parent, code, *code.rglob("*")):
         path.chmod(path.stat().st_mode & ~0o022)
+
+
+def snapshot_environment(run: RunDir) -> dict[str, str]:
+    """What lets a process import the run's snapshot, not the checkout."""
+    path = os.pathsep.join(filter(None, [str(run.code), os.environ.get("PYTHONPATH")]))
+    # Safe path: `-m` would otherwise look into the working directory, often a checkout, before the snapshot.
+    return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}

@@ -14,6 +14,7 @@ from pathlib import Path
 from slurm_rl.errors import RunDirError
 from slurm_rl.holder import Holder
 from slurm_rl.job.allocation import Allocation, TimeLimit
+from slurm_rl.job.create import snapshot_environment
 from slurm_rl.job.record import SILENT_END, Job, RunState
 from slurm_rl.launchers.base import Launcher, Submitted, load_entry
 from slurm_rl.node.processes import all_pids
@@ -111,10 +112,8 @@ def is_process_alive(job: Job) -> bool:
 
 @contextlib.contextmanager
 def _environment_of_the_job(run: RunDir) -> Iterator[None]:
-    """The job imports the snapshot, not the checkout; a child's environment is ours at its birth."""
-    path = os.pathsep.join(filter(None, [str(run.code), os.environ.get("PYTHONPATH")]))
-    # Safe path: `-m` would otherwise look into the working directory, often a checkout, before the snapshot.
-    changed = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+    """The job imports the snapshot: a child's environment is ours at its birth."""
+    changed = snapshot_environment(run)
     saved = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:

@@ -91,26 +91,6 @@ def test_a_notice_on_one_machine_saves_everywhere_and_more_machines_go_on(machin
     assert len(run.events("machines/complete")[-1]["hosts"]) == 3
 
 
-@pytest.mark.slow
-def test_a_lost_machine_is_replaced_and_its_successor_goes_on(machines: Machines) -> None:
-    """dstack's variables: the worker dies unwarned, another comes in its place, the run finishes."""
-    run = Run(machines.shared / "lost")
-    words = machines.words(run.run_dir.path, port=machines.next_port())
-    head = machines.start(1, dstack(machines, 0), *words)
-    worker = machines.start(2, dstack(machines, 1), *words)
-    run.wait_for_training(head, worker)
-    # Nobody saves when a machine has died: what the trainer saved before counts.
-    (run.run_dir.checkpoints / "step-1").mkdir(parents=True)
-    worker.process.kill()
-    successor = machines.start(2, dstack(machines, 1), *words)
-    run.wait_for_training(head, successor, attempt=2)
-    assert "goes on after step 1\n" in run.trainer_says(2)
-    run.finish()
-    assert (head.wait(), successor.wait()) == (0, 0), head.output
-    first = run.events("attempt/ended")[0]
-    assert first["outcome"] == "lost" and f"node 1 ({machines.ip(2)})" in first["cause"]
-
-
 def test_a_worker_that_never_comes_ends_the_run_with_its_name(machines: Machines) -> None:
     run = Run(machines.shared / "alone")
     words = machines.words(run.run_dir.path, "job.start_timeout_s=1", port=machines.next_port())

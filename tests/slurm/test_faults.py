@@ -138,17 +138,6 @@ def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     assert seconds_from(run, moment) < SOON_S
 
 
-@slow_scenario
-def scancel_is_final(cluster: Cluster, folder: Path) -> None:
-    run = LightRun(cluster, folder, num_steps=1000)
-    run.wait_for_training(1)
-    cluster.run(["scancel", run.job])
-    end = run.wait_for_end()
-    assert end["state"] == "interrupted"
-    assert len(run.events("attempt/started")) == 1
-    assert run.leftovers() == {}
-
-
 @scenario
 def scancel_of_a_trainer_that_does_not_listen_yet(cluster: Cluster, folder: Path) -> None:
     """It imports for longer than Slurm waits with its SIGKILL."""

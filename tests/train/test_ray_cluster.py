@@ -40,19 +40,6 @@ def test_a_wrong_token_is_refused_by_the_real_thing(cluster: OthersCluster, tmp_
     assert "Traceback" not in output
 
 
-def test_a_python_that_the_cluster_lacks_is_the_cause(cluster: OthersCluster, tmp_path: Path) -> None:
-    words = ["+cluster=ray", f"cluster.address={cluster.address}", "run_dir=here", "cluster.python=/nowhere/python"]
-    code, output = slurm_rl(cluster, tmp_path, *words, "+exp=demo")
-    assert code == 0, output
-
-    def status() -> str:
-        return slurm_rl(cluster, tmp_path, "status", "here")[1]
-
-    cause = "failed: /nowhere/python must be there on every node; got "
-    wait_until(lambda: cause in status(), 120, "the cause", status)
-    assert cause.removeprefix("failed: ") in (tmp_path / "here" / "end.json").read_text()
-
-
 def test_more_than_the_cluster_has_ends_at_the_deadline_with_both_numbers(
     cluster: OthersCluster, tmp_path: Path
 ) -> None:
