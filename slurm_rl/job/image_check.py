@@ -6,6 +6,7 @@ container, that is held against the plan.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.judge import check_versions
 
 _GRACE_S = 10.0
+_TIMED_OUT = 124  # timeout(1)
 
 
 def check_image(plan: JobPlan, argv: Sequence[str], env: Mapping[str, str], *, timeout_s: float) -> dict[str, Any]:
@@ -47,27 +49,16 @@ def check_image(plan: JobPlan, argv: Sequence[str], env: Mapping[str, str], *, t
 
 
 def _run(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
-    try:
-        process = subprocess.Popen(
-            argv, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace"
-        )
-    except FileNotFoundError as missing:
+    if shutil.which(argv[0], path=env.get("PATH")) is None:
         raise ConfigError(
-            f"{missing.filename} must be on PATH",
+            f"{argv[0]} must be on PATH",
             seen="it is not",
             action="load its module, or choose another container.runtime",
-        ) from None
-    with process:
-        try:
-            return process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            # srun ends its tasks when it is asked to, and leaves them when it is killed.
-            process.terminate()
-        try:
-            _, errors = process.communicate(timeout=_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            _, errors = process.communicate()
-    raise BringUpError(
-        "the image must start in time", seen=f"no answer within {timeout_s:g} s: {errors.strip()[-500:] or 'no word'}"
-    )
+        )
+    # SIGTERM first: srun ends its tasks when it is asked to, and leaves them when it is killed.
+    bounded = ["timeout", f"--kill-after={_GRACE_S:g}", f"{timeout_s:g}", *argv]
+    done = subprocess.run(bounded, env=dict(env), capture_output=True, text=True, errors="replace")
+    if done.returncode == _TIMED_OUT:
+        words = done.stderr.strip()[-500:] or "no word"
+        raise BringUpError("the image must start in time", seen=f"no answer within {timeout_s:g} s: {words}")
+    return done.stdout, done.stderr

@@ -72,8 +72,7 @@ def test_an_unknown_account_is_refused(with_accounting: Cluster) -> None:
 
 
 def test_test_only_queues_nothing(on_cluster: Cluster) -> None:
-    start = time.strptime(commands.test_only(["-N2", "--time=5", "--wrap", "true"]), "%Y-%m-%dT%H:%M:%S")
-    assert abs(time.mktime(start) - time.time()) < 300
+    commands.test_only(["-N2", "--time=5", "--wrap", "true"])
     assert on_cluster.run(["squeue", "-h"]).stdout == ""
 
 
@@ -84,12 +83,12 @@ def test_a_job_from_waiting_to_its_end(on_cluster: Cluster, shared_dir: Path) ->
     job = commands.submit([QUIET, "--hold", "--time=10", "--wrap", wait])
     held = commands.query_jobs([job])[job]
     assert (held.state, held.reason, held.nodelist) == (JobState.PENDING, "JobHeldUser", "")
-    assert commands.job_end_time(job) is None
+    assert held.end_time is None
     on_cluster.run(["scontrol", "release", job])
     running = wait_for(job, JobState.RUNNING)
     assert commands.hostnames(running.nodelist) == [on_cluster.nodes[0]]
     assert running.start_time is not None and abs(running.start_time - time.time()) < 300
-    assert commands.job_end_time(job) == running.start_time + 600
+    assert running.end_time == running.start_time + 600
     go.touch()
     ended = wait_for(job, JobState.FAILED)
     assert (ended.reason, ended.exit_code) == ("NonZeroExitCode", None)

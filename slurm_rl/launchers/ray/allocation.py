@@ -63,7 +63,8 @@ class RayTrainer:
 
     def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir) -> None:
         self.returncode: int | None = None
-        self._attempt, self._rows = attempt, RowPrinter(run.metrics)
+        # Rows of earlier attempts are known already.
+        self._attempt, self._rows = attempt, RowTail(run.metrics, from_end=True)
         self._asked_at: float | None = None
         # The record by which `read_end` knows a trainer that had started.
         self._record = {"host": socket.gethostname(), "pid": os.getpid(), "rank": 0}
@@ -84,7 +85,8 @@ class RayTrainer:
             return self.returncode
         status = self._child.poll()
         self._log.print_new()
-        self._rows.print_new()
+        for row in self._rows.read_new():
+            print(f"{ROW_MARK}{json.dumps(row)}", flush=True)
         if self._asked_at is not None and may_signal(self._child.pid, self._asked_at):
             self._asked_at = None
             self._child.send_signal(signal.SIGUSR2)
@@ -106,17 +108,6 @@ class RayTrainer:
     def _write_record(self, state: str) -> None:
         phases = {"phases": {"running": round(time.time(), 3)}}
         write_json(self._attempt.node(0), {**self._record, "state": state, **phases})
-
-
-class RowPrinter:
-    """Prints the rows that are added to a file; those of earlier attempts are known already."""
-
-    def __init__(self, path: Path) -> None:
-        self.tail = RowTail(path, from_end=True)
-
-    def print_new(self) -> None:
-        for row in self.tail.read_new():
-            print(f"{ROW_MARK}{json.dumps(row)}", flush=True)
 
 
 class LogPrinter:

@@ -63,13 +63,9 @@ def submit(args: Sequence[str]) -> str:
     return match[1]
 
 
-def test_only(args: Sequence[str]) -> str:
-    """When Slurm would start this job, as Slurm prints it; nothing is queued. SubmitError when it never would."""
-    done = execute_slurm(["sbatch", "--test-only", *args])
-    if done.returncode:
-        raise slurm_error(done)
-    match = re.search(r"to start at (\S+)", done.stderr)
-    return match[1] if match else words_of(done)
+def test_only(args: Sequence[str]) -> None:
+    """Queue nothing; SubmitError when Slurm would never start this job."""
+    run_slurm(["sbatch", "--test-only", *args])
 
 
 def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
@@ -102,12 +98,6 @@ def fold_elements(job_ids: Iterable[str]) -> list[str]:
     elements = Counter(job_id.partition("_")[0] for job_id in ids if "_" in job_id)
     arrays = {array for array, number in elements.items() if number > 1}
     return sorted({job_id.partition("_")[0] if job_id.partition("_")[0] in arrays else job_id for job_id in ids})
-
-
-def job_end_time(job_id: str) -> float | None:
-    """When the job's time limit ends it (or when it ended), in seconds since the epoch; None if unknown."""
-    job = _query_squeue([job_id]).get(job_id)
-    return job.end_time if job else None
 
 
 def cancel(job_ids: Iterable[str], signal: str | None = None, *, steps: bool = False) -> None:

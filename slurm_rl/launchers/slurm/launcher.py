@@ -118,14 +118,13 @@ def _clock(seconds: float) -> str:
 
 def _record_cancelled(waiting: Mapping[str, RunDir]) -> None:
     """Write the ends of jobs that had no controller to do it."""
-    deadline = time.monotonic() + _CANCEL_DEADLINE_S
-    while True:
-        found = commands.query_jobs(waiting)
-        if all(job_id not in found or found[job_id].state.is_ended for job_id in waiting):
-            break
+    deadline, found = time.monotonic() + _CANCEL_DEADLINE_S, commands.query_jobs(waiting)
+    # Of an array Slurm tells all elements, also those that run.
+    while any(job_id in found and not found[job_id].state.is_ended for job_id in waiting):
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)
+        found = commands.query_jobs(waiting)
     for job_id, run in waiting.items():
         job = found.get(job_id)
         # Nodes mean that it had started after all; then its controller has the last word.

@@ -32,14 +32,6 @@ class PartitionInfo:
     """None when there is no limit."""
     groups: tuple[NodeGroup, ...]
 
-    @property
-    def num_nodes(self) -> int:
-        return sum(group.num_nodes for group in self.groups)
-
-    @property
-    def max_gpus_per_node(self) -> int:
-        return max((sum(group.gpus.values()) for group in self.groups), default=0)
-
 
 def partitions() -> list[PartitionInfo]:
     """Every partition that this user may see, the default one first."""

@@ -150,8 +150,3 @@ def test_partitions_gather_their_kinds_of_nodes() -> None:
         PartitionInfo("cpu", False, True, 1440, (NodeGroup(3, 64, 256000),)),
         PartitionInfo("old", False, False, 30, (NodeGroup(1, 4, 5),)),
     ]
-
-
-def test_a_partition_sums_up() -> None:
-    partition = parse_partitions("big|up|2:00:00|2|1|1|gpu:a100:8\nbig|up|2:00:00|1|1|1|gpu:4")[0]
-    assert (partition.num_nodes, partition.max_gpus_per_node, partition.max_time_min) == (3, 8, 120)
