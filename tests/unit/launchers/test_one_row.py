@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -21,9 +20,9 @@ ROW = 'slurm_rl row {"step": 3, "stage": "grpo", "reward/mean": 0.25}'
 
 
 class Toy(Launcher):
-    """Takes any number of runs and runs none."""
+    """Takes a run and runs it not; that it is there stands in a file, since verbs may work in a child process."""
 
-    alive: ClassVar[set[str]] = set()
+    alive = Path("toy-alive")
 
     def check(self, plan: JobPlan) -> tuple[JobPlan, list[str]]:
         if plan.name == "unwanted":
@@ -31,14 +30,14 @@ class Toy(Launcher):
         return plan, ["toy     welcome"]
 
     def submit(self, run: RunDir, plan: JobPlan) -> Submitted:
-        self.alive.add("t7")
+        self.alive.touch()
         return Submitted("t7", {"address": "toy://box"})
 
     def read_states(self, jobs: Sequence[Job]) -> list[RunState]:
-        return [RunState("pending" if job.job_id in self.alive else "dead", f"in {job.address}") for job in jobs]
+        return [RunState("pending" if self.alive.exists() else "dead", f"in {job.address}") for job in jobs]
 
     def cancel(self, jobs: Sequence[Job]) -> int:
-        self.alive.difference_update(job.job_id for job in jobs)
+        self.alive.unlink()
         return len(jobs)
 
     def read_log(self, job: Job) -> str | None:
