@@ -213,7 +213,7 @@ def machines_up() -> Iterator[Machines]:
     if reason:
         (pytest.fail if os.environ.get("SLURM_RL_REQUIRE_SLURM") == "1" else pytest.skip)(f"no machines here: {reason}")
     # Short: Ray's sockets lie below.
-    root = Path(tempfile.mkdtemp(prefix="slrm-", dir="/tmp"))
+    root = Path(tempfile.mkdtemp(prefix="sm-", dir="/tmp"))
     machines = Machines(root)
     machines.up()
     try:

@@ -100,7 +100,7 @@ def _read_state(job: Job, found: JobInfo | None) -> RunState:
         if found.end_time:
             parts.append(f"until {_clock(found.end_time)} at the latest")
         return RunState(found.state.value, ", ".join(parts), is_alive=True)
-    if cause := explain_silent_job(job.run, found):
+    if not job.run.end.is_file() and (cause := explain_silent_job(job.run, found)):
         if not cause.startswith(STOPPED):
             return record_failed(job.run, cause)
         cause = cause.removeprefix(STOPPED)

@@ -10,6 +10,9 @@ import pytest
 from slurm_rl.errors import RunDirError
 from slurm_rl.job.record import record_job
 from slurm_rl.launchers.jobs import cancel_runs, read_states
+from slurm_rl.launchers.slurm import commands
+from slurm_rl.launchers.slurm.commands import JobInfo
+from slurm_rl.launchers.slurm.states import JobState
 from slurm_rl.run_dir import RunDir, write_json
 
 NOBODY = str(2**22)
@@ -41,3 +44,18 @@ def test_a_controller_of_this_machine_that_is_gone_is_dead(run: RunDir) -> None:
     record_job(run, "local", NOBODY, host=socket.gethostname())
     assert [state.word for state in read_states([run])] == ["dead"]
     assert not cancel_runs([run])
+
+
+def test_an_end_that_a_controller_wrote_stays_whatever_slurm_calls_its_job(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An element of an array, whose number is not that of its attempts."""
+    record_job(run, "slurm", "12_0")
+    write_json(run.end, {"state": "interrupted", "exit_code": 130, "cause": "cancelled", "step": 3})
+    run.submitit.mkdir()
+    (run.submitit / "12_0_0_log.out").write_text("slurm_rl: interrupted\n")
+    failed = JobInfo("12_0", JobState.FAILED, "FAILED", "NonZeroExitCode", "n1", None, None)
+    monkeypatch.setattr(commands, "query_jobs", lambda ids: {"12_0": failed})
+    before = run.end.read_bytes()
+    assert str(read_states([run])[0]) == "interrupted: cancelled"
+    assert run.end.read_bytes() == before
