@@ -16,6 +16,7 @@ from slurm_rl.checkpoints.background import wait_for_files
 from slurm_rl.checkpoints.remote import RemoteFolder
 from slurm_rl.checkpoints.remote_saver import RemoteSaver
 from slurm_rl.checkpoints.store import Checkpoint, CheckpointStore, cannot_write
+from slurm_rl.disk import fsync_path
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.run_secret import checkpoint_key
@@ -121,6 +122,7 @@ class StepSaver:
         """Make it the newest, once the files that others write are there too."""
         try:
             wait_for_files(files, self.timeout_s, self._given_up)
+            self._sync_rows()
         except CheckpointError:
             self.store.discard(step)
             raise
@@ -132,6 +134,15 @@ class StepSaver:
         if self.remote is not None:
             self.remote.copy(step)
             self.remote.prune(self.keep, spare)
+
+    def _sync_rows(self) -> None:
+        """A run that goes on from this checkpoint keeps its rows up to here: they must be on disk before it is."""
+        for path in (self.run_dir.metrics, self.run_dir.samples, self.run_dir.events):
+            try:
+                if path.is_file():
+                    fsync_path(path)
+            except OSError as error:
+                raise cannot_write(path, error) from error
 
     def check(self) -> None:
         """Raise what went wrong in the background, if anything did by now."""
