@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.checkpoints import background
 from slurm_rl.checkpoints.background import BackgroundWriter, wait_for_files
 from slurm_rl.checkpoints.step_saver import StepSaver
 from slurm_rl.checkpoints.store import CheckpointStore
@@ -188,6 +189,14 @@ def test_a_controller_on_a_full_disk_ends_and_says_so(
         assert "No space left on device" in read_json(run.end)["cause"]
         assert read_json(run.attempt(1).end)["cause"] == "the policy must be able to write its checkpoint"
     assert not run.reserve.exists()
+
+
+def test_a_file_that_no_writer_can_tell_of_is_not_waited_for(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another rank's: it found room neither for its file nor for the reason."""
+    monkeypatch.setattr(background, "_ASK_S", 0.05)
+    fill(disk)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        wait_for_files([disk / "rank-1.pt"], NEVER, threading.Event())
 
 
 def test_a_disk_is_named_by_its_mount_also_below_what_is_not_there(disk: Path) -> None:
