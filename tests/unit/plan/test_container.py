@@ -77,13 +77,13 @@ GOLDEN: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("apptainer", "cpu"): ((), ("apptainer", "exec", "--no-home", *APPTAINER_TAIL)),
     ("podman", "nvidia"): (
         (),
-        ("podman", "run", *RUN, "--device=nvidia.com/gpu=all", "--user=0:0", *BINDS, *NAMES, *TAIL),
+        ("podman", "run", *RUN, "--device=nvidia.com/gpu=all", "--ulimit=host", "--user=0:0", *BINDS, *NAMES, *TAIL),
     ),
     ("podman", "amd"): (
         (),
         (
             *("podman", "run", *RUN, "--device=/dev/kfd", "--device=/dev/dri"),
-            *("--group-add=keep-groups", "--user=0:0", *BINDS, *NAMES, *TAIL),
+            *("--group-add=keep-groups", "--ulimit=host", "--user=0:0", *BINDS, *NAMES, *TAIL),
         ),
     ),
     ("podman", "cpu"): ((), ("podman", "run", *RUN, "--user=0:0", *BINDS, *NAMES, *TAIL)),

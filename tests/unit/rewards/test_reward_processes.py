@@ -16,7 +16,7 @@ import pytest
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import RewardError
-from slurm_rl.rewards import processes
+from slurm_rl.rewards import worker_processes
 from slurm_rl.rewards.pool import RewardPool
 from tests.unit.rewards.reward_pool_kit import build_items, build_pool, workers
 
@@ -35,8 +35,8 @@ def test_workers_that_die_idle_are_replaced(pause_s: float) -> None:
 
 
 def test_a_pool_that_keeps_breaking_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes.VerifierProcesses, "next_done", lambda self, deadline_s: None)
-    monkeypatch.setattr(processes.VerifierProcesses, "restart", lambda self: None)
+    monkeypatch.setattr(worker_processes.VerifierProcesses, "next_done", lambda self, deadline_s: None)
+    monkeypatch.setattr(worker_processes.VerifierProcesses, "restart", lambda self: None)
     with build_pool() as pool, pytest.raises(RewardError, match="must stay alive; got 4 broken pools"):
         pool.score(build_items(2, {}))
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from slurm_rl.errors import DataError, RewardError
-from slurm_rl.rewards import processes
+from slurm_rl.rewards import worker_processes
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardResult
 from tests.unit.rewards.reward_pool_kit import build_items, build_pool, workers
@@ -76,8 +76,8 @@ def test_workers_that_the_kernel_kills_are_replaced_and_nothing_is_lost(is_busy:
 
 
 def test_a_pool_that_keeps_breaking_ends_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes.VerifierProcesses, "next_done", lambda self, deadline_s: None)
-    monkeypatch.setattr(processes.VerifierProcesses, "restart", lambda self: None)
+    monkeypatch.setattr(worker_processes.VerifierProcesses, "next_done", lambda self, deadline_s: None)
+    monkeypatch.setattr(worker_processes.VerifierProcesses, "restart", lambda self: None)
     pool = build_pool()
     with suppress(RewardError), pool:
         with pytest.raises(RewardError, match="must stay alive"):
