@@ -3,6 +3,10 @@ SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 PYTHON ?= python3.11
 VENV ?= .venv
+# Ray hands its Python to a shell without quotes.
+ifneq ($(shell realpath -m '$(VENV)' | grep '[[:space:]]'),)
+$(error the path of the virtual environment must have no spaces; got $(VENV) in $(CURDIR). Next: make $(MAKECMDGOALS) VENV=/a/path/without/them)
+endif
 BIN := $(VENV)/bin
 LOCKS := constraints.txt constraints-dev.txt
 UV ?= uv

@@ -41,7 +41,12 @@ def _resources(plan: JobPlan, rank: int) -> dict[str, int]:
 def explain_ray_end(plan: JobPlan, log: Path, status: int, where: str) -> BringUpError:
     """Why `ray start` ended before the trainer, as an error to raise."""
     rule = f"Ray on {where} must outlive the trainer"
-    return find_lack_in(plan.python, log) or BringUpError(rule, seen=describe_ray_end(log, status), where=log.name)
+    action = None
+    if any(letter.isspace() for letter in plan.python):
+        action = f"Ray hands its Python to a shell without quotes: make the environment of {plan.python} at a path "
+        action += "without spaces"
+    seen = describe_ray_end(log, status)
+    return find_lack_in(plan.python, log) or BringUpError(rule, seen=seen, where=log.name, action=action)
 
 
 def describe_ray_end(log: Path, status: int) -> str:
