@@ -14,7 +14,7 @@ SIGKILL reaches it, and on some not even that. So whoever must go on asks by a c
                             here, or the Slurm job that has the run's script, or the job id that it is given.
 
 "Does it answer" is one question to its server that no cache knows: it sets the folder's time anew. A file system whose
-servers of data alone hang is not told from a slow one by that: `scancel`, or kill -9 of a local run, is for those.
+servers of data alone hang is not told from a slow one by that: kill -9 of a local run is for those.
 """
 
 from __future__ import annotations
