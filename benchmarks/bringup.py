@@ -26,10 +26,10 @@ TIMEOUT_S = 180.0
 
 
 class Bench:
-    """Measurements on one cluster."""
+    """Measurements on one cluster, of the project as it is in `tree`."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: Cluster, tree: Path = ROOT) -> None:
+        self.cluster, self.tree = cluster, tree
 
     def measure(self, way: str, num_nodes: int) -> float:
         """Seconds from the job's first line to the trainer's word."""
@@ -65,7 +65,8 @@ class Bench:
         words += [f"cluster.cpus_per_node={os.cpu_count()}", "cluster.mem_gb_per_node=null"]
         words += [f"cluster.python={python}", f"run_dir={folder}/run", f"cluster.setup=['{setup}']"]
         argv = [sys.executable, "-m", "slurm_rl", *words]
-        subprocess.run(argv, cwd=ROOT, env=self.cluster.env, check=True, capture_output=True)
+        env = {**self.cluster.env, "PYTHONPATH": str(self.tree)}
+        subprocess.run(argv, cwd=self.tree, env=env, check=True, capture_output=True)
 
 
 def print_phases(run: Path, start: float) -> None:
