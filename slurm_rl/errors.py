@@ -53,6 +53,11 @@ def _show(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
+def first_line(error: BaseException) -> str:
+    """What a library's error says, without the pages that some append."""
+    return str(error).strip().partition("\n")[0]
+
+
 def _rebuild(cls: type[SlurmRLError], rule: str, state: dict[str, Any]) -> SlurmRLError:
     return cls(rule, **state)
 

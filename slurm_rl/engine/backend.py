@@ -21,6 +21,7 @@ from slurm_rl.checkpoints.background import BackgroundWriter
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.lora import is_adapter
 from slurm_rl.errors import TrainingError
+from slurm_rl.functions.load import load_function
 
 
 class Backend(Protocol):
@@ -77,24 +78,13 @@ class Backend(Protocol):
 
 def build_backend(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
     """Shard `model` (on CPU, every rank with the same weights) over the ranks of the process group."""
-    return _BACKENDS[policy.backend](model, policy, optim)
+    backend: Backend = load_function(_BACKENDS[policy.backend])(model, policy, optim)
+    return backend
 
 
-def _build_fsdp2(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
-    from slurm_rl.engine.fsdp2 import FSDP2Backend
-
-    return FSDP2Backend(model, optim, policy.offload)
-
-
-def _build_deepspeed(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
-    from slurm_rl.engine.deepspeed import DeepSpeedBackend
-
-    return DeepSpeedBackend(model, policy.zero_stage, optim, policy.offload)
-
-
-_BACKENDS: dict[str, Callable[[PreTrainedModel, PolicyConfig, OptimConfig], Backend]] = {
-    "fsdp2": _build_fsdp2,
-    "deepspeed": _build_deepspeed,
+_BACKENDS = {
+    "fsdp2": "slurm_rl.engine.fsdp2:FSDP2Backend",
+    "deepspeed": "slurm_rl.engine.deepspeed:DeepSpeedBackend",
 }
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from slurm_rl.checkpoints.background import BackgroundWriter
-from slurm_rl.config.train import OptimConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.backend import (
     apply_config,
     build_optimizer,
@@ -45,18 +45,17 @@ class DeepSpeedBackend:
 
     can_reshard = False  # ZeRO's files hold each rank's part of flattened buffers
 
-    def __init__(self, model: PreTrainedModel, zero_stage: int, optim: OptimConfig, offload: str = "none") -> None:
+    def __init__(self, model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> None:
         self._deepspeed = _import_deepspeed()
         self.dtype: torch.dtype = model.dtype
-        self.zero_stage = zero_stage
         self.optim = optim
         # Plain: stage 0 in float32 is bare data parallelism, which clips without telling the norm. We clip.
-        self.plain = zero_stage == 0 and self.dtype == torch.float32
+        self.plain = policy.zero_stage == 0 and self.dtype == torch.float32
         self.optimizer = build_optimizer(model, optim)
         self.engine, _, _, _ = self._deepspeed.initialize(
             model=model,
             optimizer=self.optimizer,
-            config=_build_config(zero_stage, self.dtype, 0.0 if self.plain else optim.max_grad_norm, offload),
+            config=_build_config(policy, self.dtype, 0.0 if self.plain else optim.max_grad_norm),
         )
         # DeepSpeed's own reader would run whatever a checkpoint says.
         self.engine.checkpoint_engine.load = lambda path, map_location=None: load_deepspeed(Path(path))
@@ -137,20 +136,20 @@ def _import_deepspeed() -> Any:
     return deepspeed
 
 
-def _build_config(zero_stage: int, dtype: torch.dtype, max_grad_norm: float, offload: str) -> dict[str, Any]:
+def _build_config(policy: PolicyConfig, dtype: torch.dtype, max_grad_norm: float) -> dict[str, Any]:
     host = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    places = {"optimizer": ["offload_optimizer"], "all": ["offload_optimizer", "offload_param"]}.get(offload, [])
+    places = {"optimizer": ["offload_optimizer"], "all": ["offload_optimizer", "offload_param"]}.get(policy.offload, [])
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,  # only counts samples in DeepSpeed's own log
         "managed_gradient_accumulation": False,
         "gradient_clipping": max_grad_norm,
-        "zero_optimization": {"stage": zero_stage, "overlap_comm": False, **dict.fromkeys(places, host)},
+        "zero_optimization": {"stage": policy.zero_stage, "overlap_comm": False, **dict.fromkeys(places, host)},
         "zero_force_ds_cpu_optimizer": False,  # or offloading would demand DeepSpeed's own AdamW
         "zero_allow_untested_optimizer": True,  # torch's AdamW; DeepSpeed's own ones compile C++
         "steps_per_print": 10**9,
     }
     if dtype == torch.bfloat16:
         config["bf16"] = {"enabled": True}
-        if zero_stage > 0:  # micro-batches add up in float32; stage 0 cannot
+        if policy.zero_stage > 0:  # micro-batches add up in float32; stage 0 cannot
             config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config

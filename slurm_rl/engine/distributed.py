@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from slurm_rl.config.train import PolicyConfig
-from slurm_rl.errors import BringUpError, TrainingError
+from slurm_rl.errors import BringUpError, TrainingError, first_line
 from slurm_rl.math.totals import add_totals
 from slurm_rl.node.bound_torchrun import open_store
 
@@ -36,7 +36,7 @@ def init_process_group(rank: int, world_size: int, master_address: str, port: in
     except (RuntimeError, ValueError, OSError) as error:  # torch's store and network errors are RuntimeErrors
         raise BringUpError(
             f"policy rank {rank} of {world_size} must reach all ranks at {master_address}:{port} "
-            f"within {timeout_s:g} s ({str(error).partition(chr(10))[0]})",
+            f"within {timeout_s:g} s ({first_line(error)})",
             action="look for a rank that died before this one in its log, or a port in use",
         ) from error
 

@@ -21,6 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import cached_file
 
 from slurm_rl.checkpoints.folders import written_beside
+from slurm_rl.engine.model import MAY_BE_ABSENT
 from slurm_rl.run_dir import write_text
 
 SINGLE = "model.safetensors"
@@ -28,50 +29,37 @@ INDEX = "model.safetensors.index.json"
 
 
 def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> int:
-    """Fill an existing folder as Hugging Face does: one file, or several and an index; the number of numbers."""
-    writer, count = _ShardWriter(folder, max_bytes), 0
+    """Fill an existing folder as Hugging Face does: one file, or several and an index; the number of numbers.
+
+    Names of files hold how many there are, so they are given at the end.
+    """
+    pending: dict[str, Tensor] = {}
+    files: list[list[str]] = []
+    count = total_bytes = 0
+
+    def write() -> None:
+        save_file(pending, folder / f"part-{len(files)}", metadata={"format": "pt"})
+        files.append(list(pending))
+        pending.clear()
+
     for name, tensor in tensors:
-        writer.add(name, tensor.contiguous())
-        count += tensor.numel()
+        if pending and sum(t.nbytes for t in pending.values()) + tensor.nbytes > max_bytes:
+            write()
+        pending[name] = tensor.contiguous()
+        count, total_bytes = count + tensor.numel(), total_bytes + tensor.nbytes
         del tensor  # or it would live until the next one is there
-    writer.finish()
+    write()
+    if len(files) == 1:
+        (folder / "part-0").rename(folder / SINGLE)
+        return count
+    placed: dict[str, str] = {}
+    for number, inside in enumerate(files):
+        name = f"model-{number + 1:05}-of-{len(files):05}.safetensors"
+        (folder / f"part-{number}").rename(folder / name)
+        placed |= dict.fromkeys(inside, name)
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": placed}
+    write_text(folder / INDEX, json.dumps(index, indent=2, sort_keys=True) + "\n")
     return count
-
-
-class _ShardWriter:
-    """Fills files up to a size; their names hold their number, so they are given at the end."""
-
-    def __init__(self, folder: Path, max_bytes: int) -> None:
-        self.folder, self.max_bytes = folder, max_bytes
-        self.pending: dict[str, Tensor] = {}
-        self.files: list[list[str]] = []
-        self.total_bytes = 0
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        if self.pending and sum(t.nbytes for t in self.pending.values()) + tensor.nbytes > self.max_bytes:
-            self._write()
-        self.pending[name] = tensor
-        self.total_bytes += tensor.nbytes
-
-    def _write(self) -> None:
-        save_file(self.pending, self._part(len(self.files)), metadata={"format": "pt"})
-        self.files.append(list(self.pending))
-        self.pending = {}
-
-    def _part(self, number: int) -> Path:
-        return self.folder / f"part-{number}"
-
-    def finish(self) -> None:
-        self._write()
-        if len(self.files) == 1:
-            self._part(0).rename(self.folder / SINGLE)
-            return
-        names = [f"model-{n:05}-of-{len(self.files):05}.safetensors" for n in range(1, len(self.files) + 1)]
-        for number, name in enumerate(names):
-            self._part(number).rename(self.folder / name)
-        placed = {parameter: name for name, inside in zip(names, self.files, strict=True) for parameter in inside}
-        index = {"metadata": {"total_size": self.total_bytes}, "weight_map": placed}
-        write_text(self.folder / INDEX, json.dumps(index, indent=2, sort_keys=True) + "\n")
 
 
 def publish(module: PreTrainedModel, state: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -93,13 +81,8 @@ def goes_one_by_one(module: PreTrainedModel, shapes: Mapping[str, Sequence[int]]
         together = revert_weight_conversion(module, dict(empty))
     except Exception:  # a conversion that misses its other parts, or computes on values
         return False
-    return [(name, tensor.shape) for name, tensor in sorted(apart, key=_name)] == [
-        (name, tensor.shape) for name, tensor in sorted(together.items(), key=_name)
-    ]
-
-
-def _name(item: tuple[str, Tensor]) -> str:
-    return item[0]
+    shapes_apart, shapes_together = ({n: t.shape for n, t in items} for items in (apart, together.items()))
+    return len(apart) == len(together) and shapes_apart == shapes_together
 
 
 # As Hugging Face cuts them.
@@ -147,12 +130,6 @@ def export_model(
 def copy_processors(model: str, folder: Path) -> None:
     """Copy the image processor of a model folder, or of a downloaded hub name, as far as there is one."""
     for name in _PROCESSOR_FILES:
-        found = cached_file(
-            model,
-            name,
-            local_files_only=True,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
+        found = cached_file(model, name, local_files_only=True, **MAY_BE_ABSENT)
         if found is not None:
             shutil.copyfile(found, folder / name)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from slurm_rl.engine.head import chunked_head, find_head, float_head
 from slurm_rl.engine.noise import noisy_embeddings
@@ -26,113 +27,132 @@ Measure = Callable[..., tuple[Tensor, Tensor]]
 DUMMY = TrainSequence(token_ids=np.zeros(2, dtype=np.int64), trained_from=1)
 
 
-def forward_packed(
-    model: Callable[..., Any],
-    batch: PackedBatch,
-    temperature: float,
-    *,
-    chunk_tokens: int | None = None,
-    entropy_gradient: bool = False,
-    measure: Measure = compute_token_logprobs,
-    noise_alpha: float = 0.0,
-    packed: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Logprobs [N] with gradient, and entropy [N], of the trained tokens.
+@dataclass(frozen=True)
+class RowReader:
+    """A model, and how sequences are put into the rows that it reads."""
 
-    Sequences stay apart because positions restart, there is no cache and no attention mask: with either,
-    sdpa lets them see each other. Not every model keeps them apart; row_check.py finds out.
+    model: Callable[..., Any]
+    device: torch.device
+    images: ImageReader | None = None
+    """Reads those of a vision-language model; None for a text model."""
+    chunk_tokens: int | None = None
+    """Rows of logits that exist at once; None: all."""
+    share_prompts: bool = False
+    packed: bool = True
+    """Several sequences may stand in one row, as row_check.py found."""
 
-    Args:
-        chunk_tokens: rows of logits that exist at once; None: all N.
-        entropy_gradient: the entropy is differentiable, too.
-        measure: what is told of the logits; `compute_token_hits` tells something else than the entropy.
-        noise_alpha: strength of the noise on the embeddings of sequences with a seed.
-        packed: several sequences may stand in one row.
-    """
-    module: Any = getattr(model, "module", model)
-    targets = batch.token_ids[batch.trained_positions]
-    # The logits of a token stand one before it.
-    read_at = batch.trained_positions - 1
-    if chunk_tokens is not None:
-        chunked = chunked_head(
-            module, targets, temperature, chunk_tokens, entropy_gradient=entropy_gradient, measure=measure
-        )
-        with chunked:
-            logprobs, entropy = _forward(model, module, batch, read_at, noise_alpha, packed).unbind(-1)
-        return logprobs, entropy if entropy_gradient else entropy.detach()
-    with float_head(find_head(module)):
-        logits = _forward(model, module, batch, read_at, noise_alpha, packed)
-    return measure(logits, targets, temperature, entropy_gradient=entropy_gradient)
+    @property
+    def module(self) -> Any:
+        return getattr(self.model, "module", self.model)
+
+    def build_batch(self, sequences: Sequence[TrainSequence]) -> PackedBatch:
+        """The packed row of these sequences, with its pixels, on the device."""
+        if self.images is None:
+            return move_batch(build_packed_batch(sequences, share_prompts=self.share_prompts), self.device)
+        sequences = self.images.with_image(sequences)
+        return move_batch(self.images.attach(build_packed_batch(sequences), sequences), self.device)
+
+    def forward(
+        self,
+        batch: PackedBatch,
+        temperature: float,
+        *,
+        entropy_gradient: bool = False,
+        measure: Measure = compute_token_logprobs,
+        noise_alpha: float = 0.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Logprobs [N] with gradient, and entropy [N], of the trained tokens.
+
+        Sequences stay apart because positions restart, there is no cache and no attention mask: with either,
+        sdpa lets them see each other. Not every model keeps them apart; row_check.py finds out.
+
+        Args:
+            entropy_gradient: the entropy is differentiable, too.
+            measure: what is told of the logits; `compute_token_hits` tells something else than the entropy.
+            noise_alpha: strength of the noise on the embeddings of sequences with a seed.
+        """
+        targets = batch.token_ids[batch.trained_positions]
+        # The logits of a token stand one before it.
+        read_at = batch.trained_positions - 1
+        if self.chunk_tokens is not None:
+            chunked = chunked_head(
+                self.module, targets, temperature, self.chunk_tokens, entropy_gradient=entropy_gradient, measure=measure
+            )
+            with chunked:
+                logprobs, entropy = self._read(batch, read_at, noise_alpha).unbind(-1)
+            return logprobs, entropy if entropy_gradient else entropy.detach()
+        with float_head(find_head(self.module)):
+            logits = self._read(batch, read_at, noise_alpha)
+        return measure(logits, targets, temperature, entropy_gradient=entropy_gradient)
+
+    def forward_scores(self, batch: PackedBatch) -> Tensor:
+        """Scores [N] float32 of a reward model after it has read each trained token, with gradient."""
+        with float_head(find_head(self.module)):
+            return self._read(batch, batch.trained_positions, 0.0).squeeze(-1)
+
+    @torch.no_grad()
+    def compute_logprobs(self, sequences: Sequence[TrainSequence], temperature: float) -> list[FloatArray]:
+        """Logprobs of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
+        batch = self.build_batch(sequences or [DUMMY])
+        logprobs, _ = self.forward(batch, temperature)
+        return split_by_sequence(logprobs, batch.sequence_ids, len(sequences)) if sequences else []
+
+    @torch.no_grad()
+    def compute_scores(self, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
+        """Scores of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
+        batch = self.build_batch(sequences or [DUMMY])
+        scores = self.forward_scores(batch)
+        return split_by_sequence(scores, batch.sequence_ids, len(sequences)) if sequences else []
+
+    def _read(self, batch: PackedBatch, read_at: Tensor, noise_alpha: float) -> Tensor:
+        """What the head makes of the tokens at `read_at` [N], [N, V]."""
+        module = self.module
+        if self.packed and module.config._attn_implementation.startswith("flash"):
+            positions, places, more = _lay_in_one_row(batch)
+        else:
+            positions, places, more = _lay_in_rows(module, batch, self.packed)
+        token_ids = torch.zeros_like(positions)
+        token_ids.view(-1)[places] = batch.token_ids
+        inputs = {"position_ids": positions}
+        if batch.rope_position_ids is not None:
+            inputs = build_vision_inputs(batch, positions, places)
+        head, noise = _head_on(module, places[read_at]), noisy_embeddings(module, batch, places, noise_alpha)
+        with head, noise, _lone_placeholders(module, token_ids, batch, places) as ids:
+            output = self.model(input_ids=ids, use_cache=False, **inputs, **more)
+        logits: Tensor = output.logits[0]
+        return logits
 
 
-def forward_scores(model: Callable[..., Any], batch: PackedBatch, *, packed: bool = True) -> Tensor:
-    """Scores [N] float32 of a reward model after it has read each trained token, with gradient."""
-    module: Any = getattr(model, "module", model)
-    with float_head(find_head(module)):
-        return _forward(model, module, batch, batch.trained_positions, 0.0, packed).squeeze(-1)
+_Laid = tuple[Tensor, Tensor, dict[str, Any]]
+"""Positions [R, W], where each token of the batch stands in the flattened [R * W] [T], more arguments of the model."""
 
 
-def _forward(
-    model: Callable[..., Any], module: Any, batch: PackedBatch, read_at: Tensor, noise_alpha: float, packed: bool
-) -> Tensor:
-    """What the head makes of the tokens at `read_at` [N], [N, V]."""
-    walks_sequences = module.config._attn_implementation.startswith("flash")
-    if walks_sequences and packed:
-        return _forward_one_row(model, module, batch, read_at, noise_alpha)
-    return _forward_rows(model, module, batch, read_at, noise_alpha, packed)
-
-
-def _forward_one_row(
-    model: Callable[..., Any], module: Any, batch: PackedBatch, read_at: Tensor, noise_alpha: float
-) -> Tensor:
-    """What the head makes, [N, V], from one row of all tokens.
-
-    The varlen arguments tell flash attention where sequences end.
-    """
-    longest = int(batch.cu_seqlens.diff().max())
-    text_positions = batch.position_ids.unsqueeze(0)
-    inputs: dict[str, Any] = {
-        "position_ids": text_positions,
-        "cu_seq_lens_q": batch.cu_seqlens,
-        "cu_seq_lens_k": batch.cu_seqlens,
-        "max_length_q": longest,
-        "max_length_k": longest,
-    }
-    places = torch.arange(len(batch.token_ids), device=batch.token_ids.device)
+def _lay_in_one_row(batch: PackedBatch) -> _Laid:
+    """One row of all tokens; the varlen arguments tell flash attention where sequences end."""
+    positions, places = (
+        batch.position_ids.unsqueeze(0),
+        torch.arange(len(batch.token_ids), device=batch.token_ids.device),
+    )
     if batch.rope_position_ids is not None:
         # The vision tower would take the lengths for those of its images; the positions tell them as well.
-        inputs = build_vision_inputs(batch, text_positions, places)
-    token_ids = batch.token_ids.unsqueeze(0)
-    head, noise = _head_on(module, read_at), noisy_embeddings(module, batch, places, noise_alpha)
-    with head, noise, _lone_placeholders(module, token_ids, batch, None) as ids:
-        output = model(input_ids=ids, use_cache=False, **inputs)
-    return output.logits[0]
+        return positions, places, {}
+    longest = int(batch.cu_seqlens.diff().max())
+    ends = dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), batch.cu_seqlens)
+    return positions, places, {**ends, "max_length_q": longest, "max_length_k": longest}
 
 
-def _forward_rows(
-    model: Callable[..., Any], module: Any, batch: PackedBatch, read_at: Tensor, noise_alpha: float, packed: bool
-) -> Tensor:
-    """What the head makes, [N, V], from several short rows; of one sequence each where they are not packed."""
+def _lay_in_rows(module: Any, batch: PackedBatch, packed: bool) -> _Laid:
+    """Several short rows; of one sequence each where they are not packed."""
     lengths, device = batch.cu_seqlens.diff().tolist(), batch.token_ids.device
     if batch.shared is None:
         layout = build_row_layout(lengths, packed=packed)
     else:
         layout = build_shared_layout(lengths, batch.shared.tolist())
-    places = layout.places.to(device)
-    token_ids = torch.zeros(layout.num_rows * layout.width, dtype=torch.long, device=device)
-    token_ids[places] = batch.token_ids
-    text_positions = layout.position_ids.to(device)
-    inputs: dict[str, Any] = {"position_ids": text_positions}
-    if batch.rope_position_ids is not None:
-        inputs = build_vision_inputs(batch, text_positions, places)
+    more = {}
     if layout.mask is not None:
         attention, dtype = module.config._attn_implementation, getattr(module, "dtype", torch.float32)
-        inputs["attention_mask"] = mask_for(layout.mask.to(device), attention, dtype)
-    token_ids = token_ids.view(layout.num_rows, layout.width)
-    head, noise = _head_on(module, places[read_at]), noisy_embeddings(module, batch, places, noise_alpha)
-    with head, noise, _lone_placeholders(module, token_ids, batch, places) as ids:
-        output = model(input_ids=ids, use_cache=False, **inputs)
-    return output.logits[0]
+        more["attention_mask"] = mask_for(layout.mask.to(device), attention, dtype)
+    return layout.position_ids.to(device), layout.places.to(device), more
 
 
 def build_vision_inputs(batch: PackedBatch, text_positions: Tensor, places: Tensor) -> dict[str, Tensor]:
@@ -160,7 +180,7 @@ def build_vision_inputs(batch: PackedBatch, text_positions: Tensor, places: Tens
 
 
 @contextlib.contextmanager
-def _lone_placeholders(module: Any, token_ids: Tensor, batch: PackedBatch, places: Tensor | None) -> Iterator[Tensor]:
+def _lone_placeholders(module: Any, token_ids: Tensor, batch: PackedBatch, places: Tensor) -> Iterator[Tensor]:
     """Token ids [R, W] in which a vision-language model finds the placeholders of its images alone.
 
     One that was sampled is read as the token that it is, as vLLM does: the embedding still gets it.
@@ -170,18 +190,14 @@ def _lone_placeholders(module: Any, token_ids: Tensor, batch: PackedBatch, place
         yield token_ids
         return
     shown = token_ids.clone()
-    shown.view(-1)[lone if places is None else places[lone]] = 0
+    shown.view(-1)[places[lone]] = 0
     embedding = module.get_input_embeddings()
-    handle = embedding.register_forward_pre_hook(lambda _, arguments: (token_ids, *arguments[1:]), prepend=True)
-    try:
+    with embedding.register_forward_pre_hook(lambda _, arguments: (token_ids, *arguments[1:]), prepend=True):
         yield shown
-    finally:
-        handle.remove()
 
 
-@contextlib.contextmanager
-def _head_on(module: Any, places: Tensor) -> Iterator[None]:
-    """Let the head see only these places of the flattened hidden states.
+def _head_on(module: Any, places: Tensor) -> contextlib.AbstractContextManager[Any]:
+    """Let the head see only these places of the flattened hidden states, until the handle is left.
 
     On prompts it would cost a vocabulary row a token for nothing, and logits_to_keep can only choose the
     same columns of every row.
@@ -191,64 +207,8 @@ def _head_on(module: Any, places: Tensor) -> Iterator[None]:
         hidden = arguments[0]
         return (hidden.reshape(-1, hidden.shape[-1])[places].unsqueeze(0), *arguments[1:])
 
-    handle = find_head(module).register_forward_pre_hook(choose, prepend=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@torch.no_grad()
-def compute_sequence_logprobs(
-    model: Callable[..., Any],
-    sequences: Sequence[TrainSequence],
-    temperature: float,
-    device: torch.device,
-    *,
-    chunk_tokens: int | None = None,
-    images: ImageReader | None = None,
-    share_prompts: bool = False,
-    packed: bool = True,
-) -> list[FloatArray]:
-    """Logprobs of each sequence, each [num_trained] float32; of none, [] after a dummy run.
-
-    Args:
-        images: reads those of a vision-language model; None for a text model.
-        packed: as row_check.py found.
-    """
-    batch = build_batch(sequences or [DUMMY], images, device, share_prompts=share_prompts)
-    logprobs, _ = forward_packed(model, batch, temperature, chunk_tokens=chunk_tokens, packed=packed)
-    return split_by_sequence(logprobs, batch.sequence_ids, len(sequences)) if sequences else []
-
-
-@torch.no_grad()
-def compute_sequence_scores(
-    model: Callable[..., Any],
-    sequences: Sequence[TrainSequence],
-    device: torch.device,
-    *,
-    images: ImageReader | None = None,
-    share_prompts: bool = False,
-    packed: bool = True,
-) -> list[FloatArray]:
-    """Scores of each sequence, each [num_trained] float32; of none, [] after a dummy run."""
-    batch = build_batch(sequences or [DUMMY], images, device, share_prompts=share_prompts)
-    scores = forward_scores(model, batch, packed=packed)
-    return split_by_sequence(scores, batch.sequence_ids, len(sequences)) if sequences else []
-
-
-def build_batch(
-    sequences: Sequence[TrainSequence],
-    images: ImageReader | None,
-    device: torch.device,
-    *,
-    share_prompts: bool = False,
-) -> PackedBatch:
-    """The packed row of these sequences, with its pixels, on the device."""
-    if images is None:
-        return move_batch(build_packed_batch(sequences, share_prompts=share_prompts), device)
-    sequences = images.with_image(sequences)
-    return move_batch(images.attach(build_packed_batch(sequences), sequences), device)
+    handle: RemovableHandle = find_head(module).register_forward_pre_hook(choose, prepend=True)
+    return handle
 
 
 def move_batch(batch: PackedBatch, device: torch.device) -> PackedBatch:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from slurm_rl.checkpoints.background import BackgroundWriter, write_whole
-from slurm_rl.config.train import OptimConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.backend import apply_config, build_optimizer, clip_gradients, export_tensor, set_lr
 from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
 from slurm_rl.engine.shards import SavedShards, rank_file, save_tensors
@@ -30,8 +30,8 @@ class FSDP2Backend:
 
     can_reshard = True
 
-    def __init__(self, model: PreTrainedModel, optim: OptimConfig, offload: str = "none") -> None:
-        self.offload = offload
+    def __init__(self, model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> None:
+        self.offload = offload = policy.offload
         self.dtype: torch.dtype = model.dtype
         self.module = model
         for tensor in [*model.parameters(), *model.buffers()]:
@@ -93,7 +93,7 @@ class FSDP2Backend:
             "parameters": {name: keep(p) for name, p in parameters.items()},
             "moments": {name: {k: keep(v) for k, v in m.items()} for name, m in moments.items()},
         }
-        path = _rank_file(folder)
+        path = rank_file(folder, get_rank())
         if writer is None:
             write_whole(path, lambda part: save_tensors(state, part))
             return []
@@ -155,7 +155,3 @@ def _place_like(parameter: Tensor, value: Tensor) -> Tensor:
     placed = torch.zeros_like(parameter)
     _to_local(placed).copy_(value)
     return placed
-
-
-def _rank_file(folder: Path) -> Path:
-    return rank_file(folder, get_rank())

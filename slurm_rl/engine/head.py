@@ -108,7 +108,7 @@ def chunked_head(
     Args:
         targets: [N] int64.
         chunk_tokens: rows of logits that exist at once.
-        measure: what is told of each row of logits; see `forward_packed`.
+        measure: what is told of each row of logits; see `RowReader.forward`.
     """
     head = find_head(module)
     with _without_bends(module) as bend:

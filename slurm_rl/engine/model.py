@@ -31,7 +31,7 @@ from transformers.utils import cached_file, logging
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.engine.reward_model import allow_new_head, score_every_token
 from slurm_rl.engine.vision import has_vision
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import ConfigError, first_line
 
 # attention_dropout, resid_pdrop, classifier_dropout, layerdrop, drop_path_rate; router_jitter_noise.
 _RANDOM = re.compile("drop|jitter")
@@ -55,7 +55,7 @@ def clear_dropout_layers(model: PreTrainedModel) -> None:
 
 # How many misfitting parameter names an error shows.
 _SHOWN_NAMES = 4
-_MAY_BE_ABSENT = {
+MAY_BE_ABSENT = {
     "_raise_exceptions_for_missing_entries": False,
     "_raise_exceptions_for_connection_errors": False,
 }
@@ -102,7 +102,7 @@ def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None 
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{field} must be a Hugging Face folder with config.json and safetensors, or a downloaded hub name "
-            f"({_first_line(error)})",
+            f"({first_line(error)})",
             seen=str(weights),
             action=f"correct {field}, or download it with `python -m slurm_rl prepare`",
         ) from error
@@ -140,7 +140,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
         )
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.path must hold a tokenizer ({_first_line(error)})",
+            f"model.path must hold a tokenizer ({first_line(error)})",
             seen=str(path),
             action="put tokenizer.json and tokenizer_config.json there",
         ) from error
@@ -152,7 +152,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
                 action=f"name one of its special tokens as {name} in tokenizer_config.json",
             )
     # Where a vision-language model has its template in a file of its own, that one knows of images.
-    template = cached_file(path, "chat_template.json", local_files_only=True, **_MAY_BE_ABSENT)
+    template = cached_file(path, "chat_template.json", local_files_only=True, **MAY_BE_ABSENT)
     if template is not None:
         tokenizer.chat_template = json.loads(Path(template).read_text(encoding="utf-8"))["chat_template"]
     return tokenizer
@@ -197,7 +197,3 @@ def _require_fit(loaded: dict[str, Any], field: str, seen: str) -> None:
 
 def _shorten(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

@@ -4,36 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.hooks import RemovableHandle
 
 from slurm_rl.math.sequences import PackedBatch
 
 
-@contextlib.contextmanager
-def noisy_embeddings(module: Any, batch: PackedBatch, places: Tensor, alpha: float) -> Iterator[None]:
+def noisy_embeddings(
+    module: Any, batch: PackedBatch, places: Tensor, alpha: float
+) -> contextlib.AbstractContextManager[Any]:
     """Add the noise of each sequence to what the input embeddings make; none for `alpha` 0 or without seeds.
 
     Args:
         places: [T] where each packed token stands in the flattened rows the model reads.
     """
     if alpha == 0 or batch.noise_seeds is None:
-        yield
-        return
+        return contextlib.nullcontext()
 
     def add(_: Any, __: Any, embedded: Tensor) -> Tensor:
         noise = build_noise(batch, embedded.shape[-1], alpha).to(embedded)
         flat = embedded.reshape(-1, embedded.shape[-1])
         return flat.index_add(0, places, noise).view_as(embedded)
 
-    handle = module.get_input_embeddings().register_forward_hook(add)
-    try:
-        yield
-    finally:
-        handle.remove()
+    handle: RemovableHandle = module.get_input_embeddings().register_forward_hook(add)
+    return handle
 
 
 def build_noise(batch: PackedBatch, width: int, alpha: float) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,7 @@ from slurm_rl.disk import describe_disk, naming, next_action
 from slurm_rl.engine import distributed, lora
 from slurm_rl.engine.backend import build_backend
 from slurm_rl.engine.export import export_model
-from slurm_rl.engine.forward import (
-    DUMMY,
-    Measure,
-    build_batch,
-    compute_sequence_logprobs,
-    compute_sequence_scores,
-    forward_packed,
-    forward_scores,
-)
+from slurm_rl.engine.forward import DUMMY, RowReader
 from slurm_rl.engine.model import load_model, load_tokenizer
 from slurm_rl.engine.row_check import check_rows
 from slurm_rl.engine.row_layout import require_maskable
@@ -82,38 +74,21 @@ class PolicyEngine:
             torch.use_deterministic_algorithms(True)
             # Or every fresh buffer is filled with NaN; of ZeRO's buckets that is 2 GB and seconds a step.
             torch.utils.deterministic.fill_uninitialized_memory = False
-        self.temperature, self.chunk_tokens = temperature, policy.logprob_chunk_tokens
-        self.share_prompts = policy.share_prompts
+        self.temperature = temperature
         self.tokenizer = load_tokenizer(model_folder, trust_remote_code=model.trust_remote_code)
         self.model_config, self.model_folder = model, str(model_folder)
         self.scores, self.noise_alpha = score_seed is not None, noise_alpha
-        self.images = load_image_reader(model_folder, model)
+        images = load_image_reader(model_folder, model)
         module = load_model(model_folder, model, score_seed=score_seed)
         if self.scores and module.config.pad_token_id is None:
             module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
         self.lora_targets = [] if model.lora is None else lora.add_adapters(module, model.lora, seed)
         self.backend = build_backend(module, policy, optim)
-        if self.share_prompts:
+        if policy.share_prompts:
             require_maskable(self.module.config)
-        self.rows = check_rows(
-            self.backend.model,
-            self.backend.dtype,
-            self.device,
-            images=self.images,
-            scores=self.scores,
-            chunk_tokens=self.chunk_tokens,
-            share_prompts=self.share_prompts,
-        )
-        read = {"device": self.device, "images": self.images, "share_prompts": self.share_prompts}
-        self._scores = partial(compute_sequence_scores, self.backend.model, packed=self.rows.packed, **read)
-        self._logprobs = partial(
-            compute_sequence_logprobs,
-            self.backend.model,
-            temperature=self.temperature,
-            chunk_tokens=self.chunk_tokens,
-            packed=self.rows.packed,
-            **read,
-        )
+        reader = RowReader(self.backend.model, self.device, images, policy.logprob_chunk_tokens, policy.share_prompts)
+        self.rows = check_rows(reader, self.backend.dtype, scores=self.scores)
+        self.reader = replace(reader, packed=self.rows.packed)
         self._writer = BackgroundWriter()
         self.layout = build_layout(self.module, model, policy)
 
@@ -131,13 +106,13 @@ class PolicyEngine:
         distributed.require_equal_counts(len(micro_batches))
         self.module.eval()
         with nullcontext() if adapters else lora.adapters_off(self.module):
-            return [self._logprobs(sequences=sequences) for sequences in micro_batches]
+            return [self.reader.compute_logprobs(sequences, self.temperature) for sequences in micro_batches]
 
     def compute_scores(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
         """The same of a reward model or a critic: scores after each trained token."""
         distributed.require_equal_counts(len(micro_batches))
         self.module.eval()
-        return [self._scores(sequences=sequences) for sequences in micro_batches]
+        return [self.reader.compute_scores(sequences) for sequences in micro_batches]
 
     def train(
         self,
@@ -165,9 +140,7 @@ class PolicyEngine:
         self.module.train()
         sums = {"loss": 0.0}
         for sequences in micro_batches:
-            loss, metrics = self._compute_loss(
-                sequences, loss_fn, entropy_gradient, temperature=temperature or self.temperature
-            )
+            loss, metrics = self._compute_loss(sequences, loss_fn, temperature or self.temperature, entropy_gradient)
             self.backend.backward(loss)
             add_totals(sums, {"loss": float(loss.detach()), **metrics})
         totals = distributed.sum_over_ranks(sums)
@@ -184,38 +157,25 @@ class PolicyEngine:
         self.module.eval()
         sums = {"loss": 0.0}
         for sequences in micro_batches:
-            loss, metrics = self._compute_loss(
-                sequences, loss_fn, False, temperature=self.temperature, measure=compute_token_hits
-            )
+            loss, metrics = self._compute_loss(sequences, loss_fn, self.temperature)
             add_totals(sums, {"loss": float(loss), **metrics})
         return distributed.sum_over_ranks(sums)
 
     def _compute_loss(
-        self,
-        sequences: Sequence[TrainSequence],
-        loss_fn: LossFn,
-        entropy_gradient: bool,
-        *,
-        temperature: float,
-        measure: Measure = compute_token_logprobs,
+        self, sequences: Sequence[TrainSequence], loss_fn: LossFn, temperature: float, entropy_gradient: bool = False
     ) -> tuple[Tensor, dict[str, float]]:
-        trains = any(s.num_trained for s in sequences)
-        batch = build_batch(
-            sequences if trains else [DUMMY], self.images, self.device, share_prompts=self.share_prompts
-        )
+        trains, reader = any(s.num_trained for s in sequences), self.reader
+        batch = reader.build_batch(sequences if trains else [DUMMY])
         if self.scores:
-            logprobs = forward_scores(self.backend.model, batch, packed=self.rows.packed)
+            logprobs = reader.forward_scores(batch)
             entropy = torch.zeros_like(logprobs)
         else:
-            logprobs, entropy = forward_packed(
-                self.backend.model,
+            logprobs, entropy = reader.forward(
                 batch,
                 temperature,
-                chunk_tokens=self.chunk_tokens,
                 entropy_gradient=entropy_gradient,
-                measure=measure,
+                measure=compute_token_logprobs if self.module.training else compute_token_hits,
                 noise_alpha=self.noise_alpha if self.module.training else 0.0,
-                packed=self.rows.packed,
             )
         # A worker without work still goes backward, for the sake of its collectives.
         return loss_fn(batch, logprobs, entropy) if trains else (logprobs.sum() * 0.0, {})

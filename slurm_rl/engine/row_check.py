@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -28,10 +28,9 @@ import numpy as np
 import torch
 
 from slurm_rl.engine.distributed import gather_objects
-from slurm_rl.engine.forward import compute_sequence_logprobs, compute_sequence_scores
+from slurm_rl.engine.forward import RowReader
 from slurm_rl.engine.head import find_head, float_head
-from slurm_rl.engine.vision import ImageReader
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import ConfigError, first_line
 from slurm_rl.math.logprobs import compute_token_logprobs
 from slurm_rl.math.sequences import FloatArray, TrainSequence
 
@@ -85,57 +84,48 @@ class _Gap:
         return ""
 
 
-def check_rows(
-    model: Callable[..., Any],
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    images: ImageReader | None = None,
-    scores: bool = False,
-    chunk_tokens: int | None = None,
-    share_prompts: bool = False,
-) -> RowCheck:
+def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -> RowCheck:
     """Try packed rows on the model at hand. All ranks call it together, and all get the same answer.
 
     Args:
-        dtype: in which it computes; its parameters may be others.
+        reader: with chunks of the head or shared prompts, these are tried, too.
+        dtype: in which the model computes; its parameters may be others.
         scores: of a reward model or critic, in place of logprobs.
-        chunk_tokens: None, or the head in chunks is tried, too.
-        share_prompts: shared prompts are tried, too.
 
     Raises:
         ConfigError: one sequence a row, the head in chunks or shared prompts do not give the model's own values.
     """
-    module: Any = getattr(model, "module", model)
+    module = reader.module
     bound = _WRONG_IN_HALF if dtype.itemsize < 4 else _WRONG
-    compute = compute_sequence_scores if scores else partial(compute_sequence_logprobs, temperature=1.0)
-    read = partial(compute, model, device=device, images=images)
+    together = replace(reader, chunk_tokens=None, share_prompts=False, packed=True)
+    apart = replace(together, packed=False)
+
+    def read(by: RowReader, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
+        return by.compute_scores(sequences) if scores else by.compute_logprobs(sequences, 1.0)
+
     probe = build_probe(module.config)
     with _evaluating(module):
-        measure = partial(_measure, probe, _read_plain(model, module, probe.sequences[1], device, scores))
-        single = measure(lambda sequences: read(sequences[1:2], packed=False)[0])
-        alone = measure(lambda sequences: read(sequences, packed=False)[1])
-        _require(
-            single.describe(bound, bound) or alone.describe(bound, bound),
-            _OWN_FORWARD,
-            _OTHER_MODEL,
-        )
-        if chunk_tokens is not None and not scores:
-            chunked = measure(lambda sequences: read(sequences[1:2], packed=False, chunk_tokens=_CHUNK)[0])
+        measure = partial(_measure, probe, _read_plain(reader, probe.sequences[1], scores))
+        single = measure(lambda sequences: read(apart, sequences[1:2])[0])
+        alone = measure(lambda sequences: read(apart, sequences)[1])
+        _require(single.describe(bound, bound) or alone.describe(bound, bound), _OWN_FORWARD, _OTHER_MODEL)
+        if reader.chunk_tokens is not None and not scores:
+            chunked = measure(lambda sequences: read(replace(apart, chunk_tokens=_CHUNK), sequences[1:2])[0])
             _require(
                 chunked.describe(bound, bound),
                 "policy.logprob_chunk_tokens needs a model whose logits are those of its head, scaled or capped",
                 "set policy.logprob_chunk_tokens=null",
             )
         leak = max(_LEAK, _GROUPING * alone.from_itself)
-        if share_prompts and images is None:
-            shared = measure(lambda sequences: read(_share_prompt(sequences), share_prompts=True)[1])
+        if reader.share_prompts and reader.images is None:
+            sharing = replace(together, share_prompts=True)
+            shared = measure(lambda sequences: read(sharing, _share_prompt(sequences))[1])
             _require(
                 shared.describe(bound, leak),
                 "policy.share_prompts needs a model that keeps completions of one prompt apart",
                 "set policy.share_prompts=false",
             )
-        packed = measure(lambda sequences: read(sequences)[1])
+        packed = measure(lambda sequences: read(together, sequences)[1])
     reason = packed.describe(bound, leak) or _describe_chunks(module.config)
     return RowCheck(not reason, reason, max(packed.from_plain, packed.from_itself))
 
@@ -207,14 +197,12 @@ def _compared(values: FloatArray) -> FloatArray:
 
 
 @torch.no_grad()
-def _read_plain(
-    model: Callable[..., Any], module: Any, sequence: TrainSequence, device: torch.device, scores: bool
-) -> FloatArray:
+def _read_plain(reader: RowReader, sequence: TrainSequence, scores: bool) -> FloatArray:
     """The same values by nothing but the model's own forward."""
-    ids = torch.from_numpy(sequence.token_ids).to(device)
+    ids = torch.from_numpy(sequence.token_ids).to(reader.device)
     try:
-        with float_head(find_head(module)):
-            logits = model(input_ids=ids.unsqueeze(0), use_cache=True).logits[0]
+        with float_head(find_head(reader.module)):
+            logits = reader.model(input_ids=ids.unsqueeze(0), use_cache=True).logits[0]
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
@@ -236,7 +224,7 @@ def _evaluating(module: Any) -> Iterator[None]:
 
 def _describe(error: Exception) -> str:
     # Whatever a model says that was not made for this.
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"[:200]
+    return f"{type(error).__name__}: {first_line(error)}"[:200]
 
 
 def _require(wrong: str, rule: str, action: str) -> None:

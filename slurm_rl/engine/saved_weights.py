@@ -95,16 +95,12 @@ def _rank_of(file: Path) -> int:
 
 def load_deepspeed(file: Path, *, mmap: bool = False) -> dict[str, Any]:
     """One of DeepSpeed's files."""
-    return load_tensors(file, mmap=mmap, classes=_harmless())
-
-
-def _harmless() -> list[Any]:
-    """Classes in DeepSpeed's files: numbers and names, without code of their own when they are read."""
+    # Numbers and names, without code of their own when they are read.
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    return [LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address]
+    return load_tensors(file, mmap=mmap, classes=[LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address])
 
 
 _READERS: dict[str, Callable[[Path, int, dict[str, list[int]]], Iterator[tuple[str, Tensor]]]] = {

@@ -7,15 +7,17 @@ Its vocabulary has no unknown token on purpose: text outside it raises instead o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedModel, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
 from slurm_rl.checkpoints.folders import written_beside
-from slurm_rl.config.model import TinyModelConfig
+from slurm_rl.config.model import TinyModelConfig, TinyVLConfig
 from slurm_rl.errors import ConfigError
 
 PAD_TOKEN = "<pad>"
@@ -25,21 +27,27 @@ EOS_TOKEN = "<eos>"
 def build_tiny_model(config: TinyModelConfig, seed: int, folder: Path) -> None:
     """Write weights, config and tokenizer to `folder`, whole or not at all; equal seeds give equal bytes.
 
-    The caller's random state is left as it was.
-
     Raises:
         ConfigError: a character is named twice.
     """
-    logging.disable_progress_bar()  # a log file is no terminal
     tokenizer = build_character_tokenizer(config)
+    model = draw_weights(lambda: Qwen3ForCausalLM(Qwen3Config(**shape_of(config, tokenizer))), tokenizer, seed)
+    with written_beside(folder) as beside:
+        model.save_pretrained(beside)
+        tokenizer.save_pretrained(beside)
+
+
+def draw_weights(
+    build: Callable[[], PreTrainedModel], tokenizer: PreTrainedTokenizerFast, seed: int
+) -> PreTrainedModel:
+    """The model in float32; the caller's random state is left as it was."""
+    logging.disable_progress_bar()  # a log file is no terminal
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(_build_config(config, tokenizer))
+        model = build()
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.generation_config.eos_token_id = tokenizer.eos_token_id
-    with written_beside(folder) as beside:
-        model.to(torch.float32).save_pretrained(beside)
-        tokenizer.save_pretrained(beside)
+    return model.to(torch.float32)
 
 
 def build_character_tokenizer(config: TinyModelConfig) -> PreTrainedTokenizerFast:
@@ -64,18 +72,19 @@ def build_character_tokenizer(config: TinyModelConfig) -> PreTrainedTokenizerFas
     )
 
 
-def _build_config(config: TinyModelConfig, tokenizer: PreTrainedTokenizerFast) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=config.hidden_size,
-        intermediate_size=3 * config.hidden_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=config.num_heads,
-        num_key_value_heads=config.num_kv_heads,
-        head_dim=config.hidden_size // config.num_heads,
-        max_position_embeddings=config.context_length,
-        tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-    )
+def shape_of(config: TinyModelConfig | TinyVLConfig, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """The language model in the words of a Qwen's config."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": config.hidden_size,
+        "intermediate_size": 3 * config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.hidden_size // config.num_heads,
+        "max_position_embeddings": config.context_length,
+        "tie_word_embeddings": True,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+    }

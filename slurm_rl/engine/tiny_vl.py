@@ -12,7 +12,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     PreTrainedModel,
@@ -22,10 +21,10 @@ from transformers import (
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
 )
-from transformers.utils import logging
 
 from slurm_rl.checkpoints.folders import written_beside
 from slurm_rl.config.model import TinyVLConfig
+from slurm_rl.engine.tiny import draw_weights, shape_of
 
 PAD_TOKEN, EOS_TOKEN, IMAGE_TOKEN, VIDEO_TOKEN = "<|endoftext|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>"
 _VISION_START, _VISION_END = "<|vision_start|>", "<|vision_end|>"
@@ -42,13 +41,8 @@ _MIN_PIXELS, _MAX_PIXELS = 56 * 56, 28 * 28 * 64
 
 def build_tiny_vl(config: TinyVLConfig, seed: int, folder: Path) -> None:
     """Write weights, config, tokenizer and image processor to `folder`; equal seeds give equal bytes."""
-    logging.disable_progress_bar()  # a log file is no terminal
     tokenizer = build_byte_tokenizer(config.context_length)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = _FAMILIES[config.family](config, tokenizer)
-    model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model = draw_weights(lambda: _build_model(config, tokenizer), tokenizer, seed)
     vision = model.config.vision_config
     preprocessor = {
         "image_processor_type": "Qwen2VLImageProcessor",
@@ -61,7 +55,7 @@ def build_tiny_vl(config: TinyVLConfig, seed: int, folder: Path) -> None:
         "image_std": [0.5] * 3,
     }
     with written_beside(folder) as beside:
-        model.to(torch.float32).save_pretrained(beside)
+        model.save_pretrained(beside)
         tokenizer.save_pretrained(beside)
         (beside / "preprocessor_config.json").write_text(json.dumps(preprocessor, indent=2) + "\n", encoding="utf-8")
 
@@ -84,58 +78,26 @@ def build_byte_tokenizer(context_length: int) -> PreTrainedTokenizerFast:
     )
 
 
-def _build_qwen2_5_vl(config: TinyVLConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    return Qwen2_5_VLForConditionalGeneration(
-        Qwen2_5_VLConfig(
-            text_config=_text_config(config, tokenizer, interleaved=False),
-            vision_config=_vision_config(config)
-            | {"patch_size": 14, "window_size": 112, "fullatt_block_indexes": [config.vision_num_layers - 1]},
-            vision_token_id=tokenizer.convert_tokens_to_ids(VIDEO_TOKEN),
-            **_token_ids(tokenizer),
-        )
-    )
-
-
-def _build_qwen3_vl(config: TinyVLConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    vision = {
-        "patch_size": 16,
-        "num_position_embeddings": 64,
-        # vLLM adds each of them to one of the first blocks of the language model.
-        "deepstack_visual_indexes": list(range(min(config.vision_num_layers, config.num_layers))),
-    }
-    return Qwen3VLForConditionalGeneration(
-        Qwen3VLConfig(
-            text_config=_text_config(config, tokenizer, interleaved=True),
-            vision_config=_vision_config(config) | vision,
-            **_token_ids(tokenizer),
-        )
-    )
-
-
-_FAMILIES = {"qwen2_5_vl": _build_qwen2_5_vl, "qwen3_vl": _build_qwen3_vl}
-
-
-def _text_config(config: TinyVLConfig, tokenizer: PreTrainedTokenizerFast, *, interleaved: bool) -> dict[str, Any]:
+def _build_model(config: TinyVLConfig, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
     head_dim = config.hidden_size // config.num_heads
     # Time, height and width share the rotary pairs of a head, as 16 : 24 : 24 in the real models.
     quarter = head_dim // 8
     section = [head_dim // 2 - 2 * (quarter + quarter // 2), quarter + quarter // 2, quarter + quarter // 2]
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": section}
-    return {
-        "vocab_size": len(tokenizer),
-        "hidden_size": config.hidden_size,
-        "intermediate_size": 3 * config.hidden_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": config.num_heads,
-        "num_key_value_heads": config.num_kv_heads,
-        "head_dim": head_dim,
-        "max_position_embeddings": config.context_length,
-        "rope_parameters": rope | ({"mrope_interleaved": True} if interleaved else {}),
-        "tie_word_embeddings": True,
-        "pad_token_id": tokenizer.pad_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "bos_token_id": None,
-    }
+    text, vision = shape_of(config, tokenizer), _vision_config(config)
+    names = {"image": IMAGE_TOKEN, "video": VIDEO_TOKEN, "vision_start": _VISION_START, "vision_end": _VISION_END}
+    common = {f"{name}_token_id": tokenizer.convert_tokens_to_ids(token) for name, token in names.items()}
+    common["tie_word_embeddings"] = True
+    if config.family == "qwen2_5_vl":
+        text |= {"rope_parameters": rope}
+        vision |= {"patch_size": 14, "window_size": 112, "fullatt_block_indexes": [config.vision_num_layers - 1]}
+        common["vision_token_id"] = common["video_token_id"]
+        return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **common))
+    text |= {"rope_parameters": {**rope, "mrope_interleaved": True}}
+    # vLLM adds each of them to one of the first blocks of the language model.
+    deepstack = list(range(min(config.vision_num_layers, config.num_layers)))
+    vision |= {"patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": deepstack}
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision, **common))
 
 
 def _vision_config(config: TinyVLConfig) -> dict[str, Any]:
@@ -148,13 +110,3 @@ def _vision_config(config: TinyVLConfig) -> dict[str, Any]:
         "spatial_merge_size": 2,
         "temporal_patch_size": 2,
     }
-
-
-def _token_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    names = {
-        "image_token_id": IMAGE_TOKEN,
-        "video_token_id": VIDEO_TOKEN,
-        "vision_start_token_id": _VISION_START,
-        "vision_end_token_id": _VISION_END,
-    }
-    return {key: tokenizer.convert_tokens_to_ids(token) for key, token in names.items()} | {"tie_word_embeddings": True}

@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,9 +19,12 @@ from transformers import AutoConfig, AutoImageProcessor, PreTrainedConfig
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.data.images import open_image
-from slurm_rl.errors import ConfigError, DataError
+from slurm_rl.errors import ConfigError, DataError, first_line
 from slurm_rl.math.mrope import build_rope_positions
 from slurm_rl.math.sequences import ImageSpan, PackedBatch, TrainSequence
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 """Models whose positions and placeholders are those below."""
@@ -66,9 +69,7 @@ class ImageReader:
         if source in self._cache:
             self._cache.move_to_end(source)
             return self._cache[source]
-        made = self.processor(images=[open_image(source, "a training batch")], return_tensors="pt")
-        time, height, width = made["image_grid_thw"][0].tolist()
-        pixels = Pixels(made["pixel_values"].float(), (time, height, width))
+        pixels = self._process(open_image(source, "a training batch"))
         self._cache[source] = pixels
         self._cached_bytes += pixels.values.nbytes
         while self._cached_bytes > _CACHE_BYTES and len(self._cache) > 1:
@@ -114,19 +115,19 @@ class ImageReader:
         return [*sequences, self._blank_sequence()]
 
     def _blank_sequence(self) -> TrainSequence:
+        from PIL import Image
+
         side = self.processor.patch_size * self.merge_size
         num_tokens = self.count_tokens((side, side))
         ids = np.full(num_tokens + 1, self.image_token_id, dtype=np.int64)
         ids[-1] = 0
-        span = ImageSpan(source=_BLANK.format(side=side), start=0, num_tokens=num_tokens)
+        span = ImageSpan(source=f"blank {side}", start=0, num_tokens=num_tokens)
         if span.source not in self._cache:
-            self._cache[span.source] = self._blank(side)
+            self._cache[span.source] = self._process(Image.new("RGB", (side, side)))
         return TrainSequence(token_ids=ids, trained_from=len(ids), images=[span])
 
-    def _blank(self, side: int) -> Pixels:
-        from PIL import Image
-
-        made = self.processor(images=[Image.new("RGB", (side, side))], return_tensors="pt")
+    def _process(self, image: Image) -> Pixels:
+        made = self.processor(images=[image], return_tensors="pt")
         time, height, width = made["image_grid_thw"][0].tolist()
         return Pixels(made["pixel_values"].float(), (time, height, width))
 
@@ -140,9 +141,6 @@ class ImageReader:
                 action="put the file back",
             )
         return pixels
-
-
-_BLANK = "blank {side}"
 
 
 def load_image_reader(model_folder: str | Path, config: ModelConfig) -> ImageReader | None:
@@ -181,7 +179,7 @@ def _load_processor(model_folder: str | Path, config: ModelConfig) -> Any:
         )
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.path must hold an image processor ({str(error).strip().partition(chr(10))[0]})",
+            f"model.path must hold an image processor ({first_line(error)})",
             seen=str(model_folder),
             action="put preprocessor_config.json of the model there",
         ) from error

@@ -549,8 +549,8 @@ def torch_save(folder: Path) -> Case:
 @writer(
     "export/ model/ reference/",
     "checkpoints.folders._written_beside",
-    "engine.export._ShardWriter._write",
-    "engine.export._ShardWriter.finish",
+    "engine.export.write_shards",
+    "engine.export.write_shards.write",
     "engine.export.export_model",
     "engine.export.copy_processors",
     "engine.convert.convert_checkpoint",

@@ -14,7 +14,7 @@ import torch
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.engine.forward import compute_sequence_logprobs
+from slurm_rl.engine.forward import RowReader
 from slurm_rl.engine.model import load_model
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.math.sequences import TokenPrompt, TrainSequence
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
         ]
     differences = [np.abs(np.asarray(c.logprobs) - expected_logprobs(models, p, c)).max() for p, c in completions]
     sequence = TrainSequence(token_ids=np.asarray(probe.token_ids), trained_from=1)
-    wanted = compute_sequence_logprobs(models[1], [sequence], 1.0, torch.device("cpu"))[0]
+    wanted = RowReader(models[1], torch.device("cpu")).compute_logprobs([sequence], 1.0)[0]
     found = {
         "difference": float(max(differences)),
         "probe": float(np.abs(wanted - np.asarray(held.probe)).max()),
@@ -72,7 +72,7 @@ def wait_for_tokens(engine: VLLMEngine, count: int) -> None:
 def expected_logprobs(models: list[torch.nn.Module], prompt: list[int], completion: Completion) -> np.ndarray:
     """Each token's logprob under the model of its version; versions 0 and 2 are the first."""
     sequence = TrainSequence(token_ids=np.asarray([*prompt, *completion.token_ids]), trained_from=len(prompt))
-    by_model = [compute_sequence_logprobs(m, [sequence], 1.0, torch.device("cpu"))[0] for m in models]
+    by_model = [RowReader(m, torch.device("cpu")).compute_logprobs([sequence], 1.0)[0] for m in models]
     return np.choose(np.asarray(completion.versions()) % 2, by_model)
 
 

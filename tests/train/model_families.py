@@ -16,7 +16,7 @@ import transformers
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
-from slurm_rl.engine.forward import compute_sequence_logprobs, forward_packed
+from slurm_rl.engine.forward import RowReader
 from slurm_rl.engine.row_check import check_rows
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.packing import build_packed_batch
@@ -243,13 +243,13 @@ def study(family: str) -> Finding:
     torch.set_num_threads(1)  # such small tensors only lose by more
     model = build_model(family)
     try:
-        found = check_rows(model, torch.float32, CPU)
+        found = check_rows(RowReader(model, CPU), torch.float32)
     except ConfigError as error:
         return Finding("refused", math.nan, math.nan, False, str(error.seen))
     expected = [_compute_plain(model, sequence) for sequence in build_sequences()]
 
     def worst(packed: bool) -> float:
-        values = compute_sequence_logprobs(model, build_sequences(), 1.0, CPU, packed=packed)
+        values = RowReader(model, CPU, packed=packed).compute_logprobs(build_sequences(), 1.0)
         return max(float(np.abs(one - other).max()) for one, other in zip(values, expected, strict=True))
 
     rows = "packed" if found.packed else "one a row"
@@ -284,7 +284,7 @@ def _gradient_crosses(model: PreTrainedModel, packed: bool) -> bool:
     embedding: Any = model.get_input_embeddings()
     hook = embedding.register_forward_hook(keep)
     batch = build_packed_batch(build_sequences())
-    logprobs, _ = forward_packed(model, batch, 1.0, packed=packed)
+    logprobs, _ = RowReader(model, CPU, packed=packed).forward(batch, 1.0)
     hook.remove()
     logprobs[batch.sequence_ids == 1].sum().backward()  # type: ignore[no-untyped-call]
     ids, embedded = seen[0]

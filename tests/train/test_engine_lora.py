@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.convert import convert_checkpoint
-from slurm_rl.engine.forward import compute_sequence_logprobs
+from slurm_rl.engine.forward import RowReader
 from slurm_rl.engine.lora import check_targets, merge_into_base, read_base
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import build_tiny_model
@@ -60,7 +60,7 @@ def logprobs_of(engine: PolicyEngine, **options: Any) -> FloatArray:
 
 
 def logprobs_under(model: Any) -> FloatArray:
-    return np.concatenate(compute_sequence_logprobs(model.eval(), build_sequences(99), 0.8, CPU))
+    return np.concatenate(RowReader(model.eval(), CPU).compute_logprobs(build_sequences(99), 0.8))
 
 
 def test_fresh_adapters_change_nothing_and_the_seed_decides_them(folder: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qw
 from slurm_rl.checkpoints.background import wait_for_files
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.forward import compute_sequence_logprobs, forward_packed
+from slurm_rl.engine.forward import RowReader
 from slurm_rl.engine.model import load_model
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import build_tiny_model
@@ -92,7 +92,7 @@ def test_packed_equals_one_by_one_without_our_code(family: str, attention: str) 
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().train()
     sequences = build_sequences(9)
     with torch.no_grad():
-        packed = compute_sequence_logprobs(model, sequences, 0.7, CPU)
+        packed = RowReader(model, CPU).compute_logprobs(sequences, 0.7)
         for sequence, logprobs in zip(sequences, packed, strict=True):
             ids = torch.from_numpy(sequence.token_ids)
             table = torch.log_softmax(model(ids[None]).logits[0] / 0.7, -1)
@@ -108,8 +108,8 @@ def test_sequences_of_a_row_do_not_see_each_other(folder: Path) -> None:
         ids = 15 - sequences[changed].token_ids  # 2..13 to 13..2
         others = list(sequences)
         others[changed] = dataclasses.replace(sequences[changed], token_ids=ids)
-        before = compute_sequence_logprobs(model, sequences, 1.0, CPU)
-        after = compute_sequence_logprobs(model, others, 1.0, CPU)
+        before = RowReader(model, CPU).compute_logprobs(sequences, 1.0)
+        after = RowReader(model, CPU).compute_logprobs(others, 1.0)
         same = [np.array_equal(a, b) for a, b in zip(before, after, strict=True)]
         assert same == [i != changed for i in range(5)]
 
@@ -119,7 +119,7 @@ def test_no_gradient_crosses_sequences(folder: Path) -> None:
     batch = build_packed_batch(build_sequences(4))
     gathered: list[Tensor] = []
     model.model.embed_tokens.register_forward_hook(lambda _m, _i, out: (out.retain_grad(), gathered.append(out))[1])
-    logprobs, _ = forward_packed(model, batch, 1.0)
+    logprobs, _ = RowReader(model, CPU).forward(batch, 1.0)
     logprobs[batch.sequence_ids == 2].sum().backward()
     gradient = gathered[0].grad
     assert gradient is not None
@@ -141,8 +141,8 @@ def test_a_chunked_head_equals_the_whole_one(chunk_tokens: int, entropy_gradient
     found = []
     for chunk in (None, chunk_tokens):
         model.zero_grad()
-        logprobs, entropy = forward_packed(
-            model.float(), batch, 0.7, chunk_tokens=chunk, entropy_gradient=entropy_gradient
+        logprobs, entropy = RowReader(model.float(), CPU, chunk_tokens=chunk).forward(
+            batch, 0.7, entropy_gradient=entropy_gradient
         )
         assert entropy.requires_grad == entropy_gradient
         ((logprobs * torch.arange(len(logprobs))).sum() + 3 * entropy.sum()).backward()

@@ -12,7 +12,7 @@ import torch
 from slurm_rl.config.model import ModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.convert import convert_checkpoint
-from slurm_rl.engine.forward import compute_sequence_logprobs
+from slurm_rl.engine.forward import RowReader
 from slurm_rl.engine.model import load_model
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny_vl import build_tiny_vl
@@ -197,4 +197,4 @@ def test_an_image_that_changed_since_it_was_encoded_is_refused(
     write_image(tmp_path / "image.png", 1, 200, 60)
     model = load_model(folder, ModelConfig(path=str(folder)))
     with pytest.raises(DataError, match=r"must not change .*image\.png"):
-        compute_sequence_logprobs(model, [sequence], 1.0, CPU, images=reader)
+        RowReader(model, CPU, images=reader).compute_logprobs([sequence], 1.0)

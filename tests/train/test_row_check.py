@@ -11,7 +11,7 @@ import torch
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.forward import forward_packed
+from slurm_rl.engine.forward import RowReader
 from slurm_rl.engine.head import _BENDS, apply_head
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.row_check import build_probe, check_rows
@@ -32,13 +32,13 @@ def test_the_probe_shares_a_row() -> None:
 @pytest.mark.parametrize(("family", "packed"), [("qwen3", True), ("qwen3_moe", True), ("lfm2", False), ("opt", False)])
 def test_a_leak_shows_in_bfloat16(family: str, packed: bool) -> None:
     """Where rounding is larger than the leak of some."""
-    assert check_rows(build_model(family, torch.bfloat16), torch.bfloat16, CPU).packed == packed
+    assert check_rows(RowReader(build_model(family, torch.bfloat16), CPU), torch.bfloat16).packed == packed
 
 
 def test_the_trial_leaves_the_model_as_it_was() -> None:
     model = build_model("qwen3").train()
     state = torch.random.get_rng_state()
-    check_rows(model, torch.float32, CPU, chunk_tokens=8)
+    check_rows(RowReader(model, CPU, chunk_tokens=8), torch.float32)
     assert model.training
     assert torch.equal(state, torch.random.get_rng_state())
     assert all(parameter.grad is None for parameter in model.parameters())
@@ -74,13 +74,13 @@ def test_a_chunked_head_bends_logits_as_the_model_does(family: str) -> None:
     found = []
     for chunk in (None, 7):
         model.zero_grad()
-        logprobs, _ = forward_packed(model, batch, 0.7, chunk_tokens=chunk, packed=False)
+        logprobs, _ = RowReader(model, CPU, chunk_tokens=chunk, packed=False).forward(batch, 0.7)
         logprobs.sum().backward()
         found.append((logprobs.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]))
     torch.testing.assert_close(found[1][0], found[0][0], rtol=0, atol=1e-5)
     for chunked, whole in zip(found[1][1], found[0][1], strict=True):
         torch.testing.assert_close(chunked, whole, rtol=1e-4, atol=1e-5 * float(whole.abs().max()) + 1e-7)
-    check_rows(model, torch.float32, CPU, chunk_tokens=4)
+    check_rows(RowReader(model, CPU, chunk_tokens=4), torch.float32)
 
 
 def test_a_head_that_chunks_do_not_know_is_refused_them() -> None:
@@ -88,21 +88,21 @@ def test_a_head_that_chunks_do_not_know_is_refused_them() -> None:
     model = build_model("hyperclovax")
     model.config.logits_scaling = 0.3
     with pytest.raises(ConfigError, match=r"policy\.logprob_chunk_tokens.*standard deviations.*=null"):
-        check_rows(model, torch.float32, CPU, chunk_tokens=4)
-    check_rows(model, torch.float32, CPU)
+        check_rows(RowReader(model, CPU, chunk_tokens=4), torch.float32)
+    check_rows(RowReader(model, CPU), torch.float32)
 
 
 def test_a_model_that_mixes_shared_prompts_is_refused_them() -> None:
     with pytest.raises(ConfigError, match=r"policy\.share_prompts.*=false"):
-        check_rows(build_model("nemotron_h"), torch.float32, CPU, share_prompts=True)
-    assert check_rows(build_model("llama"), torch.float32, CPU, share_prompts=True).packed
+        check_rows(RowReader(build_model("nemotron_h"), CPU, share_prompts=True), torch.float32)
+    assert check_rows(RowReader(build_model("llama"), CPU, share_prompts=True), torch.float32).packed
 
 
 def test_a_real_chunk_of_attention_is_known_by_its_name() -> None:
     """Thousands of tokens are more than the trial reads."""
     model = build_model("llama4_text")
     model.config.attention_chunk_size = 8192
-    found = check_rows(model, torch.float32, CPU)
+    found = check_rows(RowReader(model, CPU), torch.float32)
     assert not found.packed
     assert "8192 tokens of the row" in found.reason
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import PolicyConfig
-from slurm_rl.engine.forward import compute_sequence_logprobs
+from slurm_rl.engine.forward import RowReader
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.row_layout import require_maskable
 from slurm_rl.engine.tiny import build_tiny_model
@@ -42,8 +42,8 @@ def test_shared_prompts_change_no_logprob(family: str, attention: str) -> None:
     config: PretrainedConfig = FAMILIES[family]
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention).float().train()
     for sequences in (build_groups(), build_groups(1, group_size=1), build_groups(2)[2:7]):
-        apart = compute_sequence_logprobs(model, sequences, 0.7, CPU)
-        shared = compute_sequence_logprobs(model, sequences, 0.7, CPU, share_prompts=True)
+        apart = RowReader(model, CPU).compute_logprobs(sequences, 0.7)
+        shared = RowReader(model, CPU, share_prompts=True).compute_logprobs(sequences, 0.7)
         for one, other in zip(apart, shared, strict=True):
             np.testing.assert_allclose(one, other, atol=5e-6)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,17 +64,8 @@ class WeightSource:
 
     def _probe(self, prompt: TokenPrompt) -> list[float]:
         """Logprob of each token after the first, at temperature 1."""
-        from slurm_rl.engine.forward import compute_sequence_logprobs
-
         token_ids = np.asarray(prompt.token_ids, dtype=np.int64)
         sequence = TrainSequence(token_ids=token_ids, trained_from=1, images=prompt.images)
         self.engine.module.eval()
-        [logprobs] = compute_sequence_logprobs(
-            self.engine.backend.model,
-            [sequence],
-            1.0,
-            self.engine.device,
-            images=self.engine.images,
-            packed=self.engine.rows.packed,
-        )
-        return [float(value) for value in logprobs]
+        reader = replace(self.engine.reader, chunk_tokens=None, share_prompts=False)
+        return [float(value) for value in reader.compute_logprobs([sequence], 1.0)[0]]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import slurm_rl
-from slurm_rl.errors import SlurmRLError, TrainingError
+from slurm_rl.errors import SlurmRLError, TrainingError, first_line
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
@@ -138,13 +138,9 @@ def name_failure(error: BaseException, name: str, what: str) -> BaseException:
     if isinstance(error, ray.exceptions.RayActorError):
         print(error, file=sys.stderr)
         return TrainingError(
-            f"{name} must live through {what}", seen=_first_line(error), action="see the attempt's ray logs"
+            f"{name} must live through {what}", seen=first_line(error), action="see the attempt's ray logs"
         )
     return error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def _threads(actor: ActorPlan) -> dict[str, str]:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from slurm_rl.engine.forward import build_batch, forward_packed
+from slurm_rl.engine.forward import RowReader
 from slurm_rl.math.sequences import TrainSequence
 from slurm_rl.plan.memory import PolicyLoad, estimate_policy, parse_shape
 from tests.live_bytes import LiveBytes
@@ -30,9 +30,10 @@ def test_logits_take_what_the_training_code_takes(dtype: str, rows: int | None, 
     )
     model = Qwen2ForCausalLM(config).to(getattr(torch, dtype)).train()
     sequence = TrainSequence(token_ids=np.arange(tokens + 1), trained_from=1)
-    batch = build_batch([sequence], None, torch.device("cpu"), share_prompts=False)
+    reader = RowReader(model, torch.device("cpu"), chunk_tokens=rows)
+    batch = reader.build_batch([sequence])
     with LiveBytes() as bytes_:
-        logprobs, entropy = forward_packed(model, batch, 0.9, chunk_tokens=rows, entropy_gradient=entropy_gradient)
+        logprobs, entropy = reader.forward(batch, 0.9, entropy_gradient=entropy_gradient)
         (logprobs.sum() + (entropy.sum() if entropy_gradient else 0.0)).backward()
     load = PolicyLoad("fsdp2", 2, 1, 4, False, tokens, logit_rows=rows, entropy_gradient=entropy_gradient)
     shape = parse_shape(config.to_dict())

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
-from slurm_rl.engine.forward import compute_sequence_logprobs
+from slurm_rl.engine.forward import RowReader
 from slurm_rl.engine.model import load_model
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import WeightSyncError
@@ -145,7 +145,8 @@ def say_probe(folder: Path, state: dict[str, torch.Tensor], dtype: str, old_head
     if old_head is not None:
         model.lm_head.weight = torch.nn.Parameter(old_head.to(model.dtype))
     row = probe_rows(np.random.default_rng(2), 1)[0].numpy()
-    [found] = compute_sequence_logprobs(model, [TrainSequence(token_ids=row, trained_from=1)], 1.0, torch.device("cpu"))
+    sequence = TrainSequence(token_ids=row, trained_from=1)
+    [found] = RowReader(model, torch.device("cpu")).compute_logprobs([sequence], 1.0)
     return [float(value) for value in found]
 
 
