@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from slurm_rl.data.parquet_pages import count_values
 from slurm_rl.errors import DataError
 
 _MOST_ROWS = 32
 """At once: no slower than a thousand, and a value that stands once in the file may be that of every row."""
 _MOST_BYTES = 256 << 20
 """Of rows that are unpacked together, and of one row."""
+_MOST_DECODED_BYTES = 1 << 30
+"""Of the lists of a row group, which on the disk may be one number and how often it comes."""
+_VALUE_BYTES = 16
+"""Of one value in a list as pyarrow has it, with its levels."""
+_OBJECT_BYTES = 32
+"""Of one value in a list as Python has it, beside its text."""
 
 
 def rows_at_once(num_bytes: int) -> int:
@@ -23,8 +30,33 @@ def rows_at_once(num_bytes: int) -> int:
     return max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, num_bytes)))
 
 
-def open_parquet(path: Path) -> Any:
-    """The file, as pyarrow has it; what a list repeats is kept once until it is known how much it is."""
+def read_parquet_rows(path: Path, choose: Callable[[list[str]], Sequence[str]]) -> Iterator[dict[str, Any]]:
+    """Each row of the file as a dict of the columns that `choose` takes of those that there are.
+
+    Raises:
+        DataError: a row would take more than 256 MB, or the lists of a row group more than may be decoded to find out.
+    """
+    number = 0
+    with _open(path) as file, path.open("rb") as raw:
+        columns = list(choose(file.schema_arrow.names))
+        for group in range(file.num_row_groups):
+            metadata = file.metadata.row_group(group)
+            _check_lists(raw, file.schema, metadata, columns)
+            size = rows_at_once(metadata.total_byte_size)
+            for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=columns):
+                for row in _split(batch):
+                    if (num_bytes := _unpacked_bytes(row)) > _MOST_BYTES:
+                        raise DataError(
+                            f"a row of parquet must unpack to at most {_MOST_BYTES >> 20} MB",
+                            seen=f"{num_bytes >> 20} MB in row {number}",
+                            action="split it, or leave it out",
+                        )
+                    yield from row.to_pylist()
+                    number += row.num_rows
+
+
+def _open(path: Path) -> Any:
+    """The file, as pyarrow has it; text that a list repeats is kept once until it is known how much it is."""
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(path)
@@ -36,25 +68,19 @@ def open_parquet(path: Path) -> Any:
         return pyarrow.parquet.ParquetFile(path, read_dictionary=in_lists, metadata=file.metadata)
 
 
-def read_parquet_rows(file: Any, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Each row of a file that `open_parquet` opened as a dict of these columns.
-
-    Raises:
-        DataError: a row would take more than 256 MB.
-    """
-    number = 0
-    for group in range(file.num_row_groups):
-        size = rows_at_once(file.metadata.row_group(group).total_byte_size)
-        for batch in file.iter_batches(batch_size=size, row_groups=[group], columns=list(columns)):
-            for row in _split(batch):
-                if (num_bytes := _unpacked_bytes(row)) > _MOST_BYTES:
-                    raise DataError(
-                        f"a row of parquet must unpack to at most {_MOST_BYTES >> 20} MB",
-                        seen=f"{num_bytes >> 20} MB in row {number}",
-                        action="split it, or leave it out",
-                    )
-                yield from row.to_pylist()
-                number += row.num_rows
+def _check_lists(raw: BinaryIO, schema: Any, group: Any, columns: Sequence[str]) -> None:
+    """Refuse lists of a row group that would decode to too much: one row may hold them all, and is decoded whole."""
+    num_bytes = 0
+    for number in range(group.num_columns):
+        leaf, chunk = schema.column(number), group.column(number)
+        if leaf.max_repetition_level and any(f"{leaf.path}.".startswith(f"{column}.") for column in columns):
+            num_bytes += max(_VALUE_BYTES, leaf.length) * count_values(raw, chunk)
+    if num_bytes > _MOST_DECODED_BYTES:
+        raise DataError(
+            f"the lists of a row group must decode to at most {_MOST_DECODED_BYTES >> 20} MB",
+            seen=f"{num_bytes >> 20} MB of {group.num_rows} rows",
+            action="write it anew with fewer rows a group (pyarrow: row_group_size), or leave the row out",
+        )
 
 
 def _split(batch: Any) -> list[Any]:
@@ -69,17 +95,20 @@ def _unpacked_bytes(batch: Any) -> int:
 
 
 def _bytes_of(array: Any) -> int:
-    """What the values would take that a list in it repeats; those outside of lists are bounded by their number."""
+    """What the values would take that a list in it holds; those outside of lists are bounded by their number."""
     import pyarrow
     import pyarrow.compute as compute
 
+    num_bytes = _OBJECT_BYTES * len(array)
     if pyarrow.types.is_dictionary(array.type):
         lengths = compute.binary_length(array.dictionary)
-        return compute.sum(compute.cast(compute.take(lengths, array.indices), "int64")).as_py() or 0
+        return num_bytes + (compute.sum(compute.cast(compute.take(lengths, array.indices), "int64")).as_py() or 0)
+    if pyarrow.types.is_fixed_size_binary(array.type):
+        return num_bytes + array.type.byte_width * len(array)
     if pyarrow.types.is_struct(array.type):
-        return sum(_bytes_of(child) for child in array.flatten())
-    if pyarrow.types.is_list(array.type) or pyarrow.types.is_large_list(array.type):
-        return _bytes_of(array.flatten())
+        return num_bytes + sum(_bytes_of(child) for child in array.flatten())
     if pyarrow.types.is_map(array.type):
-        return _bytes_of(array.keys) + _bytes_of(array.items)
-    return 0
+        return num_bytes + _bytes_of(array.keys) + _bytes_of(array.items)
+    if isinstance(array, pyarrow.lib.BaseListArray):
+        return num_bytes + _bytes_of(array.flatten())
+    return num_bytes

@@ -22,7 +22,7 @@ from typing import Any
 
 from slurm_rl.config.paths import expand_user, is_url
 from slurm_rl.data.lines import build_object, parse_object, read_lines, shorten, unreadable
-from slurm_rl.data.parquet import open_parquet, read_parquet_rows
+from slurm_rl.data.parquet import read_parquet_rows
 from slurm_rl.data.url_records import read_url_records
 from slurm_rl.errors import DataError, MissingLibraryError
 
@@ -133,11 +133,14 @@ def _read_parquet(source: DataSource, path: Path) -> Iterator[Record]:
         import pyarrow
     except ImportError:
         raise _missing_library("pyarrow", path.name) from None
+
+    def choose(names: list[str]) -> list[str]:
+        require_columns(source, names, str(path))
+        return source.present(names)
+
     try:
-        with open_parquet(path) as file:
-            require_columns(source, file.schema_arrow.names, str(path))
-            for number, row in enumerate(read_parquet_rows(file, source.present(file.schema_arrow.names))):
-                yield f"{path} row {number}", row
+        for number, row in enumerate(read_parquet_rows(path, choose)):
+            yield f"{path} row {number}", row
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(path, error) from None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.data.parquet import open_parquet, read_parquet_rows
+from slurm_rl.data.parquet import read_parquet_rows
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.prepare.check_answers import find_unscorable
 from slurm_rl.prepare.manifest import Output, sha256_of
@@ -95,13 +95,15 @@ def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, di
         raise ConfigError(
             "parquet files need pyarrow", seen="not installed", action="pip install slurm_rl[prepare]"
         ) from None
+
+    def choose(names: list[str]) -> tuple[str, ...]:
+        missing = [column for column in columns if column not in names]
+        if missing:
+            raise DataError(f"{path} must have the column {missing[0]!r}", seen=f"the columns {', '.join(names)}")
+        return columns
+
     try:
-        with open_parquet(path) as file:
-            names = file.schema_arrow.names
-            missing = [column for column in columns if column not in names]
-            if missing:
-                raise DataError(f"{path} must have the column {missing[0]!r}", seen=f"the columns {', '.join(names)}")
-            yield from enumerate(read_parquet_rows(file, columns))
+        yield from enumerate(read_parquet_rows(path, choose))
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise DataError(f"{path} must be a parquet file", seen=str(error)) from None
 

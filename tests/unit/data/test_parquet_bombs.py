@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from slurm_rl.data.parquet import open_parquet, read_parquet_rows
+from slurm_rl.data.parquet import read_parquet_rows
 from slurm_rl.data.records import DataSource, read_records
 from slurm_rl.errors import DataError
 
@@ -65,6 +65,74 @@ def test_a_row_whose_list_repeats_one_long_value_is_refused_before_it_is_unpacke
     assert "at most 256 MB; got 2000 MB in row 1. Next: split it" in done.stderr
 
 
+NUM_ZEROS = 80_000_000
+
+
+@pytest.fixture(scope="module")
+def zeros(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two rows in some hundred bytes: one number, and the same one 80 million times. One row group of one page."""
+    path = tmp_path_factory.mktemp("zeros") / "bomb.parquet"
+    items = pyarrow.nulls(NUM_ZEROS, pyarrow.int8()).fill_null(0)
+    rows = pyarrow.ListArray.from_arrays(pyarrow.array([0, 1, NUM_ZEROS], pyarrow.int32()), items)
+    pyarrow.parquet.write_table(pyarrow.table({"input": rows}), path, compression="zstd")
+    assert path.stat().st_size < 2_000
+    return path
+
+
+def _encode_varint(number: int) -> bytes:
+    """As a footer holds a positive number."""
+    bits = number << 1
+    sevens = [bits >> at & 0x7F for at in range(0, bits.bit_length(), 7)]
+    return bytes([*(seven | 0x80 for seven in sevens[:-1]), sevens[-1]])
+
+
+@pytest.mark.parametrize("tells", [NUM_ZEROS, 10], ids=["true footer", "footer that says 10"])
+def test_a_row_whose_list_repeats_one_number_is_refused_before_it_is_decoded(
+    tmp_path: Path, zeros: Path, tells: int
+) -> None:
+    """80 million numbers, of which pyarrow would make 400 MB and Python a list of 600 MB."""
+    path = tmp_path / "bomb.parquet"
+    whole = zeros.read_bytes()
+    (size,) = struct.unpack("<I", whole[-8:-4])
+    pages, footer = whole[: -8 - size], whole[-8 - size : -8].replace(_encode_varint(NUM_ZEROS), _encode_varint(tells))
+    path.write_bytes(pages + footer + struct.pack("<I", len(footer)) + b"PAR1")
+    with pyarrow.parquet.ParquetFile(path) as file:
+        assert file.metadata.row_group(0).column(0).num_values == tells
+    before = pyarrow.total_allocated_bytes(), pyarrow.default_memory_pool().max_memory()
+    with pytest.raises(
+        DataError, match=r"row group must decode to at most 1024 MB; got 1220 MB of 2 rows\. Next: write"
+    ):
+        list(read_records(source_of(path)))
+    assert pyarrow.default_memory_pool().max_memory() <= max(before) + (16 << 20)
+
+
+@pytest.mark.parametrize("is_empty", [False, True], ids=["numbers", "empty lists"])
+def test_a_row_of_more_values_than_python_should_hold_is_refused(tmp_path: Path, is_empty: bool) -> None:
+    path = tmp_path / "bomb.parquet"
+    num = 9_000_000
+    items = pyarrow.nulls(0 if is_empty else num, pyarrow.int8()).fill_null(0)
+    if is_empty:
+        items = pyarrow.ListArray.from_arrays(pyarrow.nulls(num + 1, pyarrow.int32()).fill_null(0), items)
+    rows = pyarrow.ListArray.from_arrays(pyarrow.array([0, 1, num], pyarrow.int32()), items)
+    pyarrow.parquet.write_table(pyarrow.table({"input": rows}), path)
+    records = read_records(source_of(path))
+    assert next(records)[1] == {"input": [[] if is_empty else 0]}
+    with pytest.raises(DataError, match="at most 256 MB; got 274 MB in row 1"):
+        next(records)
+
+
+def test_values_of_a_fixed_size_count_with_it(tmp_path: Path) -> None:
+    """A thousand times one megabyte, once in the file."""
+    path = tmp_path / "bomb.parquet"
+    value = pyarrow.array([b"x" * (1 << 20)], pyarrow.binary(1 << 20))
+    items = pyarrow.DictionaryArray.from_arrays(pyarrow.nulls(2000, pyarrow.int32()).fill_null(0), value)
+    rows = pyarrow.ListArray.from_arrays(pyarrow.array([0, 2000], pyarrow.int32()), items)
+    pyarrow.parquet.write_table(pyarrow.table({"input": rows}), path, compression="zstd", store_schema=False)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(DataError, match="row group must decode to at most 1024 MB; got 2000 MB"):
+        list(read_records(source_of(path)))
+
+
 def test_lists_are_read_as_what_they_are(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     rows = [
@@ -72,8 +140,7 @@ def test_lists_are_read_as_what_they_are(tmp_path: Path) -> None:
         {"input": [], "images": None, "n": [2, 3]},
     ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    with open_parquet(path) as file:
-        assert list(read_parquet_rows(file, ["input", "images", "n"])) == rows
+    assert list(read_parquet_rows(path, lambda names: names)) == rows
 
 
 @pytest.mark.parametrize("length", [0, 7, 2**31 - 1, 2**32 - 1])
@@ -85,10 +152,12 @@ def test_a_foot_that_claims_another_length_is_no_parquet_file(tmp_path: Path, le
         list(read_records(source_of(path)))
 
 
-def test_whatever_byte_of_it_is_wrong_it_is_read_or_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", [["a", "b"], [["a"], ["b", "c"]]], ids=["texts", "lists"])
+@pytest.mark.parametrize("page", ["1.0", "2.0"])
+def test_whatever_byte_of_it_is_wrong_it_is_read_or_refused(tmp_path: Path, values: list[object], page: str) -> None:
     """Numbers of rows, sizes of pages and offsets among them."""
     path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"input": ["a", "b"]}), path)
+    pyarrow.parquet.write_table(pyarrow.table({"input": values}), path, data_page_version=page)
     whole = path.read_bytes()
     refused = 0
     for at in range(len(whole)):
