@@ -9,12 +9,15 @@ process can be ended then.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
-from multiprocessing.connection import Connection
+from multiprocessing import get_context
+from typing import TYPE_CHECKING
 
 from slurm_rl.errors import ConfigError
+from slurm_rl.prepare import require_library
+
+if TYPE_CHECKING:
+    from pebble import ProcessPool
 
 TIMEOUT_S = 10.0
 """Deadline of one answer."""
@@ -34,76 +37,56 @@ def find_unscorable(
     Raises:
         ConfigError: math-verify is not installed.
     """
-    if judge is None and find_spec("math_verify") is None:
-        raise ConfigError(
-            "checking reference answers needs math-verify", seen="not installed", action="pip install slurm_rl[prepare]"
-        )
+    if judge is None:
+        require_library("math_verify", "checking reference answers needs math-verify")
+    require_library("pebble", "checking reference answers needs Pebble")
+    from pebble import ProcessPool
+
     unique = list(dict.fromkeys(answers))
     say(f"checking {len(unique)} different reference answers")
-    bench = _Bench(judge)
-    try:
-        verdicts = {answer: bench.ask(answer, timeout_s) for answer in unique}
-    finally:
-        bench.close()
+    # One process; pebble starts another after each answer that was late or that killed it.
+    with ProcessPool(max_workers=1, initializer=_choose, initargs=(judge,), context=get_context("spawn")) as pool:
+        try:
+            verdicts = {answer: _ask(pool, answer, timeout_s) for answer in unique}
+        finally:
+            pool.stop()
     return {answer: verdict for answer, verdict in verdicts.items() if verdict}
 
 
-class _Bench:
-    """The process that judges; a new one after each that was late or died."""
+def _ask(pool: ProcessPool, answer: str, timeout_s: float) -> str:
+    """What is wrong with the answer, or ""."""
+    from pebble import ProcessExpired
 
-    def __init__(self, judge: Judge | None) -> None:
-        self._judge = judge
-        self._start()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_sit, args=(theirs, self._judge), daemon=True)
-        self._process.start()
-        theirs.close()
-        try:
-            started = self._pipe.poll(_START_TIMEOUT_S) and self._pipe.recv()
-        except EOFError:
-            started = False
-        if not started:
-            self.close()
-            raise ConfigError(
-                f"the verifier's process must start within {_START_TIMEOUT_S:g} s",
-                seen="it did not",
-                action="look at what it printed above",
-            )
-
-    def ask(self, answer: str, timeout_s: float) -> str:
-        """What is wrong with the answer, or ""."""
-        self._pipe.send(answer)
-        try:
-            if self._pipe.poll(timeout_s):
-                return str(self._pipe.recv())
-            verdict = f"no verdict within {timeout_s:g} s"
-        except EOFError:
-            verdict = "the verifier died of it"
-        self.close()
-        self._start()
-        return verdict
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.join()
-        self._pipe.close()
+    future = pool.schedule(_compare, args=(answer,), timeout=timeout_s)
+    try:
+        return str(future.result(_START_TIMEOUT_S + timeout_s))
+    except ProcessExpired:
+        return "the verifier died of it"
+    except TimeoutError:
+        if future.done():
+            return f"no verdict within {timeout_s:g} s"
+        raise ConfigError(
+            f"the verifier's process must start within {_START_TIMEOUT_S:g} s",
+            seen="it did not",
+            action="look at what it printed above",
+        ) from None
 
 
-def _sit(pipe: Connection, judge: Judge | None) -> None:
+_chosen: list[Judge] = []
+"""In the process alone: who judges there."""
+
+
+def _choose(judge: Judge | None) -> None:
     if judge is None:
         from slurm_rl.rewards.math_answer import score_math
 
         judge = score_math
-    pipe.send("ready")
-    while True:
-        try:
-            answer = pipe.recv()
-        except EOFError:
-            return
-        try:
-            pipe.send("" if judge(answer, answer) == 1.0 else "it does not equal itself")
-        except Exception as error:  # sympy raises what it likes
-            pipe.send(f"{type(error).__name__}: {str(error)[:80]}")
+    _chosen.append(judge)
+
+
+def _compare(answer: str) -> str:
+    (judge,) = _chosen
+    try:
+        return "" if judge(answer, answer) == 1.0 else "it does not equal itself"
+    except Exception as error:  # sympy raises what it likes
+        return f"{type(error).__name__}: {str(error)[:80]}"

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.data.parquet import read_parquet_rows
-from slurm_rl.errors import ConfigError, DataError
+from slurm_rl.errors import DataError
+from slurm_rl.prepare import require_library
 from slurm_rl.prepare.check_answers import find_unscorable
 from slurm_rl.prepare.manifest import Output, sha256_of
 from slurm_rl.run_dir import write_text
@@ -89,12 +90,8 @@ def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, di
         DataError: the file is no parquet file, or lacks a column.
         ConfigError: pyarrow is not installed.
     """
-    try:
-        import pyarrow
-    except ImportError:
-        raise ConfigError(
-            "parquet files need pyarrow", seen="not installed", action="pip install slurm_rl[prepare]"
-        ) from None
+    require_library("pyarrow", "parquet files need pyarrow")
+    import pyarrow
 
     def choose(names: list[str]) -> tuple[str, ...]:
         missing = [column for column in columns if column not in names]
@@ -106,6 +103,29 @@ def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, di
         yield from enumerate(read_parquet_rows(path, choose))
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         raise DataError(f"{path} must be a parquet file", seen=str(error)) from None
+
+
+def read_splits(
+    work: Workspace, name: str, columns: tuple[str, ...], convert: Callable[[Row], Row | str]
+) -> Iterator[tuple[str, list[tuple[str, Row]]]]:
+    """Yield (split, its rows with where each stands) of train and test, from the parquet files of each.
+
+    Args:
+        name: of the data set.
+        columns: to read.
+        convert: a row of theirs to one of ours, or to what is wrong with it.
+    """
+    for split in ("train", "test"):
+        rows: list[tuple[str, Row]] = []
+        for file, path in sorted(work.sources.items()):
+            for number, row in read_parquet(path, columns) if f"/{split}-" in file else ():
+                made, where = convert(row), f"{file} row {number}"
+                if isinstance(made, str):
+                    work.bad_rows.add(where, made)
+                else:
+                    rows.append((where, made))
+        work.bad_rows.check(f"{name} {split}", len(rows))
+        yield split, rows
 
 
 def write_rows(folder: Path, name: str, rows: Iterable[Mapping[str, Any]]) -> Output:

@@ -15,6 +15,7 @@ from typing import Literal
 
 from slurm_rl.disk import find_refusal
 from slurm_rl.errors import ConfigError, PrepareError
+from slurm_rl.prepare import require_library
 
 Kind = Literal["dataset", "model"]
 _LIST_TIMEOUT_S = 60.0
@@ -62,7 +63,9 @@ class Wanted:
         Raises:
             ConfigError: a required pattern matches none.
         """
-        chosen = [name for name in names if _matches(name, self.patterns) and not _matches(name, self.without)]
+        from huggingface_hub.utils import filter_repo_objects
+
+        chosen = list(filter_repo_objects(names, allow_patterns=[*self.patterns], ignore_patterns=[*self.without]))
         for pattern in self.required:
             if not any(fnmatchcase(name, pattern) for name in chosen):
                 raise ConfigError(
@@ -75,7 +78,7 @@ class Wanted:
 
 def is_offline() -> bool:
     """Whether the environment forbids the network."""
-    _require_library()
+    require_library("huggingface_hub", "prepare needs huggingface_hub")
     from huggingface_hub.constants import is_offline_mode
 
     return bool(is_offline_mode())
@@ -88,7 +91,6 @@ def list_snapshot(repo: str, kind: Kind, revision: str) -> Snapshot:
         ConfigError: there is no such repository or revision, or the token may not read it.
         PrepareError: the hub did not answer.
     """
-    _require_library()
     from huggingface_hub import HfApi
 
     with explain_hub_errors(repo, kind, revision):
@@ -106,7 +108,6 @@ def list_cached(repo: str, kind: Kind, revision: str, wanted: Wanted) -> tuple[s
     Raises:
         ConfigError: the cache has not every wanted file.
     """
-    _require_library()
     from huggingface_hub import snapshot_download
     from huggingface_hub.constants import HF_HUB_CACHE
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -175,19 +176,6 @@ def explain_hub_errors(repo: str, kind: Kind, revision: str) -> Iterator[None]:
         ) from None
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def _first_line(error: BaseException) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0] if lines else ''}"
-
-
-def _require_library() -> None:
-    try:
-        import huggingface_hub  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "prepare needs huggingface_hub", seen="not installed", action="pip install slurm_rl[prepare]"
-        ) from None

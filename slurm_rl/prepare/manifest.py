@@ -13,24 +13,18 @@ from pathlib import Path
 
 from slurm_rl.run_dir import write_json
 
-_CHUNK = 1 << 20
-
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of the content, in hex: what Git LFS names a large file by."""
-    return _digest(path, hashlib.sha256())
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def git_oid_of(path: Path) -> str:
     """SHA-1 of `blob <size>\\0` and the content, in hex: what git names a small file by."""
-    return _digest(path, hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False))
-
-
-def _digest(path: Path, digest: hashlib._Hash) -> str:
+    digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, lambda: digest).hexdigest()
 
 
 FORMAT = 1

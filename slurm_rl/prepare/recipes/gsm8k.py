@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Workspace, read_parquet, write_rows
+from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Row, Workspace, read_splits, write_rows
 from slurm_rl.prepare.manifest import Output
 
 _FINAL = re.compile(r"####\s*(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
@@ -13,25 +12,18 @@ _FINAL = re.compile(r"####\s*(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
 
 
 def build(work: Workspace) -> list[Output]:
-    return [_build_split(work, split) for split in ("train", "test")]
+    splits = read_splits(work, "gsm8k", ("question", "answer"), _convert)
+    return [write_rows(work.folder, f"{split}.jsonl", [row for _, row in rows]) for split, rows in splits]
 
 
-def _build_split(work: Workspace, split: str) -> Output:
-    rows: list[dict[str, Any]] = []
-    for name, path in sorted(work.sources.items()):
-        if not name.startswith(f"main/{split}-"):
-            continue
-        for number, row in read_parquet(path, ("question", "answer")):
-            question, solution = row["question"], row["answer"]
-            final = _FINAL.search(solution) if isinstance(solution, str) else None
-            if not isinstance(question, str) or not question.strip():
-                work.bad_rows.add(f"{name} row {number}", "column 'question' has no text")
-            elif final is None:
-                work.bad_rows.add(f"{name} row {number}", "column 'answer' does not end with #### and a number")
-            else:
-                rows.append({"prompt": question.strip() + BOXED, "answer": final[1].replace(",", "")})
-    work.bad_rows.check(f"gsm8k {split}", len(rows))
-    return write_rows(work.folder, f"{split}.jsonl", rows)
+def _convert(row: Row) -> Row | str:
+    question, solution = row["question"], row["answer"]
+    final = _FINAL.search(solution) if isinstance(solution, str) else None
+    if not isinstance(question, str) or not question.strip():
+        return "column 'question' has no text"
+    if final is None:
+        return "column 'answer' does not end with #### and a number"
+    return {"prompt": question.strip() + BOXED, "answer": final[1].replace(",", "")}
 
 
 RECIPE = DatasetRecipe(

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Workspace, drop_unscorable, read_parquet, write_rows
+from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Row, Workspace, drop_unscorable, read_splits, write_rows
 from slurm_rl.prepare.manifest import Output
 
 
 def build(work: Workspace) -> list[Output]:
-    return [_build_split(work, split) for split in ("train", "test")]
+    outputs = []
+    for split, rows in read_splits(work, "math", ("problem", "solution", "level", "type"), _convert):
+        good = drop_unscorable(f"math {split}", rows, work.bad_rows, work.say)
+        outputs.append(write_rows(work.folder, f"{split}.jsonl", good))
+    return outputs
 
 
-def _build_split(work: Workspace, split: str) -> Output:
-    rows: list[tuple[str, dict[str, Any]]] = []
-    for name, path in sorted(work.sources.items()):
-        if f"/{split}-" not in name:
-            continue
-        for number, row in read_parquet(path, ("problem", "solution", "level", "type")):
-            problem, solution = row["problem"], row["solution"]
-            answer = find_boxed(solution) if isinstance(solution, str) else ""
-            if not isinstance(problem, str) or not problem.strip():
-                work.bad_rows.add(f"{name} row {number}", "column 'problem' has no text")
-            elif not answer:
-                work.bad_rows.add(f"{name} row {number}", "column 'solution' has no \\boxed answer")
-            else:
-                text = problem.strip() + BOXED
-                made = {"prompt": text, "answer": f"${answer}$", "level": row["level"], "type": row["type"]}
-                rows.append((f"{name} row {number}", made))
-    work.bad_rows.check(f"math {split}", len(rows))
-    good = drop_unscorable(f"math {split}", rows, work.bad_rows, work.say)
-    return write_rows(work.folder, f"{split}.jsonl", good)
+def _convert(row: Row) -> Row | str:
+    problem, solution = row["problem"], row["solution"]
+    answer = find_boxed(solution) if isinstance(solution, str) else ""
+    if not isinstance(problem, str) or not problem.strip():
+        return "column 'problem' has no text"
+    if not answer:
+        return "column 'solution' has no \\boxed answer"
+    return {"prompt": problem.strip() + BOXED, "answer": f"${answer}$", "level": row["level"], "type": row["type"]}
 
 
 def find_boxed(solution: str) -> str:

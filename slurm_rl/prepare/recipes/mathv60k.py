@@ -20,7 +20,8 @@ from typing import Any
 
 from slurm_rl.data.images import open_bounded
 from slurm_rl.data.lines import parse_object, read_lines
-from slurm_rl.errors import ConfigError, DataError
+from slurm_rl.errors import DataError
+from slurm_rl.prepare import require_library
 from slurm_rl.prepare.archive import extract_archive
 from slurm_rl.prepare.dataset import DatasetRecipe, Workspace, drop_unscorable, write_rows
 from slurm_rl.prepare.manifest import Output
@@ -40,12 +41,7 @@ def find_bad_images(
     Raises:
         ConfigError: Pillow is not installed.
     """
-    try:
-        import PIL.Image  # noqa: F401
-    except ImportError:
-        raise ConfigError(
-            "checking images needs Pillow", seen="not installed", action="pip install slurm_rl[prepare]"
-        ) from None
+    require_library("PIL", "checking images needs Pillow")
     bad: dict[Path, str] = {}
     # Threads: reading waits for the disk, and decoding lets go of the interpreter's lock.
     with ThreadPoolExecutor(max_workers=min(16, 2 * len(os.sched_getaffinity(0)))) as pool:
