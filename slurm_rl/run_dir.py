@@ -29,11 +29,12 @@ import json
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from slurm_rl import jsonl
-from slurm_rl.disk import describe_disk, fsync_path, naming, say
+from slurm_rl.disk import describe_disk, fsync_path, naming, next_action, say
 from slurm_rl.errors import LeaseError, RunDirError
 from slurm_rl.lease import require_epoch
 
@@ -47,6 +48,35 @@ class RunDir:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
         self.epoch: int | None = None  # of the controller that this process is or belongs to
+        self.config = self.path / "config.yaml"
+        self.plan = self.path / "plan.json"
+        self.code = self.path / "code"
+        self.secrets = self.path / "secrets"
+        self.model = self.path / "model"
+        self.reference = self.path / "reference"
+        """The reference policy, when the warm-up made it; of DPO, its logprobs of all answers."""
+        self.prompts = self.path / "prompts.json"
+        """Number and checksum of the prompts, which a resumed run must find again."""
+        self.end = self.path / "end.json"
+        """How the job ended, written by the controller as its last act."""
+        self.lease = self.path / "lease"
+        self.submitit = self.path / "submitit"
+        self.job = self.path / "job.json"
+        self.machines = self.path / "machines.json"
+        """Without Slurm: where the head listens for the other machines, and what they are called."""
+        self.attempts = self.path / "attempts"
+        self.events = self.path / "events.jsonl"
+        self.metrics = self.path / "metrics.jsonl"
+        self.samples = self.path / "samples.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.rollouts = self.path / "rollouts"
+        self.tensorboard = self.path / "tensorboard"
+        self.wandb = self.path / "wandb"
+        self.export = self.path / "export"
+        self.summary = self.path / "summary.json"
+        self.report = self.path / "report.html"
+        self.reserve = self.path / ".reserve"
+        """Holds the room that `write_last` gives away."""
 
     def require_ours(self) -> None:
         """Raise LeaseError when another controller has the run now; to be asked before what counts is written."""
@@ -55,107 +85,6 @@ class RunDir:
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
-
-    @property
-    def config(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def plan(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def code(self) -> Path:
-        return self.path / "code"
-
-    @property
-    def secrets(self) -> Path:
-        return self.path / "secrets"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def reference(self) -> Path:
-        """The reference policy, when the warm-up made it; of DPO, its logprobs of all answers."""
-        return self.path / "reference"
-
-    @property
-    def prompts(self) -> Path:
-        """Number and checksum of the prompts, which a resumed run must find again."""
-        return self.path / "prompts.json"
-
-    @property
-    def end(self) -> Path:
-        """How the job ended, written by the controller as its last act."""
-        return self.path / "end.json"
-
-    @property
-    def lease(self) -> Path:
-        return self.path / "lease"
-
-    @property
-    def submitit(self) -> Path:
-        return self.path / "submitit"
-
-    @property
-    def job(self) -> Path:
-        return self.path / "job.json"
-
-    @property
-    def machines(self) -> Path:
-        """Without Slurm: where the head listens for the other machines, and what they are called."""
-        return self.path / "machines.json"
-
-    @property
-    def attempts(self) -> Path:
-        return self.path / "attempts"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        return self.path / "samples.jsonl"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def wandb(self) -> Path:
-        return self.path / "wandb"
-
-    @property
-    def export(self) -> Path:
-        return self.path / "export"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
-
-    @property
-    def reserve(self) -> Path:
-        """Holds the room that `write_last` gives away."""
-        return self.path / ".reserve"
 
     def attempt(self, number: int) -> AttemptDir:
         return AttemptDir(self.attempts / str(number))
@@ -190,35 +119,17 @@ class AttemptDir:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.number = int(path.name)
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def start(self) -> Path:
+        self.logs = path / "logs"
+        self.start = path / "start.json"
         """Which job this attempt belongs to, written by the controller before anything else."""
-        return self.path / "start.json"
-
-    @property
-    def abort(self) -> Path:
+        self.abort = path / "abort.json"
         """Written by the controller when a node died: the others have nobody to wait for."""
-        return self.path / "abort.json"
-
-    @property
-    def head(self) -> Path:
+        self.head = path / "head.json"
         """Where the head node publishes its address; workers wait for it."""
-        return self.path / "head.json"
-
-    @property
-    def outcome(self) -> Path:
+        self.outcome = path / "outcome.json"
         """How the trainer ended, written by the trainer itself."""
-        return self.path / "outcome.json"
-
-    @property
-    def end(self) -> Path:
+        self.end = path / "end.json"
         """How the attempt ended, written by the controller."""
-        return self.path / "end.json"
 
     def log(self, who: str) -> Path:
         return self.logs / f"{who}.log"
@@ -226,6 +137,25 @@ class AttemptDir:
     def node(self, rank: int) -> Path:
         """The record a node agent writes about itself: host, pid, phases, exit."""
         return self.path / f"node-{rank}.json"
+
+
+@contextlib.contextmanager
+def expect_writable(path: Path, then: str, *, what: str = "the run directory") -> Iterator[None]:
+    """What a file system refuses in the block becomes a RunDirError, with what the disk has left.
+
+    Args:
+        path: what is written to.
+        then: what the user should do once it is writable, or in place of that.
+    """
+    try:
+        with naming(path):
+            yield
+    except OSError as error:
+        raise RunDirError(
+            f"{what} must be writable ({error.strerror}; {describe_disk(path)})",
+            seen=str(path),
+            action=f"{next_action(error)}, {then}",
+        ) from error
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o644) -> None:

@@ -25,9 +25,9 @@ from slurm_rl.functions.load import load_function
 from slurm_rl.job.attempts import EXIT_INTERRUPTED
 from slurm_rl.job.record import RunState
 from slurm_rl.launchers.jobs import read_states, submit_run, wait_for_runs
-from slurm_rl.launchers.slurm.sweep_submit import PlannedRun, create_runs, remove_sweep
 from slurm_rl.report.leaderboard import rank, read_metric, render_standings
 from slurm_rl.sweep.compose import Composer
+from slurm_rl.sweep.create import PlannedRun, create_runs, remove_sweep
 from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger
 from slurm_rl.sweep.sweeper import Outcome, compose_sweep, run_sweeper, set_sweep_dir
 

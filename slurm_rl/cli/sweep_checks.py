@@ -14,10 +14,10 @@ from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.image.files import check_image_is_there
-from slurm_rl.launchers.slurm.sweep_arrays import group_members
-from slurm_rl.launchers.slurm.sweep_submit import PlannedRun
+from slurm_rl.launchers.slurm.sweep_arrays import group_runs
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.sweep.compose import Composer
+from slurm_rl.sweep.create import PlannedRun
 from slurm_rl.sweep.ledger import SweepDir, SweepRun, swept_overrides
 
 _MOST_SHOWN = 20
@@ -148,7 +148,7 @@ def check_clusters(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     """
     problems = Problems([SweepRun(run.index, run.overrides) for run in planned])
     taken = list(planned)
-    for group in group_members([run.member for run in planned]):
+    for group in group_runs(planned):
         try:
             check_image_is_there(planned[group[0]].plan)
             plan = ask_cluster(planned[group[0]].plan)

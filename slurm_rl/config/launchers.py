@@ -18,7 +18,7 @@ class LauncherRow:
     """`module:function` for the options of its batch job; see plan/sbatch.py. Set for a queue: its jobs may be started
     again, and have spare nodes and nodes of several features."""
     sweep: str | None = None
-    """`module:function` that submits all runs of a sweep at once; see sweep_submit.py of launchers/slurm/."""
+    """`module:function` that submits all runs of a sweep at once; see sweep_arrays.py of launchers/slurm/."""
     on_this_machine: bool = False
     """The controller is a process of the machine that submits, which follows it to the end."""
     by_node: bool = False
@@ -41,7 +41,7 @@ LAUNCHERS: Final[dict[str, LauncherRow]] = {
         f"{_HOME}.slurm.launcher:SlurmLauncher",
         f"{_HOME}.slurm.allocation:SlurmAllocation",
         options="slurm_rl.plan.sbatch:build_sbatch_options",
-        sweep=f"{_HOME}.slurm.sweep_submit:submit_arrays",
+        sweep=f"{_HOME}.slurm.sweep_arrays:submit_arrays",
     ),
     "ray": LauncherRow(f"{_HOME}.ray.launcher:RayLauncher", existing=True),
     "machines": LauncherRow(

@@ -13,12 +13,10 @@ import yaml
 import slurm_rl
 from slurm_rl.config.functions import named_functions
 from slurm_rl.config.run import RunConfig
-from slurm_rl.disk import describe_disk, naming, next_action
-from slurm_rl.errors import RunDirError
 from slurm_rl.functions.read import copy_files
 from slurm_rl.job.own_folder import check_is_free, require_own
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import RunDir, write_json, write_text
+from slurm_rl.run_dir import RunDir, expect_writable, write_json, write_text
 
 # A sweep writes thousands of configs; the dumper in C, where PyYAML has it, takes a third of the time.
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -34,19 +32,15 @@ def create_run(run: RunDir, config: RunConfig, plan: JobPlan, *, again: bool = F
         RunDirError: the directory already holds a run, or other files.
     """
     check_is_free(run, again=again)
-    try:
-        with naming(run.path):
+    with expect_writable(run.path, "or choose another run_dir"):
+        try:
             run.path.mkdir(parents=True, exist_ok=True)
             snapshot_code(run.code)
             copy_functions(run.code, [config])
             write_run(run, config, plan)
-    except OSError as error:
-        remove_run(run)
-        raise RunDirError(
-            f"the run directory must be writable ({error.strerror}; {describe_disk(run.path)})",
-            seen=str(run.path),
-            action=f"{next_action(error)}, or choose another run_dir",
-        ) from error
+        except OSError:
+            remove_run(run)
+            raise
 
 
 def write_run(run: RunDir, config: RunConfig, plan: JobPlan) -> None:

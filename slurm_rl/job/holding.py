@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from slurm_rl.disk import describe_disk, next_action, say
-from slurm_rl.errors import RunDirError
+from slurm_rl.disk import say
 from slurm_rl.holder import Holder
 from slurm_rl.job.allocation import Allocation
 from slurm_rl.lease import Lease, read_standing, take
-from slurm_rl.run_dir import RunDir, read_json, write_json
+from slurm_rl.run_dir import RunDir, expect_writable, read_json, write_json
 
 
 def take_run(run: RunDir, allocation: Allocation, is_stopped: Callable[[], bool]) -> Lease:
@@ -31,18 +30,18 @@ def take_run(run: RunDir, allocation: Allocation, is_stopped: Callable[[], bool]
 def hold(
     run: RunDir,
     own: Holder,
-    is_known_alive: Callable[[Holder], bool],
+    is_known_alive: Callable[[Holder], bool] = lambda holder: False,
     is_stopped: Callable[[], bool] = lambda: False,
+    *,
+    then: str = "then resume",
 ) -> Lease:
-    """The lease of a run; raises as `take_run` does."""
-    try:
+    """The lease of a run; raises as `take_run` does.
+
+    Args:
+        then: what to do once the run directory can be written.
+    """
+    with expect_writable(run.path, then):
         return take(run.lease, own, is_known_alive, is_stopped=is_stopped, on_wait=say)
-    except OSError as error:
-        raise RunDirError(
-            f"the run directory must be writable ({error.strerror}; {describe_disk(run.path)})",
-            seen=str(run.path),
-            action=f"{next_action(error)}, then resume",
-        ) from error
 
 
 def own_epoch(run: RunDir, own: Holder) -> int:

@@ -9,15 +9,13 @@ neighbouring ids (the ones most likely to share a node) never try the same block
 do, the guard port of the block decides: who binds it first has the block, the other goes on to the
 next candidate.
 
-    >>> plan = choose_ports("812345", attempt=0)
+    >>> plan = derive_port_block("812345", attempt=0, candidate=0)
     >>> plan.gcs, plan.worker_min, plan.worker_max
     (26968, 27000, 27491)
-    >>> release_ports(plan)
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import socket
@@ -112,15 +110,14 @@ def dashboard_port(gcs_port: int) -> int:
     return gcs_port + _NAMED.index("dashboard") - _NAMED.index("gcs")
 
 
-def prove_free(ports: Iterable[int], host: str = "0.0.0.0") -> list[int]:
+def prove_free(ports: Iterable[int]) -> list[int]:
     """The ports among `ports` that cannot be bound now.
 
-    The wildcard address meets every other listener, on loopback and on each interface; a single
-    address only its own. Ports in TIME_WAIT count as busy: not every server of ours sets SO_REUSEADDR.
+    Ports in TIME_WAIT count as busy: not every server of ours sets SO_REUSEADDR.
     """
     busy = []
     for port in ports:
-        bound = _bind(port, host)
+        bound = _bind(port)
         if bound is None:
             busy.append(port)
         else:
@@ -128,7 +125,7 @@ def prove_free(ports: Iterable[int], host: str = "0.0.0.0") -> list[int]:
     return busy
 
 
-def choose_ports(job_key: str, attempt: int, host: str = "0.0.0.0", tries: int = NUM_BLOCKS) -> PortPlan:
+def choose_ports(job_key: str, attempt: int, tries: int = NUM_BLOCKS) -> PortPlan:
     """The first candidate block that is wholly free, held by its guard until this process ends.
 
     Raises:
@@ -138,11 +135,11 @@ def choose_ports(job_key: str, attempt: int, host: str = "0.0.0.0", tries: int =
     for candidate in range(tries):
         plan = derive_port_block(job_key, attempt, candidate)
         # Guard first: of two jobs that look at one block at the same moment, only one goes on.
-        guard = _bind(plan.guard, host)
+        guard = _bind(plan.guard)
         if guard is None:
             report.append(f"{plan.gcs}-{plan.worker_max} (held by another job)")
             continue
-        busy = prove_free((port for port in plan.all_ports() if port != plan.guard), host)
+        busy = prove_free(port for port in plan.all_ports() if port != plan.guard)
         if not busy:
             _guards[plan.guard] = guard
             return plan
@@ -156,29 +153,17 @@ def choose_ports(job_key: str, attempt: int, host: str = "0.0.0.0", tries: int =
     )
 
 
-def release_ports(plan: PortPlan) -> None:
-    """Give the block up before this process ends."""
-    guard = _guards.pop(plan.guard, None)
-    if guard is not None:
-        guard.close()
+def _bind(port: int) -> socket.socket | None:
+    """A socket bound to the port, or None when somebody has it.
 
-
-def _bind(port: int, host: str) -> socket.socket | None:
-    """A socket bound to the port, or None when somebody has it."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    The wildcard address meets every other listener, on loopback and on each interface.
+    """
+    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
-        bound.bind((host, port))
-    except OSError as error:
+        bound.bind(("0.0.0.0", port))
+    except OSError:
         bound.close()
-        if error.errno in (errno.EADDRINUSE, errno.EACCES):
-            return None
-        raise BringUpError(
-            "ports are proven on an address of this node",
-            seen=f"{host}: {error.strerror}",
-            where=os.uname().nodename,
-            action="use 0.0.0.0 or the address of one of the node's interfaces",
-        ) from error
+        return None
     return bound
 
 

@@ -20,7 +20,8 @@ from slurm_rl.node.private_folder import copy_own_files, is_our_folder
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.accelerator import is_legacy
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import RunDir, write_text
+from slurm_rl.run_dir import RunDir
+from slurm_rl.run_secret import keep_secret
 
 _RAYS_OWN = "r"
 """What Ray gets within the attempt's folder: it opens its own to everybody (0777), and nobody comes through ours."""
@@ -77,9 +78,7 @@ def create_token(run: RunDir, attempt: int, token: str | None = None) -> None:
     Args:
         token: what it is where several machines derive it; None makes one.
     """
-    run.secrets.mkdir(mode=0o700, parents=True, exist_ok=True)
-    run.secrets.chmod(0o700)
-    write_text(token_file(run, attempt), token or secrets.token_hex(32), mode=0o600)
+    keep_secret(run, token_file(run, attempt), token or secrets.token_hex(32))
 
 
 def ray_environment(plan: JobPlan, run: RunDir, attempt: int, ports: PortPlan) -> dict[str, str]:

@@ -23,10 +23,9 @@ from slurm_rl import __version__
 from slurm_rl.config.load import load_config, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TORCHRUN_TASKS
-from slurm_rl.disk import describe_disk, next_action, say
 from slurm_rl.errors import ConfigError, RunDirError, SlurmRLError
 from slurm_rl.holder import Holder
-from slurm_rl.lease import take
+from slurm_rl.job import holding
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json, write_text
@@ -79,15 +78,7 @@ def hold(run: RunDir) -> Iterator[None]:
         RunDirError: the run directory cannot be written.
     """
     own = Holder.of_this_process(BY_HAND, os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
-    try:
-        lease = take(run.lease, own, on_wait=say)
-    except OSError as error:
-        raise RunDirError(
-            f"the run directory must be writable ({error.strerror}; {describe_disk(run.path)})",
-            seen=str(run.path),
-            action=f"{next_action(error)}, then the same command again",
-        ) from error
-    with lease:
+    with holding.hold(run, own, then="then the same command again") as lease:
         run.epoch = lease.epoch
         yield
 

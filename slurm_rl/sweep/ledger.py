@@ -28,14 +28,8 @@ class SweepDir:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "sweep.json"
-
-    @property
-    def code(self) -> Path:
-        return self.path / "code"
+        self.ledger = self.path / "sweep.json"
+        self.code = self.path / "code"
 
     def run(self, index: int) -> RunDir:
         return RunDir(self.path / str(index))

@@ -83,7 +83,7 @@ def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
     "job.create.create_run",
     "job.create.write_run",
     "job.create.snapshot_code",
-    "launchers.slurm.sweep_submit._create_run",
+    "sweep.create._create_run",
     "supervised.__main__.begin",
     "launchers.ray.inside.open_run",
     "cli.node._prepare",
@@ -125,7 +125,7 @@ def job_record(folder: Path) -> Case:
     )
 
 
-@writer("sweep.json arrays/", "sweep.ledger.save_ledger", "launchers.slurm.sweep_submit.create_runs")
+@writer("sweep.json arrays/", "sweep.ledger.save_ledger", "sweep.create.create_runs")
 def sweep(folder: Path) -> Case:
     from slurm_rl.sweep.ledger import Ledger, SweepDir, SweepRun, load_ledger, save_ledger
 
@@ -141,8 +141,7 @@ def sweep(folder: Path) -> Case:
 @writer(
     "submitit/job.sh",
     "launchers.slurm.submitit_slurm.PlanExecutor._submit_command",
-    "launchers.slurm.sweep_submit._submit_array",
-    "launchers.slurm.sweep_submit._next_array",
+    "launchers.slurm.sweep_arrays._submit_array",
 )
 def batch_script(folder: Path) -> Case:
     from slurm_rl.launchers.slurm import submitit_slurm

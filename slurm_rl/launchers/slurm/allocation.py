@@ -14,14 +14,7 @@ from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.job.ends import find_lost_nodes, find_task_errors
 from slurm_rl.job.silent import OURS, settle_late_agents
 from slurm_rl.launchers.slurm.cleaning import clean_nodes
-from slurm_rl.launchers.slurm.commands import (
-    DEFAULT_KILL_WAIT_S,
-    cancel,
-    element_id,
-    kill_wait_s,
-    note_in_comment,
-    query_jobs,
-)
+from slurm_rl.launchers.slurm.commands import cancel, element_id, kill_wait_s, note_in_comment, query_jobs
 from slurm_rl.launchers.slurm.hosts import Hosts
 from slurm_rl.launchers.slurm.requeue import requeue_job
 from slurm_rl.launchers.slurm.silent import STOPPED, settle_silent_tasks
@@ -62,7 +55,7 @@ class SlurmAllocation(Allocation):
         self.chosen = []
         if self.plan.torchrun is None:
             create_token(self.run_dir, attempt.number)
-        return {"kill_wait_s": _kill_wait_s()}
+        return {"kill_wait_s": kill_wait_s(), "job_id": self.job_id}
 
     def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
         self.chosen = self.hosts.choose(attempt, os.environ)
@@ -108,10 +101,3 @@ class SlurmAllocation(Allocation):
         step. The cause goes into the job's comment, where `status` finds what no file could say."""
         note_in_comment(self.job_id, f"{OURS}{STOPPED}{cause}")
         cancel([self.job_id], signal="ALRM", steps=True)
-
-
-def _kill_wait_s() -> float:
-    try:
-        return kill_wait_s()
-    except SlurmRLError:  # slurmctld is away; a run goes on without it
-        return DEFAULT_KILL_WAIT_S

@@ -6,6 +6,7 @@ answer and asking again later makes sense.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -15,12 +16,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_rl.errors import SubmitError
+from slurm_rl.errors import SlurmRLError, SubmitError
 from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError, execute_slurm, run_slurm, slurm_error, words_of
 from slurm_rl.launchers.slurm.states import JobState, parse_state
 from slurm_rl.launchers.slurm.versions import Version, parse_version
 
-DEFAULT_KILL_WAIT_S = 30.0
+_DEFAULT_KILL_WAIT_S = 30.0
 """Slurm's own."""
 DEFAULT_MAX_ARRAY_SIZE = 1001
 """Slurm's own, where a login node has no scontrol to ask."""
@@ -149,9 +150,11 @@ def element_id(job_id: str, environ: Mapping[str, str]) -> str:
 
 
 def kill_wait_s() -> float:
-    """Seconds between Slurm's SIGTERM and its SIGKILL."""
-    found = re.match(r"\d+", _config().get("KillWait", ""))
-    return float(found[0]) if found else DEFAULT_KILL_WAIT_S
+    """Seconds between Slurm's SIGTERM and its SIGKILL; the default where Slurm does not say, as while it is away."""
+    with contextlib.suppress(SlurmRLError):
+        if found := re.match(r"\d+", _config().get("KillWait", "")):
+            return float(found[0])
+    return _DEFAULT_KILL_WAIT_S
 
 
 def max_array_size() -> int:

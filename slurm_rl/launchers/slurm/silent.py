@@ -31,7 +31,9 @@ def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
         return job.comment.removeprefix(OURS)
     if job.state != JobState.FAILED:
         return None
-    if any(_is_of_job(run, number, job.job_id) for number in run.attempt_numbers()):
+    starts = [read_json(start) for n in run.attempt_numbers() if (start := run.attempt(n).start).is_file()]
+    # `job` is Slurm's plain id, which an element of an array has beside its name in the array.
+    if any(job.job_id in (start["job"], start.get("job_id")) for start in starts):
         return None  # its controller had started, so Python had
     log = run.submitit / f"{job.job_id}_0_log.out"
     if job.reason == "JobLaunchFailure" and not log.is_file():
@@ -42,8 +44,3 @@ def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
     plan = JobPlan.from_json(read_json(run.plan))
     words = last_words(log)
     return explain(words, 1, plan.host_python) if words else None
-
-
-def _is_of_job(run: RunDir, number: int, job_id: str) -> bool:
-    start = run.attempt(number).start
-    return start.is_file() and bool(read_json(start)["job"] == job_id)

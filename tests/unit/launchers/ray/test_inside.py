@@ -16,7 +16,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, read_json, write_json, write_text
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 TRAINER = """
 import json, os, pathlib, signal, sys, time
 run, number = pathlib.Path(sys.argv[1]), sys.argv[-1]

@@ -19,7 +19,7 @@ from slurm_rl.launchers.ray import package
 from slurm_rl.launchers.ray.dashboard import Dashboard
 from slurm_rl.run_dir import read_json
 from tests.other_user import STRANGER
-from tests.unit.ray_jobs.dashboard_kit import TOKEN, FakeCluster, serve
+from tests.unit.launchers.ray.dashboard_kit import TOKEN, FakeCluster, serve
 
 SECRET = "key-that-nobody-may-see"
 

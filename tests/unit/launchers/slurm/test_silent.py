@@ -16,7 +16,10 @@ from slurm_rl.config.load import load_config
 from slurm_rl.job.ends import find_causes, read_end
 from slurm_rl.job.silent import explain, settle_late_agents, settle_silent_agent
 from slurm_rl.job.watch import AttemptWatch
-from slurm_rl.launchers.slurm.silent import settle_silent_tasks
+from slurm_rl.launchers.slurm import allocation
+from slurm_rl.launchers.slurm.commands import JobInfo
+from slurm_rl.launchers.slurm.silent import explain_silent_job, settle_silent_tasks
+from slurm_rl.launchers.slurm.states import JobState
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.setup import with_setup
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
@@ -166,3 +169,26 @@ def test_a_run_on_this_machine_names_the_cause(tmp_path: Path, words: str, said:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
     assert done.returncode == 1, done.stderr
     assert said in done.stderr and said in read_json(run / "end.json")["cause"]
+
+
+@pytest.mark.parametrize("element", [None, "3"])
+def test_a_job_whose_controller_had_started_gets_no_cause_from_its_log(
+    plan: JobPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, element: str | None
+) -> None:
+    """Slurm asks about an element of an array by its name there, `12_3`, while its own id is another number."""
+    monkeypatch.setattr(allocation, "Hosts", lambda plan: None)
+    monkeypatch.setattr(allocation, "kill_wait_s", lambda: 30.0)
+    monkeypatch.setenv("SLURM_JOB_ID", "15")
+    if element:
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "12")
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", element)
+    run = RunDir(tmp_path)
+    write_json(run.plan, plan.to_json())
+    job_id = f"12_{element}" if element else "15"
+    run.submitit.mkdir()
+    (run.submitit / f"{job_id}_0_log.out").write_text("slurm_rl: attempt 1 failed\n")
+    job = JobInfo(job_id, JobState.FAILED, "FAILED", "NonZeroExitCode", "n1", None, None)
+    assert "never started" in (explain_silent_job(run, job) or "")
+    fields = allocation.SlurmAllocation(run, plan).prepare(run.attempt(1))
+    write_json(run.attempt(1).start, {"job": "15", "epoch": 1, **fields})
+    assert explain_silent_job(run, job) is None
