@@ -10,6 +10,7 @@ import sys
 
 from slurm_rl.cli.told import run_told
 from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.words import render_help, render_verb_help
 from slurm_rl.errors import ConfigError
 
 _HELP_FLAGS = {"-h", "--help"}
@@ -32,7 +33,7 @@ def run_verb(words: list[str]) -> int:
     verb, rest = (words[0], words[1:]) if is_named else ("submit", words)
     own = rest[: rest.index("--")] if "--" in rest else rest
     if _HELP_FLAGS & set(own):
-        print(_render_help(verb if is_named else None))
+        print(render_verb_help(verb) if is_named else render_help())
         return 0
     module = importlib.import_module(f"slurm_rl.cli.{verb.replace('-', '_')}")
     return int(module.run(rest))
@@ -47,16 +48,6 @@ def _check_text(words: list[str]) -> None:
             raise ConfigError("a word must be UTF-8", seen=ascii(word), action="type it again") from None
         if "\0" in word:
             raise ConfigError("a word must hold no NUL character", seen=ascii(word), action="leave it out")
-
-
-def _render_help(verb: str | None) -> str:
-    if verb is None:
-        from slurm_rl.cli.messages import render_help
-
-        return render_help()
-    from slurm_rl.cli.words import render_verb_help
-
-    return render_verb_help(verb)
 
 
 if __name__ == "__main__":

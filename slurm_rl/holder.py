@@ -78,7 +78,7 @@ def _judge_living(holder: Holder | None, own: Holder) -> Verdict:
     return "wait" if holder is not None and holder.launcher == RESUME != own.launcher else "refuse"
 
 
-class Watch:
+class BeatWatch:
     """Counts looks at a holder that nobody can be asked about; see `judge`."""
 
     def __init__(self, own: Holder, num_looks: int) -> None:
@@ -105,10 +105,15 @@ def this_machine() -> str:
 
 def started_at(pid: int) -> int | None:
     """None for a process that is gone, or has ended and waits to be reaped."""
+    fields = read_stat(pid)
+    return None if not fields or fields[0] in "ZX" else int(fields[19])
+
+
+def read_stat(pid: int) -> list[str]:
+    """What the kernel tells of a process behind its name: state, parent, ...; nothing of one that is gone."""
     try:
         stat = Path("/proc", str(pid), "stat").read_text(errors="replace")
     except OSError:
-        return None
-    # Behind the program's name, which may hold spaces and parentheses: the state first, the start as the 20th.
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+        return []
+    # The name stands in parentheses, and may itself hold spaces and parentheses.
+    return stat.rpartition(")")[2].split()

@@ -150,14 +150,11 @@ class RowTail:
         except FileNotFoundError:
             return []
         with file:
-            self._restart_when_replaced(os.fstat(file.fileno()))
+            found = os.fstat(file.fileno())
+            if found.st_ino != self._inode or found.st_size < self._offset:
+                self._inode, self._offset = found.st_ino, 0
             file.seek(self._offset)
             added = file.read()
         whole = added[: added.rfind(b"\n") + 1]
         self._offset += len(whole)
         return [parse_row(line) for line in whole.split(b"\n")[:-1]]
-
-    def _restart_when_replaced(self, found: os.stat_result) -> None:
-        if found.st_ino != self._inode or found.st_size < self._offset:
-            self._inode = found.st_ino
-            self._offset = 0

@@ -1,6 +1,6 @@
 """One controller a run, from whatever machine it is started. Standard library alone.
 
-    lease/7.json     who holds the run: written beside, then linked to a number that nobody has
+    lease/7.json     who holds the run: written under another name, then linked to a number that nobody has
     lease/7.ended    its holder has given it up
 
 The highest number holds the run. Everything its controller starts knows the number (the epoch) and looks for a
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 
 from slurm_rl.errors import LeaseError
-from slurm_rl.holder import Holder, Standing, Verdict, Watch, judge
+from slurm_rl.holder import BeatWatch, Holder, Standing, Verdict, judge
 
 BEAT_S = 10.0
 SILENCE_S = 60.0
@@ -92,7 +92,7 @@ def take(
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    watch, give_up_at, told = Watch(own, round(silence_s / look_s)), time.monotonic() + _SUBMIT_S, False
+    watch, give_up_at, told = BeatWatch(own, round(silence_s / look_s)), time.monotonic() + _SUBMIT_S, False
     while True:
         seen = read_standing(folder)
         verdict: Verdict = "take" if seen is None else judge(seen, own, is_known_alive)

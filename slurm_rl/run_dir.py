@@ -1,6 +1,6 @@
 """The run directory: the only place where the stages of a run meet.
 
-This file alone knows the file names. JSON is written beside and renamed, so a reader sees the old
+This file alone knows the file names. JSON is written to a file next to it and renamed, so a reader sees the old
 file or the new one, never half of either. Standard library alone: the node agent imports it.
 
     runs/addition-20261121-101500/

@@ -82,18 +82,23 @@ class Seldom:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
         self._may_pass, self._seen_at = float(_BURST), now()
-        self.left_out = 0
-        """How many were not let through since one was."""
+        self._left_out = 0
 
-    def passes(self) -> bool:
+    def take(self) -> int | None:
+        """How many were left out before this one; None when it is left out, too."""
         now = self._now()
         self._may_pass = min(_BURST, self._may_pass + (now - self._seen_at) / _LINE_EVERY_S)
         self._seen_at = now
         if self._may_pass < 1:
-            self.left_out += 1
-            return False
+            self._left_out += 1
+            return None
         self._may_pass -= 1
-        return True
+        return self.take_left_out()
+
+    def take_left_out(self) -> int:
+        """How many were left out since this was asked."""
+        left_out, self._left_out = self._left_out, 0
+        return left_out
 
 
 class SeldomEvents:
@@ -108,17 +113,14 @@ class SeldomEvents:
         self._write, self._seldom = write, Seldom(now)
 
     def add(self, kind: str, **fields: Any) -> None:
-        if self._seldom.passes():
-            self._tell(kind, fields)
+        left_out = self._seldom.take()
+        if left_out is not None:
+            self._write(kind, **fields, **({"others_left_out": left_out} if left_out else {}))
 
     def close(self) -> None:
         """Tell of those that no line told of."""
-        if self._seldom.left_out:
-            self._tell("node/turned_away", {})
-
-    def _tell(self, kind: str, fields: dict[str, Any]) -> None:
-        left_out, self._seldom.left_out = self._seldom.left_out, 0
-        self._write(kind, **fields, **({"others_left_out": left_out} if left_out else {}))
+        if left_out := self._seldom.take_left_out():
+            self._write("node/turned_away", others_left_out=left_out)
 
 
 class SeldomLines(logging.Filter):
@@ -129,9 +131,7 @@ class SeldomLines(logging.Filter):
         self._seldom = Seldom()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if not self._seldom.passes():
-            return False
-        left_out, self._seldom.left_out = self._seldom.left_out, 0
+        left_out = self._seldom.take()
         if left_out:
             record.msg, record.args = f"{record.getMessage()} ({left_out} lines were left out before)", None
-        return True
+        return left_out is not None

@@ -20,13 +20,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 ROOMS = [
     "errors", "disk", "hang", "jsonl", "holder", "lease", "filesystem", "run_dir", "run_secret", "strangers",
     "__init__", "functions", "config", "external", "plan", "node", "image", "report", "job",
-    "sweep", "launchers", "launchers_base", "launchers_here",
-    "launchers_local", "launchers_slurm", "launchers_machines", "launchers_ray", "launchers_jobs",
+    "sweep", "launchers", "launchers_protocol", "launchers_here",
+    "launchers_slurm", "launchers_machines", "launchers_ray", "launchers_jobs",
     "slurm", "ray_jobs", "export",
     "math", "data", "checkpoints", "engine", "rewards", "train", "supervised", "rl", "prepare", "cli", "__main__",
 ]  # fmt: skip
 RANK = {room: rank for rank, room in enumerate(ROOMS)}
-LAUNCHERS = {"launchers_local", "launchers_slurm", "launchers_machines", "launchers_ray"}
+LAUNCHERS = {"launchers_slurm", "launchers_machines", "launchers_ray"}
 """None of them imports another: a new one is a folder beside them."""
 TRAINING = {"math", "data", "checkpoints", "engine", "rewards", "train", "supervised", "rl"}
 """Rooms that need torch; all others import without it."""

@@ -7,13 +7,12 @@ import socket
 import sys
 from typing import Any, NoReturn
 
-from slurm_rl.cli.find import find_run
-from slurm_rl.cli.live import load_live
+from slurm_rl.cli.find import find_run, load_live
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import ConfigError
+from slurm_rl.job.create import require_own_run
 from slurm_rl.job.ends import read_record
-from slurm_rl.job.own_folder import require_own_run
 from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.attach import build_attach

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from slurm_rl.cli.model_checks import check_lora_targets, check_reward_model, check_same_model
-from slurm_rl.cli.model_shape import sees_images
+from slurm_rl.cli.model_shape import read_object, sees_images
 from slurm_rl.config.engine_args import check_engine_args
 from slurm_rl.config.functions import check_function, named_functions
 from slurm_rl.config.launchers import LAUNCHERS
@@ -18,7 +17,7 @@ from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
 from slurm_rl.image.files import check_image_is_there
-from slurm_rl.job.own_folder import check_is_free
+from slurm_rl.job.create import check_is_free
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
 
@@ -52,14 +51,14 @@ def _checks_of_inputs(config: RunConfig, *, is_new: bool = True) -> list[Callabl
     functions = [functools.partial(check_function, config, key, spec) for key, spec in named.items()]
     if LAUNCHERS[config.cluster.launcher].existing:  # its nodes see other folders than this machine does
         return [*functions]
-    checks = [_check_model, _check_data, _check_reward_model]
+    checks = [
+        _check_model,
+        _check_data,
+        lambda config: check_reward_model(config.reward.model, config.data.chat_template),
+    ]
     if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's
         checks = [_check_checkpoint_url, lambda config: check_engine_args(config.rollout.engine_args), *checks]
     return [*(functools.partial(check, config) for check in checks), *functions]
-
-
-def _check_reward_model(config: RunConfig) -> None:
-    check_reward_model(config.reward.model, config.data.chat_template)
 
 
 def _raise_all(checks: Sequence[Callable[[], None]]) -> None:
@@ -120,13 +119,7 @@ def _check_pad_token(folder: Path) -> None:
     path = folder / "tokenizer_config.json"
     if not path.is_file():
         return
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(
-            "tokenizer_config.json must be JSON", seen=f"{path}: {error}", action="fetch it again"
-        ) from None
-    if not (isinstance(tree, dict) and tree.get("pad_token")):
+    if not read_object(path).get("pad_token"):
         raise ConfigError(
             "model.path must have a tokenizer with a pad token",
             seen=str(path),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from slurm_rl import __version__
 from slurm_rl.cli.find import is_run_or_sweep, parse_path
@@ -65,6 +67,18 @@ def plan_run(config: RunConfig, run: RunDir) -> JobPlan:
     )
     root = config.cluster.remote_root
     return build_plan(config, str(run.path if root is None else Path(root) / run.path.name), facts)
+
+
+def import_heavy(name: str, rule: str) -> Any:
+    """A module of a room that needs torch.
+
+    Raises:
+        ConfigError: its packages are not installed here.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(rule, seen=str(error), action="pip install slurm_rl[cpu], or run it in the image") from None
 
 
 def check_path(run: RunDir) -> None:

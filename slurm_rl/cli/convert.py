@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import yaml
 
 from slurm_rl.checkpoints.store import Checkpoint, CheckpointStore
+from slurm_rl.cli.common import import_heavy
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.load import parse_config
@@ -21,11 +20,11 @@ def run(words: list[str]) -> int:
     out = args.out or directory.path / f"export-step-{checkpoint.step}"
     if out.exists():
         raise ConfigError("--out must name a new folder", seen=str(out), action="choose another, or remove it")
-    convert = _import_convert()
+    engine = import_heavy("slurm_rl.engine.convert", "convert needs torch and transformers")
     config = parse_config(yaml.safe_load(directory.config.read_text(encoding="utf-8")))
     model_path = config.model.path or str(directory.model)
     max_bytes = int(args.max_shard_gb * 1e9)
-    count = convert(
+    count = engine.convert_checkpoint(
         checkpoint.path / "policy", model_path, config.model, out, max_bytes, check_logits=not args.no_check
     )
     print(f"step {checkpoint.step}: {count:,} parameters in {out}")
@@ -49,15 +48,3 @@ def find_checkpoint(directory: RunDir, step: int | None) -> Checkpoint:
             action="choose another --step",
         )
     return found
-
-
-def _import_convert() -> Callable[..., int]:
-    try:
-        from slurm_rl.engine.convert import convert_checkpoint
-    except ImportError as error:
-        raise ConfigError(
-            "convert needs torch and transformers",
-            seen=str(error),
-            action="pip install slurm_rl[cpu], or run it in the image",
-        ) from None
-    return convert_checkpoint

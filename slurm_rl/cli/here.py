@@ -20,7 +20,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.job.create import create_run, snapshot_environment
 from slurm_rl.job.record import record_job
-from slurm_rl.launchers.slurm.granted import Allocation, read_allocation
+from slurm_rl.launchers.slurm.granted import GrantedJob, read_allocation
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
 
@@ -44,7 +44,7 @@ def run(words: list[str]) -> int:
     return exec_controller(directory)
 
 
-def _configure(told: Words, allocation: Allocation) -> RunConfig:
+def _configure(told: Words, allocation: GrantedJob) -> RunConfig:
     """The config with the allocation's numbers in place of the preset's."""
     overrides = [*check_overrides(told.rest), "cluster.launcher=slurm"]
     tree = compose(overrides, config_dir=told.flags.config_dir)
@@ -64,14 +64,14 @@ def _configure(told: Words, allocation: Allocation) -> RunConfig:
     return parse_config(tree, is_run=True)
 
 
-def _is_ours(directory: RunDir, allocation: Allocation) -> bool:
+def _is_ours(directory: RunDir, allocation: GrantedJob) -> bool:
     """Whether an earlier start of this very job made the run; ids come round, so a first start never does."""
     if allocation.num_restarts == 0 or not directory.plan.is_file() or not directory.job.is_file():
         return False
     return bool(read_json(directory.job)["job_id"] == allocation.job_id)
 
 
-def _with_the_jobs_options(plan: JobPlan, allocation: Allocation) -> JobPlan:
+def _with_the_jobs_options(plan: JobPlan, allocation: GrantedJob) -> JobPlan:
     """The plan as `resume` will submit it: to where this job was let in."""
     known = {"partition": allocation.partition, "account": allocation.account, "qos": allocation.qos}
     # Without accounting Slurm calls the account (null).
@@ -79,7 +79,7 @@ def _with_the_jobs_options(plan: JobPlan, allocation: Allocation) -> JobPlan:
     return replace(plan, sbatch={**found, **plan.sbatch})
 
 
-def _announce(directory: RunDir, allocation: Allocation) -> None:
+def _announce(directory: RunDir, allocation: GrantedJob) -> None:
     granted = f"{allocation.num_nodes} nodes, {allocation.cpus_per_node} cores"
     granted += f" and {allocation.gpus_per_node} GPUs each" if allocation.gpus_per_node else " each"
     print(f"run     {directory.path}\njob     {allocation.job_id} ({granted})", file=sys.stderr, flush=True)

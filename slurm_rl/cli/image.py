@@ -6,8 +6,10 @@ import argparse
 import os
 import secrets
 import shutil
+import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +17,22 @@ from slurm_rl.cli.common import check_overrides, compose_run
 from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.image.bases import raise_bases
+from slurm_rl.image.files import check_image_file, image_path
 from slurm_rl.image.make import How, Target, build_image, import_image
 from slurm_rl.image.recipe import RECIPES, Recipe
 from slurm_rl.job.agents import agent_environment
 from slurm_rl.job.create import snapshot_code
-from slurm_rl.job.image_check import check_image
+from slurm_rl.job.silent import choose_telling, explain_image
 from slurm_rl.launchers.jobs import open_launcher
+from slurm_rl.node.image_report import parse_report
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.judge import render_versions
+from slurm_rl.plan.judge import check_versions, render_versions
 from slurm_rl.plan.step import wrap_report
 
+_GRACE_S = 10.0
+_TIMED_OUT = 124  # timeout(1)
 ACTIONS = ("build", "import", "check", "bases")
 
 
@@ -92,5 +98,46 @@ def _ask(plan: JobPlan, folder: Path, timeout_s: float) -> dict[str, Any]:
     wrapped = wrap_report(plan, str(folder), f"srl-check-{secrets.token_hex(4)}", (os.getuid(), os.getgid()))
     argv = open_launcher(plan.launcher).build_probe(plan, wrapped, timeout_s)
     print("image   waiting for a node", file=sys.stderr, flush=True)
-    env = agent_environment(plan, os.environ, wrapped)
-    return check_image(plan, argv, env, timeout_s=timeout_s)
+    return check_image(plan, argv, agent_environment(plan, os.environ, wrapped), timeout_s=timeout_s)
+
+
+def check_image(plan: JobPlan, argv: Sequence[str], env: Mapping[str, str], *, timeout_s: float) -> dict[str, Any]:
+    """Have a node start the container as it will start its agent and say what is in there; held against the plan here.
+
+    Args:
+        argv: starts `wrap_report` on a node.
+        timeout_s: for all of it; a first start may fetch the image from a registry.
+
+    Returns:
+        The report, when all is as expected.
+
+    Raises:
+        ConfigError: the image does not start, or is not as the plan expects.
+        BringUpError: no answer in time.
+    """
+    path = image_path(plan.container["runtime"], plan.container["image"])
+    if path is not None:
+        check_image_file(path)
+    output, errors = _start(argv, env, timeout_s)
+    report = parse_report(output)
+    if report is None:
+        words = "\n".join(choose_telling(f"{errors}\n{output}".splitlines())[-6:])
+        raise ConfigError(explain_image(plan, words))
+    check_versions(plan, report["versions"])
+    return report
+
+
+def _start(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
+    if shutil.which(argv[0], path=env.get("PATH")) is None:
+        raise ConfigError(
+            f"{argv[0]} must be on PATH",
+            seen="it is not",
+            action="load its module, or choose another container.runtime",
+        )
+    # SIGTERM first: srun ends its tasks when it is asked to, and leaves them when it is killed.
+    bounded = ["timeout", f"--kill-after={_GRACE_S:g}", f"{timeout_s:g}", *argv]
+    done = subprocess.run(bounded, env=dict(env), capture_output=True, text=True, errors="replace")
+    if done.returncode == _TIMED_OUT:
+        words = done.stderr.strip()[-500:] or "no word"
+        raise BringUpError("the image must start in time", seen=f"no answer within {timeout_s:g} s: {words}")
+    return done.stdout, done.stderr

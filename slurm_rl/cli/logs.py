@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from slurm_rl.cli.find import find_run
-from slurm_rl.cli.terminal import show_plainly
+from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
 from slurm_rl.job.record import RunState, load_job

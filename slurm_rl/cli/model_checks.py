@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
-from slurm_rl.cli.model_shape import find_shape
+from slurm_rl.cli.model_shape import find_shape, read_object
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardModelConfig
@@ -126,7 +125,7 @@ def check_reward_model(config: RewardModelConfig, chat_template: bool | None) ->
     folder = expand_user(config.path or "")
     if config.path is None or not (folder / "config.json").is_file():
         return
-    model = _read(folder / "config.json")
+    model = read_object(folder / "config.json")
     num_outputs = len(model["id2label"]) if "id2label" in model else model.get("num_labels", 2)  # as Hugging Face
     if num_outputs != 1:
         raise ConfigError(
@@ -152,12 +151,4 @@ def _has_template(folder: Path) -> bool:
     if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
         return True
     tokenizer = folder / "tokenizer_config.json"
-    return tokenizer.is_file() and bool(_read(tokenizer).get("chat_template"))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError("reward.model.path must be readable", seen=f"{path} ({error})") from None
-    return tree if isinstance(tree, dict) else {}
+    return tokenizer.is_file() and bool(read_object(tokenizer).get("chat_template"))

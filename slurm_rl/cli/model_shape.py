@@ -13,6 +13,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.known_models import find_known
 from slurm_rl.plan.memory import ModelShape, parse_shape
 
+_AGAIN = "fetch it again"
 _NUM_SPECIAL = 2
 _NUM_BYTES = 288
 """Tokens of the vocabulary of bytes, special ones included, rounded up."""
@@ -61,16 +62,22 @@ def _shape_of_tiny(model: ModelConfig) -> ModelShape | None:
 
 def _load_config(model: ModelConfig) -> dict[str, Any] | None:
     path = None if model.path is None else _find_config(model.path)
-    if path is None:
-        return None
+    return None if path is None else read_object(path)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON file of a model's folder.
+
+    Raises:
+        ConfigError: it is no JSON object.
+    """
     try:
         tree = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            "the model's config.json must be JSON", seen=f"{path}: {error}", action="fetch it again"
-        ) from None
+        raise ConfigError(f"the model's {path.name} must be JSON", seen=f"{path}: {error}", action=_AGAIN) from None
     if not isinstance(tree, dict):
-        raise ConfigError("the model's config.json must be a JSON object", seen=f"{path}: {type(tree).__name__}")
+        seen = f"{path}: {type(tree).__name__}"
+        raise ConfigError(f"the model's {path.name} must be a JSON object", seen=seen, action=_AGAIN)
     return tree
 
 

@@ -3,7 +3,7 @@
     python -m slurm_rl node +cluster=runpod +exp=... [--rank N] [--nodes N] [--head HOST] [--port PORT]
     python -m slurm_rl node --run <run directory>     go on with a run, on as many machines as there are now
 
-Which node a machine is stands in its environment (slurm_rl/node/sources.py) or in the flags. Node 0 makes the run
+Which node a machine is, its environment (slurm_rl/node/sources.py) or the flags say. Node 0 makes the run
 directory, plays the controller and an agent; the others come to it over the network.
 """
 
@@ -15,8 +15,6 @@ import secrets
 import signal
 import socket
 import sys
-import time
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -32,20 +30,20 @@ from slurm_rl.config.load import compose, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, RunDirError
 from slurm_rl.image.files import check_image_is_there
-from slurm_rl.job.create import copy_functions, create_run, snapshot_code, write_run
-from slurm_rl.job.own_folder import check_is_free
-from slurm_rl.launchers.base import Submitted
+from slurm_rl.job.create import check_is_free, copy_functions, create_run, snapshot_code, write_run
 from slurm_rl.launchers.jobs import held_to_resume, submit_run
-from slurm_rl.launchers.machines.place import HeadPlace, check_port, write_place
+from slurm_rl.launchers.machines.place import HeadPlace, listen, write_place
 from slurm_rl.launchers.machines.secret import head_secret, worker_secret
-from slurm_rl.launchers.machines.worker import Invitation, Place, Worker
-from slurm_rl.node.discovery import Flags, NodeIdentity, discover
+from slurm_rl.launchers.machines.worker import Invitation, Welcome, WorkerMachine
+from slurm_rl.launchers.protocol import Submitted
+from slurm_rl.node.discovery import discover
+from slurm_rl.node.rendezvous import comes_true
+from slurm_rl.node.sources import Flags, NodeIdentity
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.run_dir import RunDir, expect_writable, read_json
 
 # A file that the head wrote a moment ago may be hidden from us for so long by a network file system.
 _SEE_S = 3.0
-_POLL_S = 0.2
 
 
 def run(words: list[str]) -> int:
@@ -110,7 +108,7 @@ def _submit(
     plan = plan_run(config, directory)
     check_inputs(config, is_new=not is_resumed)
     check_image_is_there(plan)
-    check_port(config.cluster.head_port)
+    listen(config.cluster.head_port).close()  # said before anything is started
     if is_resumed:
         _check_goes_on(directory, plan)
         write_run(directory, config, plan)
@@ -160,10 +158,10 @@ def _run_worker(config: RunConfig, identity: NodeIdentity, *, named: str | None)
         "config": config.model_dump(mode="json"),
     }
     invitation = Invitation(identity.head, config.cluster.head_port, secret, hello, timeout_s)
-    return Worker(invitation, lambda place: _prepare(config, place)).main()
+    return WorkerMachine(invitation, lambda place: _prepare(config, place)).main()
 
 
-def _prepare(config: RunConfig, place: Place) -> tuple[JobPlan, bool]:
+def _prepare(config: RunConfig, place: Welcome) -> tuple[JobPlan, bool]:
     """The run directory as the agent needs it: the head's own, or one of the same path on this machine."""
     directory = RunDir(place.run_dir)
     if _sees_head(directory, place.word):
@@ -171,31 +169,21 @@ def _prepare(config: RunConfig, place: Place) -> tuple[JobPlan, bool]:
     cluster = config.cluster.model_copy(update={"num_nodes": place.num_nodes})
     config = config.model_copy(update={"run_dir": place.run_dir, "cluster": cluster})
     plan = plan_run(config, directory)
-    try:
+    then = "or choose run_dir= or cluster.run_root= that every machine can write to"
+    with expect_writable(directory.path, then, what="the head's run directory, on this machine at the same path,"):
         directory.path.mkdir(parents=True, exist_ok=True)
         snapshot_code(directory.code)
         copy_functions(directory.code, [config])
         write_run(directory, config, plan)
-    except OSError as error:
-        raise RunDirError(
-            f"the head's run directory must be writable here at the same path ({error.strerror})",
-            seen=place.run_dir,
-            action="choose run_dir= or cluster.run_root= that every machine can write to",
-        ) from error
     return plan, False
 
 
 def _sees_head(directory: RunDir, word: str) -> bool:
     """Whether the head's run directory is this machine's too."""
-    deadline = time.monotonic() + _SEE_S
-    while True:
-        if directory.machines.name in _names(directory.path) and read_json(directory.machines)["word"] == word:
-            return True
-        if time.monotonic() > deadline or not directory.path.is_dir():
-            return False
-        time.sleep(_POLL_S)
+    file = directory.machines
 
+    def sees() -> bool:
+        # Listing, not opening: NFS may remember for a minute that a file it was asked for is absent.
+        return file in set(directory.path.iterdir()) and read_json(file)["word"] == word
 
-def _names(folder: Path) -> set[str]:
-    # Listing, not opening: NFS may remember for a minute that a file it was asked for is absent.
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return directory.path.is_dir() and comes_true(sees, _SEE_S)

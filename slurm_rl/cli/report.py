@@ -6,7 +6,6 @@ from slurm_rl.cli.find import find_run, find_sweep
 from slurm_rl.cli.results import read_standings
 from slurm_rl.cli.words import read_words
 from slurm_rl.report.html import write_report, write_sweep_report
-from slurm_rl.report.leaderboard import rank
 from slurm_rl.report.summary import render_summary, write_summary
 from slurm_rl.sweep.ledger import load_ledger
 
@@ -17,8 +16,7 @@ def run(words: list[str]) -> int:
     rest = read_words("report", words).rest
     if sweep := find_sweep(rest):
         ledger = load_ledger(sweep)
-        standings = rank(read_standings(sweep, ledger, ledger.metric), smallest_first=ledger.smallest_first)
-        print(write_sweep_report(sweep.path, standings, ledger.metric))
+        print(write_sweep_report(sweep.path, read_standings(sweep, ledger, ledger.metric), ledger.metric))
         return 0
     directory = find_run(rest)
     summary = write_summary(directory)

@@ -17,8 +17,7 @@ def run(words: list[str]) -> int:
     args, sweep = told.flags, require_sweep(told.rest)
     ledger = load_ledger(sweep)
     metric = args.metric or ledger.metric
-    smallest_first = ledger.smallest_first if args.smallest_first is None else args.smallest_first
-    standings = rank(read_standings(sweep, ledger, metric), smallest_first=smallest_first)
+    standings = read_standings(sweep, ledger, metric, args.smallest_first)
     if all(standing.value is None for standing in standings):
         check_metric([sweep.run(entry.index) for entry in ledger.runs], metric)
     if args.json:
@@ -28,10 +27,15 @@ def run(words: list[str]) -> int:
     return 0
 
 
-def read_standings(sweep: SweepDir, ledger: Ledger, metric: str) -> list[RankedRun]:
-    """Every run of the sweep, by one question to Slurm."""
+def read_standings(sweep: SweepDir, ledger: Ledger, metric: str, smallest_first: bool | None = None) -> list[RankedRun]:
+    """Every run of the sweep, best first, by one question to Slurm.
+
+    Args:
+        smallest_first: whether less is better; None: the sweep says.
+    """
     runs = [sweep.run(entry.index) for entry in ledger.runs]
     rows = zip(ledger.runs, runs, swept_overrides(ledger.runs), read_states(runs), strict=True)
-    return [
+    found = [
         RankedRun(str(entry.index), swept, read_metric(run, metric), state.word) for entry, run, swept, state in rows
     ]
+    return rank(found, smallest_first=ledger.smallest_first if smallest_first is None else smallest_first)

@@ -9,7 +9,7 @@ from slurm_rl.cli.submit import announce_and_follow, ask_cluster
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.image.files import check_image_is_there
-from slurm_rl.job.own_folder import require_own_run
+from slurm_rl.job.create import require_own_run
 from slurm_rl.launchers.jobs import held_to_resume, submit_run
 
 

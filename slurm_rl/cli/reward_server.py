@@ -10,9 +10,8 @@ password in the address, http://any:<token>@<host>:5000/get_reward, or a server 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
 
+from slurm_rl.cli.common import import_heavy
 from slurm_rl.cli.model_checks import check_reward_model
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.functions import FORMS
@@ -25,9 +24,15 @@ from slurm_rl.functions.read import read_function
 def run(words: list[str]) -> int:
     told = read_words("reward-server", words)
     args = told.flags
-    serve = _import_service()
+    rule = "reward-server needs the reward workers' packages"
+    service = import_heavy("slurm_rl.rewards.service", rule)
     config = configure(told.rest, args.config_dir)
-    return serve(config, args)
+    token = None if args.no_token else service.read_token(args.token_file)
+    answers = service.read_answers(args.answers, args.prompt_key, args.answer_key) if args.answers else None
+    if args.no_token:
+        print("reward service: no token, everybody who reaches the port may ask", file=sys.stderr)
+    listener = service.listen(args.host, args.port)
+    return int(service.serve(config, listener, token=token, failure_reward=args.failure_reward, answers=answers))
 
 
 def configure(overrides: list[str], config_dir: str | None) -> RewardConfig:
@@ -50,24 +55,3 @@ def configure(overrides: list[str], config_dir: str | None) -> RewardConfig:
     if config.function is not None:
         read_function(config.function, FORMS["reward.function"])
     return config
-
-
-def _import_service() -> Callable[[RewardConfig, Any], int]:
-    try:
-        from slurm_rl.rewards import service
-    except ImportError as error:
-        raise ConfigError(
-            "reward-server needs the reward workers' packages",
-            seen=str(error),
-            action="pip install slurm_rl[cpu], or run it in the image",
-        ) from None
-
-    def serve(config: RewardConfig, args: Any) -> int:
-        token = None if args.no_token else service.read_token(args.token_file)
-        answers = service.read_answers(args.answers, args.prompt_key, args.answer_key) if args.answers else None
-        if args.no_token:
-            print("reward service: no token, everybody who reaches the port may ask", file=sys.stderr)
-        listener = service.listen(args.host, args.port)
-        return service.serve(config, listener, token=token, failure_reward=args.failure_reward, answers=answers)
-
-    return serve

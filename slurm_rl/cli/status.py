@@ -1,4 +1,4 @@
-"""`status`: where a run stands, or every run below a folder, from their directories and from Slurm."""
+"""`status`: the state of a run, or of every run below a folder, from their directories and from Slurm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.cli.find import find_run, find_sweep, parse_path
-from slurm_rl.cli.terminal import show_plainly
+from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.job.record import RunState, load_job, read_last_row
@@ -73,13 +73,9 @@ def render_status(run: RunDir) -> str:
         if "reward/mean" in last:
             lines.append(f"reward  {last['reward/mean']:.3f}")
     lines.append(f"logs    {run.attempts / 'latest' / 'logs'}")
-    if can_resume(state):
+    if not state.is_alive and state.word not in ("finished", "unknown"):
         lines.append(f"resume  python -m slurm_rl resume {shlex.quote(str(run.path))}")
     return "\n".join(lines)
-
-
-def can_resume(state: RunState) -> bool:
-    return not state.is_alive and state.word not in ("finished", "unknown")
 
 
 def last_row(run: RunDir) -> dict[str, Any]:

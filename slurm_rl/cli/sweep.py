@@ -25,7 +25,8 @@ from slurm_rl.functions.load import load_function
 from slurm_rl.job.attempts import EXIT_INTERRUPTED
 from slurm_rl.job.record import RunState
 from slurm_rl.launchers.jobs import read_states, submit_run, wait_for_runs
-from slurm_rl.report.leaderboard import rank, read_metric, render_standings
+from slurm_rl.report.leaderboard import read_metric, render_standings
+from slurm_rl.run_dir import RunDir
 from slurm_rl.sweep.compose import Composer
 from slurm_rl.sweep.create import PlannedRun, create_runs, remove_sweep
 from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger
@@ -41,10 +42,6 @@ class SweepRuns:
         self.is_started = False
         self._has_ended = False
         self._exit_code = 0
-
-    @property
-    def num_runs(self) -> int:
-        return len(self.ledger.runs)
 
     def start(self, planned: Sequence[PlannedRun], *, wait: bool) -> list[Outcome]:
         """Write and start these runs; the outcome of each, where someone waits for it.
@@ -90,12 +87,10 @@ class SweepRuns:
 
     def _read_outcomes(self, planned: Sequence[PlannedRun]) -> list[Outcome]:
         runs = [self.directory.run(entry.index) for entry in planned]
-        return [
-            self._outcome(run.path.name, read_metric(run, self.ledger.metric), state)
-            for run, state in zip(runs, read_states(runs), strict=True)
-        ]
+        return [self._outcome(run, state) for run, state in zip(runs, read_states(runs), strict=True)]
 
-    def _outcome(self, name: str, value: float | None, state: RunState) -> Outcome:
+    def _outcome(self, run: RunDir, state: RunState) -> Outcome:
+        name, value = run.path.name, read_metric(run, self.ledger.metric)
         if state.word == "finished" and value is not None:
             return value
         seen = f"run {name}: {state}" if value is not None else f"run {name} without a value: {state}"
@@ -109,7 +104,7 @@ class SweepRuns:
         return "\n".join(
             [
                 f"sweep   {self.directory.path}",
-                f"jobs    {self.num_runs} runs in {arrays}: {' '.join(jobs)}",
+                f"jobs    {len(self.ledger.runs)} runs in {arrays}: {' '.join(jobs)}",
                 f"status  python -m slurm_rl status {path}",
                 f"results python -m slurm_rl results {path}",
                 f"cancel  python -m slurm_rl cancel {path}",
@@ -119,11 +114,8 @@ class SweepRuns:
     def finish(self) -> int:
         """Print the table of a sweep that has ended; the exit code."""
         if self._has_ended:
-            ledger = self.ledger
-            standings = rank(
-                read_standings(self.directory, ledger, ledger.metric), smallest_first=ledger.smallest_first
-            )
-            print(render_standings(standings, ledger.metric))
+            metric = self.ledger.metric
+            print(render_standings(read_standings(self.directory, self.ledger, metric), metric))
         return self._exit_code
 
 
@@ -167,7 +159,7 @@ def sweep(config: DictConfig, runs: SweepRuns, composer: Composer) -> int:
     made = [folder for folder in runs.directory.path.parents if not folder.exists()]
 
     def run_batch(batch: list[list[str]], wait: bool) -> Sequence[Outcome]:
-        planned = plan_runs(composer, batch, runs.directory, first_index=runs.num_runs)
+        planned = plan_runs(composer, batch, runs.directory, first_index=len(runs.ledger.runs))
         return runs.start(check_clusters(planned), wait=wait)
 
     try:

@@ -9,11 +9,10 @@ import socket
 import subprocess
 import sys
 
-from slurm_rl.cli.find import find_run
-from slurm_rl.cli.live import load_head, load_live
+from slurm_rl.cli.find import find_run, load_head, load_live
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
-from slurm_rl.job.own_folder import require_own_run
+from slurm_rl.job.create import require_own_run
 from slurm_rl.node.ports import dashboard_port
 from slurm_rl.node.ray_cluster import token_file
 from slurm_rl.plan.attach import Forward, build_ssh_argv, build_tensorboard_argv
@@ -29,7 +28,10 @@ def run(words: list[str]) -> int:
     plan, attempt = load_live(directory)
     board = build_tensorboard_argv(sys.executable, str(directory.tensorboard), args.tensorboard_port)
     ssh = [] if plan.address else find_ssh(plan, attempt, args.port)
-    print(render(directory, plan, attempt, ssh, board, args.port, args.tensorboard_port))
+    print(render(directory, plan, attempt, ssh, args.port))
+    print(f"tensorboard  http://127.0.0.1:{args.tensorboard_port}\n  start it here  {shlex.join(board)}")
+    far = build_ssh_argv(socket.gethostname(), [Forward(args.tensorboard_port, args.tensorboard_port)])
+    print(f"  from your own machine  {shlex.join(far)}", flush=True)
     return open_all([ssh, board]) if args.open else 0
 
 
@@ -43,41 +45,28 @@ def find_ssh(plan: JobPlan, attempt: AttemptDir, port: int) -> list[str]:
     return build_ssh_argv(head.host, [Forward(port, dashboard_port(head.port))])
 
 
-def render(
-    directory: RunDir,
-    plan: JobPlan,
-    attempt: AttemptDir,
-    ssh: list[str],
-    board: list[str],
-    port: int,
-    board_port: int,
-) -> str:
-    """What is where, and the commands; the token only by the name of its file."""
-    lines = []
+def render(directory: RunDir, plan: JobPlan, attempt: AttemptDir, ssh: list[str], port: int) -> str:
+    """Where the dashboard is, and the commands; the token only by the name of its file."""
     if plan.address:
-        lines.append(f"dashboard    {plan.address} (its token: the cluster's)")
-    elif plan.torchrun is not None:
-        lines.append(f"dashboard    none: task under torchrun, without Ray ({plan.name})")
-    elif not plan.ray.dashboard:
-        lines.append("dashboard    none: ray.dashboard=false")
-    else:
-        head = load_head(attempt)
-        remote = dashboard_port(head.port)
-        lines.append(f"dashboard    http://127.0.0.1:{port if ssh else remote}")
-        lines.append(f"  its token  {token_file(directory, attempt.number)}")
-        if ssh:
-            lines.append(f"  from here  {shlex.join(ssh)}")
-        far = build_ssh_argv(head.host, [Forward(port, remote)], jump=socket.gethostname())
-        lines.append(f"  from your own machine  {shlex.join(far)}")
-    lines.append(f"tensorboard  http://127.0.0.1:{board_port}")
-    lines.append(f"  start it here  {shlex.join(board)}")
-    far = build_ssh_argv(socket.gethostname(), [Forward(board_port, board_port)])
-    lines.append(f"  from your own machine  {shlex.join(far)}")
+        return f"dashboard    {plan.address} (its token: the cluster's)"
+    if plan.torchrun is not None:
+        return f"dashboard    none: task under torchrun, without Ray ({plan.name})"
+    if not plan.ray.dashboard:
+        return "dashboard    none: ray.dashboard=false"
+    head = load_head(attempt)
+    remote = dashboard_port(head.port)
+    far = build_ssh_argv(head.host, [Forward(port, remote)], jump=socket.gethostname())
+    lines = [
+        f"dashboard    http://127.0.0.1:{port if ssh else remote}",
+        f"  its token  {token_file(directory, attempt.number)}",
+        *([f"  from here  {shlex.join(ssh)}"] if ssh else []),
+        f"  from your own machine  {shlex.join(far)}",
+    ]
     return "\n".join(lines)
 
 
 def open_all(commands: list[list[str]]) -> int:
-    """Run them beside each other until one ends or Ctrl-C comes.
+    """Run them at the same time until one ends or Ctrl-C comes.
 
     Raises:
         ConfigError: one of them cannot be started.

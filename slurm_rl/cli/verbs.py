@@ -6,6 +6,7 @@ The module slurm_rl.cli.<verb> has the rest: `run(words)`, imported once the ver
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,24 +58,15 @@ def parse_server_port(text: str) -> int:
     return 0 if text == "0" else parse_port(text)
 
 
+def parse_finite(text: str, above: float = -math.inf, what: str = "a finite number") -> float:
+    with contextlib.suppress(ValueError):
+        if above < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"must be {what}; got {text}")
+
+
 def parse_positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"must be a number above 0; got {text}")
-    return value
-
-
-def parse_finite(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"must be a finite number; got {text}")
-    return value
+    return parse_finite(text, 0, "a number above 0")
 
 
 _OVERRIDES = "overrides: key=value sets a key, group=option or +group=option takes a preset (python -m slurm_rl --help"
@@ -82,6 +74,8 @@ _OVERRIDES += "\nlists them); every key with its value: python -m slurm_rl --cfg
 _RUN = "run: its directory; the newest below ./runs when none is named"
 _CONFIG_DIR = flag("--config-dir", metavar="DIR", help="a folder with presets of your own")
 _JSON = switch("--json", help="as JSON")
+_ORDER: dict[str, Any] = {"dest": "smallest_first", "default": None, "not_with": "order"}
+_PRIORITIES = ("very-low", "low", "medium", "high", "very-high")
 
 VERBS = {
     "prepare": Verb(
@@ -219,15 +213,8 @@ VERBS = {
         "results --metric reward/mean",
         (
             flag("--metric", help="key of metrics.jsonl, or dotted path in the summary; the sweep's by default"),
-            switch("--min", dest="smallest_first", default=None, help="less is better", not_with="order"),
-            flag(
-                "--max",
-                dest="smallest_first",
-                action="store_false",
-                default=None,
-                help="more is better",
-                not_with="order",
-            ),
+            switch("--min", help="less is better", **_ORDER),
+            flag("--max", action="store_false", help="more is better", **_ORDER),
             _JSON,
         ),
         details="sweep: its directory; the newest below ./runs when none is named",
@@ -279,12 +266,7 @@ VERBS = {
             flag("--tpu-type", metavar="TYPE", help="xpk: such as v5p-128"),
             flag("--project", help="xpk: Google Cloud project"),
             flag("--num-slices", type=int, default=1, metavar="N", help="xpk: slices of that type"),
-            flag(
-                "--priority",
-                choices=["very-low", "low", "medium", "high", "very-high"],
-                default="medium",
-                help="xpk: medium by default",
-            ),
+            flag("--priority", choices=_PRIORITIES, default="medium", help="xpk: medium by default"),
         ),
         details=_OVERRIDES,
     ),

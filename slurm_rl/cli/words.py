@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NoReturn
 
 from slurm_rl.cli.verbs import VERBS
 from slurm_rl.errors import ConfigError
+from slurm_rl.functions.load import load_function
 
 PROGRAM = "python -m slurm_rl"
 
@@ -27,7 +28,7 @@ class Words:
 
 
 def read_words(verb: str, words: list[str]) -> Words:
-    """Take the flags of this verb out of its words, wherever they stand.
+    """Take the flags of this verb out of its words, wherever they are.
 
     Raises:
         ConfigError: a flag that the verb does not have, one without its value, or a command for a verb that takes none.
@@ -72,14 +73,39 @@ def find_near(word: str, options: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(word[:100], list(options), n=1)), None)
 
 
+def render_help() -> str:
+    """Usage, verbs and the options of every config group."""
+    from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, site_dirs
+
+    groups: dict[str, set[str]] = {}
+    for root in [conf_dir(), *site_dirs(None)]:
+        for path in Path(root).glob("*/*.yaml"):
+            groups.setdefault(path.parent.name, set()).add(path.stem)
+    lines = [
+        "usage: python -m slurm_rl [verb] [overrides | run]",
+        "",
+        "  python -m slurm_rl                           the demo: GRPO on this machine's CPU, minutes",
+        "  python -m slurm_rl +exp=demo optim.lr=1e-4   with another value; every key: --cfg job",
+        "",
+        "verbs (submit when none is given; python -m slurm_rl <verb> --help: its flags and an example):",
+        *(f"  {verb:<{max(map(len, VERBS)) + 2}}{row.about}" for verb, row in VERBS.items()),
+        "",
+        "config groups (+group=option or group=option, in any order):",
+        *(f"  {group:<12}{' '.join(sorted(options))}" for group, options in sorted(groups.items())),
+        "",
+        f"  --config-dir DIR, or {SITE_DIR_VARIABLE}: a folder with presets of your own",
+        "  --cfg job     print the composed config; --hydra-help: Hydra's own flags",
+    ]
+    return "\n".join(lines)
+
+
 def render_verb_help(verb: str) -> str:
     """What --help of this verb prints."""
     row = VERBS[verb]
     parser = _build_parser(verb)
     parts = [row.details]
     if row.list_details is not None:
-        module, _, name = row.list_details.partition(":")
-        parts.append(getattr(importlib.import_module(module), name)())
+        parts.append(load_function(row.list_details)())
     parser.epilog = "\n\n".join([*filter(None, parts), f"example:\n  {PROGRAM} {row.example}"])
     return parser.format_help()
 

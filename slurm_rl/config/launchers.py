@@ -8,10 +8,10 @@ from typing import Final
 
 @dataclass(frozen=True)
 class LauncherRow:
-    """A way to get machines for a run. Its folder is launchers/<name>/."""
+    """A way to get machines for a run. Its folder is launchers/<name>/; that of this machine is launchers/here.py."""
 
     launcher: str
-    """`module:class`, a `Launcher`; see launchers/base.py."""
+    """`module:class`, a `Launcher`; see launchers/protocol.py."""
     allocation: str | None = None
     """`module:class`, an `Allocation`; see job/allocation.py. None: what the cluster starts makes its own."""
     options: str | None = None
@@ -32,11 +32,10 @@ class LauncherRow:
 
 
 _HOME = "slurm_rl.launchers"
+_HERE = f"{_HOME}.here:HereLauncher"
 
 LAUNCHERS: Final[dict[str, LauncherRow]] = {
-    "local": LauncherRow(
-        f"{_HOME}.here:HereLauncher", f"{_HOME}.local.allocation:LocalAllocation", on_this_machine=True
-    ),
+    "local": LauncherRow(_HERE, f"{_HOME}.here:LocalAllocation", on_this_machine=True),
     "slurm": LauncherRow(
         f"{_HOME}.slurm.launcher:SlurmLauncher",
         f"{_HOME}.slurm.allocation:SlurmAllocation",
@@ -45,9 +44,6 @@ LAUNCHERS: Final[dict[str, LauncherRow]] = {
     ),
     "ray": LauncherRow(f"{_HOME}.ray.launcher:RayLauncher", existing=True),
     "machines": LauncherRow(
-        f"{_HOME}.machines.launcher:MachineLauncher",
-        f"{_HOME}.machines.allocation:MachineAllocation",
-        on_this_machine=True,
-        by_node=True,
+        _HERE, f"{_HOME}.machines.allocation:MachineAllocation", on_this_machine=True, by_node=True
     ),
 }

@@ -3,7 +3,7 @@
 | launcher | allocation |
 |---|---|
 | slurm | `SlurmAllocation`, launchers/slurm/allocation.py: all nodes of the job around it, agents by one srun |
-| local | `LocalAllocation`, launchers/local/allocation.py: this machine |
+| local | `LocalAllocation`, launchers/here.py: this machine |
 | machines | `MachineAllocation`, launchers/machines/allocation.py: pods or VMs that meet at the head |
 | ray | `RayAllocation`, launchers/ray/allocation.py: a Ray cluster of others; the trainer is the only agent |
 """
@@ -41,21 +41,9 @@ class Nodes(Protocol):
         """End agents that cannot be asked."""
 
 
-class TimeLimit:
-    """job.time_limit where no scheduler keeps it."""
-
-    def __init__(self, plan: JobPlan) -> None:
-        limit, lead_s = plan.limits.time_limit_min, plan.limits.signal_lead_s
-        self._leave_at = math.inf if limit is None else time.monotonic() + max(0.0, limit * 60.0 - lead_s)
-
-    @property
-    def notice(self) -> str | None:
-        return "job.time_limit is near" if time.monotonic() > self._leave_at else None
-
-
 class Allocation(Protocol):
-    """The machines of one job, from its start to its end. What stands here holds where nobody could start the job
-    again, and a launcher overrides what it knows better."""
+    """The machines of one job, from its start to its end. What is implemented here holds where nobody could start
+    the job again; a launcher overrides what it knows better."""
 
     run_dir: RunDir
     job_key: str
@@ -63,7 +51,7 @@ class Allocation(Protocol):
     num_agents: int
     """Agents of an attempt that write a record."""
     job: Mapping[str, str] | None = None
-    """As job.json has it; None where that file is not beside this process."""
+    """As job.json has it; None where that file is not on this machine."""
 
     @property
     def has_nodes(self) -> bool:
@@ -84,6 +72,7 @@ class Allocation(Protocol):
 
     def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
         """Before the nodes start: secrets of the attempt. Returns fields of its start.json."""
+        return {}
 
     def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
         """Choose and look at nodes, then start their agents; None when asked to stop meanwhile.
@@ -98,9 +87,11 @@ class Allocation(Protocol):
         Args:
             is_late: they were ended because they had not started in time.
         """
+        return
 
     def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
         """Clean nodes whose agent could not. An attempt that failed because a node is gone is `lost`."""
+        return end
 
     def granted_at(self) -> float | None:
         """When the machines were given, in seconds since 1970; None where an attempt's own start says it."""
@@ -118,3 +109,19 @@ class Allocation(Protocol):
     def close(self, end: dict[str, Any]) -> None:
         """Tell whoever waits on the machines how the job ended; others read end.json or the exit status."""
         return
+
+
+class UnscheduledAllocation(Allocation):
+    """What all have whose controller is a process that no scheduler watches: it keeps job.time_limit itself."""
+
+    def __init__(self, run: RunDir, plan: JobPlan, job_key: str) -> None:
+        self.run_dir, self.plan, self.job_key = run, plan, job_key
+        limit, lead_s = plan.limits.time_limit_min, plan.limits.signal_lead_s
+        self._leave_at = math.inf if limit is None else time.monotonic() + max(0.0, limit * 60.0 - lead_s)
+
+    @property
+    def notice(self) -> str | None:
+        return "job.time_limit is near" if time.monotonic() > self._leave_at else None
+
+    def holder(self) -> Holder:
+        return Holder.of_this_process(self.plan.launcher, self.job["job_id"] if self.job else self.job_key)

@@ -1,9 +1,10 @@
-"""From a plan to a run directory that a job can start from."""
+"""From a plan to a run directory that a job can start from, in a folder that is free and this user's own."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,8 +14,9 @@ import yaml
 import slurm_rl
 from slurm_rl.config.functions import named_functions
 from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import RunDirError
 from slurm_rl.functions.read import copy_files
-from slurm_rl.job.own_folder import check_is_free, require_own
+from slurm_rl.node.private_folder import name_of_user
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, expect_writable, write_json, write_text
 
@@ -94,3 +96,50 @@ def snapshot_environment(run: RunDir) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(run.code), os.environ.get("PYTHONPATH")]))
     # Safe path: `-m` would otherwise look into the working directory, often a checkout, before the snapshot.
     return {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+
+
+def check_is_free(run: RunDir, *, again: bool = False) -> None:
+    """Refuse a directory with anything in it.
+
+    Args:
+        again: without a plan it may be half a run of our own.
+    """
+    if run.plan.exists():
+        raise RunDirError(
+            "run_dir must not hold another run",
+            seen=str(run.path),
+            action=f"go on with it: python -m slurm_rl resume {shlex.quote(str(run.path))}, or choose another run_dir",
+        )
+    # Someone's `code` or `config.yaml` would be lost in a folder that is not ours.
+    if not again and run.path.exists() and (not run.path.is_dir() or any(run.path.iterdir())):
+        raise RunDirError("run_dir must be a new or empty folder", seen=str(run.path), action="choose another run_dir")
+    require_own(run.path)
+
+
+def require_own(path: Path) -> None:
+    """Refuse what another user made: he could put his code in the place of ours, and what it says is his word.
+
+    Raises:
+        RunDirError: it is there, and is another user's; of a link the link itself counts.
+    """
+    try:
+        owner = path.lstat().st_uid
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    if owner != os.geteuid():
+        raise RunDirError(
+            "a run directory must be your own",
+            seen=f"{path} of {name_of_user(owner)}",
+            action="have that user do it, or choose a run_dir that is not there yet",
+        )
+
+
+def require_own_run(run: RunDir) -> RunDir:
+    """The run, when what its directory says is this user's word; for a verb that runs what it says.
+
+    Raises:
+        RunDirError: it is another user's.
+    """
+    for path in (run.path.resolve(), run.plan, run.job):
+        require_own(path)
+    return run

@@ -42,7 +42,7 @@ def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
 
 
 def find_causes(attempt: AttemptDir) -> list[str]:
-    """What ended the nodes' step, the first to go first; what several nodes say stands once."""
+    """What ended the nodes' step, the first to go first; what several nodes say is told once."""
     hosts_of: dict[str, list[str]] = {}
     for record in _read_records(attempt):
         if "error" in record:

@@ -21,7 +21,7 @@ def take_run(run: RunDir, allocation: Allocation, is_stopped: Callable[[], bool]
     lease = hold(run, allocation.holder(), allocation.is_known_alive, is_stopped)
     run.epoch = lease.epoch
     job = allocation.job
-    # Who submitted writes it later, or never if it died; of two at one moment, the other's may stand there.
+    # Who submitted writes it later, or never if it died; of two at one moment, the other's id may be there.
     if job and (not run.job.is_file() or read_json(run.job)["job_id"] != job["job_id"]):
         write_json(run.job, job)
     return lease

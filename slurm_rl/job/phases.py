@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -59,12 +60,8 @@ class PhaseWatch:
 
 def _of_attempt(events: Iterable[dict[str, Any]], number: int) -> list[dict[str, Any]]:
     """The events from this attempt's start on."""
-    rows = list(events)
-    begin = next(
-        (at for at, row in enumerate(rows) if row.get("kind") == "attempt/started" and row["attempt"] == number),
-        len(rows),
-    )
-    return rows[begin:]
+    start = ("attempt/started", number)
+    return list(itertools.dropwhile(lambda row: (row.get("kind"), row.get("attempt")) != start, events))
 
 
 def compute_phases(events: Iterable[Mapping[str, Any]], zero: float) -> dict[str, float]:

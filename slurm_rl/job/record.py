@@ -1,4 +1,4 @@
-"""What a run directory says of its job: which it is, where it stands, how it ended."""
+"""What a run directory says of its job: which it is, its state, how it ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RunState:
-    """Where a run stands."""
+    """The state of a run."""
 
     word: str
     """pending, running, finished, failed, ...: the state alone."""
@@ -37,7 +37,7 @@ class RunState:
     is_alive: bool = False
     """Its job has not ended: it runs or will."""
     error: SlurmRLError | None = None
-    """Why nobody says where it stands."""
+    """Why nobody knows the state."""
 
     def __str__(self) -> str:
         return f"{self.word}: {self.detail}" if self.detail else self.word

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from slurm_rl.job.attempts import EXIT_BAD_INPUT
-from slurm_rl.node.modules import find_lack
+from slurm_rl.node.driver import find_lack
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.setup import SETUP_ACTION, SETUP_RULE
 from slurm_rl.run_dir import AttemptDir, write_json

@@ -1,4 +1,6 @@
-"""The first process of the batch step: it does nothing but keep a controller, so that it is hard to kill.
+"""A job from its start to its exit code: a controller, and the first process of the batch step, which keeps it.
+
+That process does nothing else, so that it is hard to kill.
 
 When the batch step's process is gone, Slurm kills the srun below it, and what srun leaves behind (its shepherd)
 sends SIGKILL to the node agents, which then cannot clean their nodes. So the controller is a child. If the kernel
@@ -22,9 +24,16 @@ from types import FrameType
 
 from slurm_rl.disk import say
 from slurm_rl.hang import LOST_S, Beside, Watch
-from slurm_rl.job.attempts import EXIT_INTERRUPTED
-from slurm_rl.job.controller import STOP_SIGNALS
+from slurm_rl.job.allocation import Allocation
+from slurm_rl.job.attempts import EXIT_FAILED, EXIT_INTERRUPTED
+from slurm_rl.job.controller import STOP_SIGNALS, Controller
+from slurm_rl.job.ends import newest_step
+from slurm_rl.job.holding import own_epoch
 from slurm_rl.node.processes import all_pids, become_subreaper, die_with_parent, end_descendants, parent_of
+from slurm_rl.node.rendezvous import comes_true
+from slurm_rl.node.tmp_dir import remove_tmp_dirs
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import RunDir, append_event, write_last
 
 EXIT_KILLED = 137
 _MAX_RESTARTS = 3
@@ -32,6 +41,33 @@ _POLL_S = 0.05
 _END_S = 5.0
 _TRY_S = 3.0
 _PATIENT = (None, signal.SIGUSR2)
+
+_CLEANING_S = 20.0
+
+
+def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
+    """Drive the run to its end on these machines; the job's exit code."""
+
+    def note(how: str) -> None:
+        run.epoch = own_epoch(run, allocation.holder())
+        append_event(run, "controller/killed", by=how)
+
+    status = Supervisor(
+        Controller(run, plan, allocation).main,
+        run.path,
+        # Told to leave, the trainer may take as long as before a time limit.
+        patience_s=plan.limits.signal_lead_s + _CLEANING_S,
+        on_death=note,
+        on_hang=allocation.abandon,
+        # Other nodes are cleaned by the run's next attempt on them.
+        clean_up=lambda: remove_tmp_dirs(plan),
+    ).main()
+    if status == EXIT_KILLED:
+        cause = "its controller was killed again and again; see dmesg for the kernel's reason"
+        end = {"state": "failed", "exit_code": EXIT_FAILED, "cause": cause, "step": newest_step(run)}
+        write_last(run, run.end, end)
+        return EXIT_FAILED
+    return status
 
 
 class Supervisor:
@@ -128,21 +164,19 @@ class Supervisor:
 
     def _end_orphans(self) -> None:
         """Until every process that the child left is gone: they were told to leave when it died."""
-        if self._are_gone(self.patience_s):
+        if comes_true(self._are_gone, self.patience_s):
             return
         for pid in filter(lambda pid: parent_of(pid) == os.getpid(), all_pids()):
             os.kill(pid, signal.SIGTERM)  # an srun kills its tasks at that
-        self._are_gone(self.patience_s)
+        comes_true(self._are_gone, self.patience_s)
 
-    def _are_gone(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return True
-            if pid == 0:
-                time.sleep(_POLL_S)
+    def _are_gone(self) -> bool:
+        """Reap those that have ended; whether none is left."""
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return True
         return False
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
@@ -153,7 +187,6 @@ class Supervisor:
 
 def _try_to(work: Callable[[], None]) -> None:
     """In a child process, and not for long."""
-    trying, deadline = Beside(work), time.monotonic() + _TRY_S
-    while trying.poll() is None and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+    trying = Beside(work)
+    comes_true(lambda: trying.poll() is not None, _TRY_S)
     trying.leave()

@@ -9,13 +9,13 @@ import time
 from slurm_rl.job.allocation import Allocation, Nodes
 from slurm_rl.job.ends import find_task_errors, read_record
 from slurm_rl.job.phases import PhaseWatch
+from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_json
 
 # Agents that have not started by then (an image on its way) have no trainer that could save.
 _LISTEN_S = 15.0
 _END_S = 30.0
-_POLL_S = 0.1
 
 
 class AttemptWatch:
@@ -79,9 +79,5 @@ class AttemptWatch:
 def end_nodes(nodes: Nodes) -> None:
     """End agents that nobody asks to save; whoever has not left in time is killed."""
     nodes.terminate()
-    deadline = time.monotonic() + _END_S
-    while nodes.poll() is None:
-        if time.monotonic() > deadline:
-            nodes.send_signal(signal.SIGKILL)
-            return
-        time.sleep(_POLL_S)
+    if not comes_true(lambda: nodes.poll() is not None, _END_S):
+        nodes.send_signal(signal.SIGKILL)

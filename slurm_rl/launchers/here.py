@@ -10,18 +10,23 @@ import socket
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from slurm_rl.errors import RunDirError
-from slurm_rl.holder import Holder
-from slurm_rl.job.allocation import Allocation, TimeLimit
+from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.errors import ConfigError, RunDirError
+from slurm_rl.job.agents import clean_here, start_agent
+from slurm_rl.job.allocation import IsStopped, Nodes, UnscheduledAllocation
+from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.job.create import snapshot_environment
 from slurm_rl.job.record import SILENT_END, Job, RunState
-from slurm_rl.launchers.base import Launcher, Submitted, load_entry
-from slurm_rl.node.processes import all_pids
+from slurm_rl.job.silent import settle_late_agents, settle_silent_agent
+from slurm_rl.launchers.protocol import Launcher, Submitted, load_entry
+from slurm_rl.node.processes import all_pids, command_line
+from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import with_host_setup
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir import AttemptDir, RunDir
 
 LOCAL_JOB_VARIABLE = "SUBMITIT_LOCAL_JOB_ID"
 """In such a controller: the number of the process that `submit` started."""
@@ -30,26 +35,49 @@ _FIRST = b"submitit.local._local"
 _FOREVER_MIN = 60 * 24 * 365.0
 
 
-class HereAllocation(Allocation):
+class HereAllocation(UnscheduledAllocation):
     """What all of them have."""
 
     def __init__(self, run: RunDir, plan: JobPlan) -> None:
-        self.run_dir, self.plan = run, plan
-        self.job_key = f"local-{os.getpid()}-{int(time.time())}"
-        self._limit = TimeLimit(plan)
+        super().__init__(run, plan, f"local-{os.getpid()}-{int(time.time())}")
         job_id = os.environ.get(LOCAL_JOB_VARIABLE)
         self.job = {"launcher": plan.launcher, "job_id": job_id, "host": socket.gethostname()} if job_id else None
 
-    @property
-    def notice(self) -> str | None:
-        return self._limit.notice
 
-    def holder(self) -> Holder:
-        return Holder.of_this_process(self.plan.launcher, self.job["job_id"] if self.job else self.job_key)
+class LocalAllocation(HereAllocation):
+    """This machine alone, as the controller of a local run asks it; see `Allocation`."""
+
+    num_agents = 1
+
+    def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
+        if self.plan.torchrun is None:
+            create_token(self.run_dir, attempt.number)
+        return {}
+
+    def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
+        return None if is_stopped() else start_agent(self.plan, attempt, 0, (), self.job_key, os.environ)
+
+    def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:
+        if is_late:
+            settle_late_agents(self.plan, attempt, [socket.gethostname()])
+        settle_silent_agent(self.plan, attempt, 0, socket.gethostname(), attempt.log("node-0"), status)
+
+    def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+        clean_here(self.run_dir, self.plan, attempt, self.job_key)
+        return end
 
 
 class HereLauncher(Launcher):
     """Submits to this machine."""
+
+    def check(self, plan: JobPlan) -> tuple[JobPlan, list[str]]:
+        if LAUNCHERS[plan.launcher].by_node:
+            raise ConfigError(
+                "a run on machines without Slurm starts on each of them",
+                seen=f"submit, with cluster.launcher={plan.launcher}",
+                action="python -m slurm_rl node and the same overrides, on every machine",
+            )
+        return plan, []
 
     def submit(self, run: RunDir, plan: JobPlan) -> Submitted:
         import submitit
@@ -58,7 +86,7 @@ class HereLauncher(Launcher):
         executor.update_parameters(
             timeout_min=_FOREVER_MIN, stderr_to_stdout=True, gpus_per_node=plan.gpus_per_node, name=plan.name
         )
-        with _environment_of_the_job(run), _without_sigint():
+        with _inheritance(run):
             job = executor.submit(load_entry(), str(run.path))
         return Submitted(str(job.job_id), {"host": socket.gethostname()}, process=job)
 
@@ -103,22 +131,20 @@ def is_elsewhere(job: Job) -> bool:
 
 def is_process_alive(job: Job) -> bool:
     """Whether it is the process that submitit started: the number may have been given to somebody else since."""
-    try:
-        words = Path(f"/proc/{job.job_id}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return str(job.run.submitit).encode() in words
+    return str(job.run.submitit).encode() in command_line(job.job_id)
 
 
 @contextlib.contextmanager
-def _environment_of_the_job(run: RunDir) -> Iterator[None]:
-    """The job imports the snapshot: a child's environment is ours at its birth."""
-    changed = snapshot_environment(run)
+def _inheritance(run: RunDir) -> Iterator[None]:
+    """What a child that is started in the block gets from this process: an environment in which it imports the run's
+    snapshot, and no Ctrl-C, which the foreground command hears: it asks the job to save."""
+    changed, handler = snapshot_environment(run), signal.signal(signal.SIGINT, signal.SIG_IGN)
     saved = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
     try:
         yield
     finally:
+        signal.signal(signal.SIGINT, handler)
         for name, value in saved.items():
             if value is None:
                 del os.environ[name]
@@ -126,22 +152,12 @@ def _environment_of_the_job(run: RunDir) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextlib.contextmanager
-def _without_sigint() -> Iterator[None]:
-    """Children born here ignore Ctrl-C: the foreground command hears it and asks the job to save."""
-    saved = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, saved)
-
-
 def _is_controller(pid: int, path: bytes) -> bool:
     """Whether this is the first process of a run in this folder, or below it."""
     try:
         if Path("/proc", str(pid)).stat().st_uid != os.getuid():
             return False
-        words = Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
+    words = command_line(pid)
     return _FIRST in words and any(word.startswith(path + b"/") and word.endswith(b"/submitit") for word in words)

@@ -15,10 +15,10 @@ from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import RunDirError, SlurmRLError
 from slurm_rl.functions.load import load_function
 from slurm_rl.holder import RESUME, Holder
-from slurm_rl.job.drive import drive
 from slurm_rl.job.holding import hold
 from slurm_rl.job.record import Job, RunState, load_job, read_end_state, record_job
-from slurm_rl.launchers.base import Launcher, Submitted
+from slurm_rl.job.supervisor import drive
+from slurm_rl.launchers.protocol import Launcher, Submitted
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
 
@@ -76,15 +76,13 @@ def read_states(runs: Sequence[RunDir]) -> list[RunState]:
     told: dict[Path, RunState] = {}
     for name, jobs in _by_launcher(runs).items():
         told |= zip([job.run.path for job in jobs], open_launcher(name).read_states(jobs), strict=True)
-    return [_choose(run, told.get(run.path)) for run in runs]
-
-
-def _choose(run: RunDir, told: RunState | None) -> RunState:
-    """What the run directory says; a job that waits to start again is not over."""
-    end = read_end_state(run)
-    if told is not None and (end is None or told.word == "pending"):
-        return told
-    return end or RunState("not submitted")
+    states = []
+    for run in runs:
+        end, state = read_end_state(run), told.get(run.path)
+        # A job that waits to start again is not over, whatever the run directory says.
+        is_news = state is not None and (end is None or state.word == "pending")
+        states.append((state if is_news else end) or RunState("not submitted"))
+    return states
 
 
 def cancel_runs(runs: Iterable[RunDir]) -> int:

@@ -13,7 +13,6 @@ follows; who has nobody to wait for leaves at once, and everyone in time to clea
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import socket
@@ -25,8 +24,8 @@ from typing import Any
 
 from slurm_rl.disk import explain_refusal, say
 from slurm_rl.errors import BringUpError, SlurmRLError
-from slurm_rl.node.attempt import open_attempt, time_to_leave
-from slurm_rl.node.discovery import Flags, NodeRole, discover_role
+from slurm_rl.node.attempt import attempt_parser, open_attempt, time_to_leave
+from slurm_rl.node.discovery import NodeRole, discover_role
 from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
 from slurm_rl.node.joined import start_waiting
@@ -34,11 +33,7 @@ from slurm_rl.node.own_image import check_own_image, check_same_image
 from slurm_rl.node.ports import PortPlan, choose_ports
 from slurm_rl.node.private_folder import make_private_folder
 from slurm_rl.node.processes import attempt_mark, become_subreaper, end_marked, start_child, write_into
-from slurm_rl.node.ray_cluster import (
-    build_ray_start_argv,
-    explain_ray_end,
-    keep_ray_logs,
-)
+from slurm_rl.node.ray_cluster import build_ray_start_argv, explain_ray_end, keep_ray_logs
 from slurm_rl.node.rendezvous import (
     HeadRecord,
     comes_true,
@@ -48,6 +43,7 @@ from slurm_rl.node.rendezvous import (
     wait_for_head,
     wait_for_port,
 )
+from slurm_rl.node.sources import Flags
 from slurm_rl.node.tmp_dir import choose_tmp_dir, remove_tmp_dir, remove_tmp_dirs
 from slurm_rl.node.torchrun import RankSignals, judge_torchrun, start_torchrun
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
@@ -66,7 +62,7 @@ _LEASE_S = 5.0
 
 
 class Leaving(SlurmRLError):
-    """The attempt ends for a cause that stands elsewhere: with another node, or with Slurm."""
+    """The attempt ends for a cause that is told elsewhere: by another node, or by Slurm."""
 
 
 class NodeAgent:
@@ -147,7 +143,7 @@ class NodeAgent:
             self._check_terminated()
             time.sleep(POLL_S)
         # A driver that lost its Ray dies of that; the cause is Ray's.
-        if not self.attempt.outcome.is_file() and comes_true(self._ray_has_ended):
+        if not self.attempt.outcome.is_file() and comes_true(lambda: _has_ended(self.ray)):
             self._check_ray("the head node")
         check_driver_end(self.attempt, self.driver.returncode)
         return exit_status(self.driver.returncode)
@@ -171,7 +167,7 @@ class NodeAgent:
         self.ray = self._start_ray(own_address(head.ip), ports, env, head=head)
         self._write_record(state="running")
         while not self._head_has_ended():
-            if self._ray_has_ended() and comes_true(self._head_has_ended):
+            if _has_ended(self.ray) and comes_true(self._head_has_ended):
                 break
             self._check_ray("a worker node")
             self._check_terminated()
@@ -206,14 +202,11 @@ class NodeAgent:
             if self.stopped_at and not ranks.is_done:
                 ranks.tell(self.driver, self.stopped_at)
             self._check_terminated()
-            if not self.role.is_head and self._head_has_ended() and not comes_true(self._torchrun_has_ended):
+            if not self.role.is_head and self._head_has_ended() and not comes_true(lambda: _has_ended(self.driver)):
                 return 0
             time.sleep(POLL_S)
         is_late = not self.role.is_head and self._head_has_ended()
         return judge_torchrun(self.plan, self.attempt, self.role, self.driver.returncode, is_late=is_late)
-
-    def _torchrun_has_ended(self) -> bool:
-        return self.driver is not None and self.driver.poll() is not None
 
     def _check_ray(self, where: str) -> None:
         if self.ray is not None and self.ray.poll() is not None:
@@ -273,9 +266,6 @@ class NodeAgent:
         self._check_ray("this node")
         return self.stop_signal is not None
 
-    def _ray_has_ended(self) -> bool:
-        return self.ray is not None and self.ray.poll() is not None
-
     def _head_has_ended(self) -> bool:
         path = self.attempt.node(0)
         return path.is_file() and read_json(path)["state"] in ("ending", "ended")
@@ -294,16 +284,18 @@ class NodeAgent:
         write_last(self.run_dir, self.attempt.node(self.role.rank), self.record)
 
 
+def _has_ended(process: subprocess.Popen[bytes] | None) -> bool:
+    return process is not None and process.poll() is not None
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description="One node of one attempt of a run.")
-    parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--attempt", required=True, type=int)
+    parser = attempt_parser("One node of one attempt of a run.")
     # Of launchers other than srun, whose tasks find these in the environment.
     parser.add_argument("--rank", type=int)
     parser.add_argument("--num-nodes", type=int)
     parser.add_argument("--job-key")
     args = parser.parse_args()
-    run, attempt = open_attempt(args.run_dir, args.attempt)
+    run, attempt = open_attempt(args)
     plan = JobPlan.from_json(read_json(run.plan))
     role = discover_role(os.environ, Flags(args.rank, args.num_nodes, job_key=args.job_key))
     attempt.logs.mkdir(parents=True, exist_ok=True)

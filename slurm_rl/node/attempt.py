@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
+from argparse import ArgumentParser, Namespace
 
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json
 
@@ -11,10 +11,18 @@ from slurm_rl.run_dir import AttemptDir, RunDir, read_json
 _CLEANING_S = 5.0
 
 
-def open_attempt(path: str | os.PathLike[str], number: int) -> tuple[RunDir, AttemptDir]:
-    """For a process of an attempt: the run holds the epoch of the controller that began it."""
-    run = RunDir(path)
-    attempt = run.attempt(number)
+def attempt_parser(description: str) -> ArgumentParser:
+    """Of a program that is told which attempt it belongs to."""
+    parser = ArgumentParser(description=description)
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--attempt", required=True, type=int)
+    return parser
+
+
+def open_attempt(args: Namespace) -> tuple[RunDir, AttemptDir]:
+    """What these words name: the run holds the epoch of the controller that began the attempt."""
+    run = RunDir(args.run_dir)
+    attempt = run.attempt(args.attempt)
     # A machine with a run directory of its own has no such file, and nothing that another controller could want.
     run.epoch = read_json(attempt.start).get("epoch") if attempt.start.is_file() else None
     return run, attempt

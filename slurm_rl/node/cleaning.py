@@ -7,7 +7,6 @@ It runs on the host, outside any container, and needs the standard library alone
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -15,9 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from slurm_rl.node.processes import attempt_mark, end_marked
+from slurm_rl.node.attempt import attempt_parser
+from slurm_rl.node.processes import attempt_mark, command_line, end_marked
 from slurm_rl.node.tmp_dir import remove_tmp_dirs
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir import RunDir, read_json
@@ -60,17 +59,12 @@ def _end_agent(run: RunDir, attempt: int, rank: int) -> None:
 
 def _is_agent(pid: int, run: RunDir) -> bool:
     # The number may be another process's by now, or one inside a container's own numbering.
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
+    words = command_line(pid)
     return b"slurm_rl.node.agent" in words and os.fsencode(run.path) in words
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Clean this node behind an attempt.")
-    parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--attempt", required=True, type=int)
+    parser = attempt_parser("Clean this node behind an attempt.")
     parser.add_argument("--job-key", required=True)
     parser.add_argument("--hosts", required=True, help="of the attempt by rank; the node around this process is one")
     parser.add_argument("cleanup", nargs="*", help="a command that ends the container")

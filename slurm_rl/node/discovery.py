@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from slurm_rl.errors import ConfigError
 from slurm_rl.node.sources import SOURCES, Flags, NodeIdentity
 
-__all__ = ["Flags", "NodeIdentity", "NodeRole", "discover", "discover_role"]
-
 
 @dataclass(frozen=True)
 class NodeRole:
@@ -39,20 +37,16 @@ def discover(env: Mapping[str, str], flags: Flags) -> NodeIdentity:
     for find in SOURCES.values():
         found = find(env, flags)
         if found is not None:
-            return _with_flags(found, flags)
+            return replace(
+                found,
+                num_nodes=found.num_nodes if flags.num_nodes is None else flags.num_nodes,
+                port=flags.port or found.port,
+                job_key=flags.job_key or found.job_key,
+            )
     raise ConfigError(
         "a machine must be told which node of the run it is",
         seen="none of the variables, and no flag",
         action="set one of: " + "; ".join(SOURCES),
-    )
-
-
-def _with_flags(found: NodeIdentity, flags: Flags) -> NodeIdentity:
-    return replace(
-        found,
-        num_nodes=found.num_nodes if flags.num_nodes is None else flags.num_nodes,
-        port=flags.port or found.port,
-        job_key=flags.job_key or found.job_key,
     )
 
 

@@ -1,4 +1,4 @@
-"""The trainer as the head node's agent sees it: started, told to stop, judged by how it ended."""
+"""The trainer as the head node's agent sees it: started, told to stop, judged by its end. Standard library alone."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_rl.errors import TrainingError
+from slurm_rl.errors import BringUpError, TrainingError
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir
 
+_NO_MODULE = re.compile(r"ModuleNotFoundError|ImportError")
 # A trainer without a handler by then has not begun: imports of torch from a slow disk take this long.
 HANDLER_S = 30.0
 EXIT_CHECKPOINTED = 75
@@ -50,6 +51,12 @@ def exit_status(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
+def describe_status(code: int) -> str:
+    """How a process ended that `subprocess` gives this return code."""
+    hint = "; Linux kills so when memory runs out (dmesg, sacct's MaxRSS)" if code == -signal.SIGKILL else ""
+    return f"was killed by {signal.Signals(-code).name}{hint}" if code < 0 else f"ended with exit status {code}"
+
+
 def check_driver_end(attempt: AttemptDir, returncode: int) -> None:
     """Raise TrainingError when the trainer ended without saying how."""
     if attempt.outcome.is_file():
@@ -61,3 +68,17 @@ def check_driver_end(attempt: AttemptDir, returncode: int) -> None:
         seen=f"{how}exit status {exit_status(returncode)}{hint}",
         where=attempt.log("driver").name,
     )
+
+
+def find_lack(python: str, words: str) -> BringUpError | None:
+    """The error that these last words of a process tell; None when they tell of something else."""
+    if not _NO_MODULE.search(words):
+        return None
+    action = "install slurm_rl there, or set cluster.python to an environment that has it"
+    return BringUpError(f"{python} must have what slurm_rl needs", seen=words, action=action)
+
+
+def find_lack_in(python: str, log: Path) -> BringUpError | None:
+    """The same of the last line of a log."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    return find_lack(python, text.rstrip().rpartition("\n")[2])

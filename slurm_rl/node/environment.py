@@ -1,4 +1,5 @@
-"""The environment of everything that a node agent starts. Standard library alone."""
+"""The environment of everything that a node agent starts, AMD's devices in it by the kernel's own table. Standard
+library alone."""
 
 from __future__ import annotations
 
@@ -6,14 +7,16 @@ import os
 from pathlib import Path
 
 from slurm_rl.node.discovery import NodeRole
-from slurm_rl.node.gpus import read_device_uuids
 from slurm_rl.node.network import network_environment
 from slurm_rl.node.ports import PortPlan
 from slurm_rl.node.processes import mark_env
 from slurm_rl.node.ray_cluster import ray_environment
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.plan.visibility import normalise_gpu_visibility
+from slurm_rl.plan.visibility import normalise_gpu_visibility, parse_kfd_uuid
 from slurm_rl.run_dir import RunDir
+
+_TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
+_DRI = Path("/dev/dri")
 
 
 def child_environment(
@@ -42,3 +45,37 @@ def _is_torchs_default(cache_dir: str) -> bool:
     """Whether torch chose this cache itself. On import it writes its choice, below the TMPDIR of that process,
     into its environment; a notebook or a test that submits hands that on, and every node would get the folder."""
     return Path(cache_dir).name.startswith("torchinductor_")
+
+
+def read_device_uuids(topology: Path = _TOPOLOGY, dri: Path = _DRI) -> list[str]:
+    """UUIDs of the GPUs that a task's cgroup lets it open, in the order in which ROCR counts them.
+
+    Empty where the kernel shows no topology (inside some containers).
+    """
+    if not topology.is_dir():
+        return []
+    nodes = sorted((path for path in topology.iterdir() if path.name.isdigit()), key=lambda path: int(path.name))
+    found = []
+    for node in nodes:
+        try:
+            properties = (node / "properties").read_text(encoding="ascii")
+        except OSError:
+            continue  # the driver hides what the task may not use
+        uuid = parse_kfd_uuid(properties)
+        if uuid is not None and _may_open(dri / f"renderD{_render_minor(properties)}"):
+            found.append(uuid)
+    return found
+
+
+def _render_minor(properties: str) -> str:
+    fields = dict(line.split(maxsplit=1) for line in properties.splitlines() if len(line.split()) == 2)
+    return fields.get("drm_render_minor", "")
+
+
+def _may_open(device: Path) -> bool:
+    # Only trying tells: a device cgroup refuses although the file's mode allows it.
+    try:
+        os.close(os.open(device, os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

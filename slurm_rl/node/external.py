@@ -14,7 +14,6 @@ attempt goes on from its last checkpoint. outcome.json says how it ended, in the
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -23,8 +22,8 @@ import time
 from types import FrameType
 from typing import Any
 
-from slurm_rl.node.attempt import open_attempt
-from slurm_rl.node.driver import EXIT_CHECKPOINTED
+from slurm_rl.node.attempt import attempt_parser, open_attempt
+from slurm_rl.node.driver import EXIT_CHECKPOINTED, describe_status
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
@@ -59,13 +58,12 @@ class ExternalTrainer:
             return self._end("finished", 0)
         if self._stopped_at:
             return self._end("checkpointed", EXIT_CHECKPOINTED, cause="stopped; its own last checkpoint stays")
-        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
-        return self._end("failed", 1, cause=f"{argv[0]} {how}; see driver.log")
+        return self._end("failed", 1, cause=f"{argv[0]} {describe_status(status)}; see driver.log")
 
     def _environment(self) -> dict[str, str]:
         resume = "1" if self._attempt.number > 1 else "0"
         own = {"SLURM_RL_RUN_DIR": str(self._run.path), "SLURM_RL_CHECKPOINTS": str(self._run.checkpoints)}
-        # Ours must not pick up a module that lies in the working directory; a script needs those beside it.
+        # Ours must not pick up a module that lies in the working directory; a script needs those in its own folder.
         env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
         return {**env, **own, "SLURM_RL_RESUME": resume}
 
@@ -91,11 +89,7 @@ class ExternalTrainer:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="An external trainer, for one attempt.")
-    parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--attempt", required=True, type=int)
-    args = parser.parse_args()
-    run, attempt = open_attempt(args.run_dir, args.attempt)
+    run, attempt = open_attempt(attempt_parser("An external trainer, for one attempt.").parse_args())
     run.checkpoints.mkdir(exist_ok=True)
     return ExternalTrainer(run, JobPlan.from_json(read_json(run.plan)), attempt).main()
 

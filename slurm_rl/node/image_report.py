@@ -109,7 +109,7 @@ def _amdgpu_driver() -> str | None:
 
 
 def parse_report(output: str) -> dict[str, Any] | None:
-    """The report in a program's output, whatever the image printed beside it."""
+    """The report in a program's output, whatever else the image printed."""
     found = re.findall(rf"{re.escape(PREFIX)}(.*)$", output, re.MULTILINE)
     try:
         return dict(json.loads(found[-1])) if found else None

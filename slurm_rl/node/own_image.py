@@ -46,10 +46,10 @@ def _read_versions() -> Versions:
     argv = [sys.executable, "-m", "slurm_rl.node.image_report"]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_DEADLINE_S)
+        report, seen = parse_report(done.stdout), done.stderr.strip()[-500:] or "no word"
     except subprocess.TimeoutExpired:
-        raise ConfigError("the image's Python must tell its versions", seen=f"no word in {_DEADLINE_S:g} s") from None
-    report = parse_report(done.stdout)
+        report, seen = None, f"no word in {_DEADLINE_S:g} s"
     if report is None:
-        raise ConfigError("the image's Python must tell its versions", seen=done.stderr.strip()[-500:] or "no word")
+        raise ConfigError("the image's Python must tell its versions", seen=seen)
     versions: Versions = report["versions"]
     return versions

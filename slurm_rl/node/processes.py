@@ -24,6 +24,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.holder import read_stat
 from slurm_rl.run_dir import RunDir
 
 MARK = "SLURM_RL_ATTEMPT"
@@ -231,12 +232,16 @@ def _self_and_ancestors() -> set[int]:
 
 def parent_of(pid: int) -> int:
     """0 for a process that is gone."""
+    fields = read_stat(pid)
+    return int(fields[1]) if fields else 0
+
+
+def command_line(pid: int | str) -> list[bytes]:
+    """The words that a process was started with; none of one that is gone."""
     try:
-        stat = Path("/proc", str(pid), "stat").read_text(errors="replace")
+        return Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
     except OSError:
-        return 0
-    # The second field is the program's name in parentheses, and may itself hold spaces and parentheses.
-    return int(stat.rpartition(")")[2].split()[1])
+        return []
 
 
 def _prctl(option: int, value: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slurm_rl.disk import explain_refusal, say
 from slurm_rl.errors import BringUpError
-from slurm_rl.node.modules import find_lack_in
+from slurm_rl.node.driver import find_lack_in
 from slurm_rl.node.ports import PortPlan
 from slurm_rl.node.private_folder import copy_own_files, is_our_folder
 from slurm_rl.node.rendezvous import HeadRecord

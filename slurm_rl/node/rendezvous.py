@@ -62,22 +62,22 @@ def wait_for_port(host: str, port: int, deadline: float, should_stop: Callable[[
             _sleep_or_fail(deadline, should_stop, f"{what} must listen at {host}:{port} ({error})")
 
 
-def is_port_open(host: str, port: int, timeout_s: float = 2.0) -> bool:
+def is_port_open(host: str, port: int) -> bool:
     """Whether `host:port` accepts a connection now."""
     try:
-        with socket.create_connection((host, port), timeout=timeout_s):
+        with socket.create_connection((host, port), timeout=2.0):
             return True
     except OSError:
         return False
 
 
-def comes_true(condition: Callable[[], bool]) -> bool:
-    """Whether it does within a moment: two processes that end for one reason do so one after the other."""
-    deadline = time.monotonic() + _SAME_CAUSE_S
+def comes_true(condition: Callable[[], bool], within_s: float = _SAME_CAUSE_S, poll_s: float = POLL_S) -> bool:
+    """Whether it does in time; by default a moment: two processes that end for one reason do so one after the other."""
+    deadline = time.monotonic() + within_s
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     return True
 
 

@@ -1,6 +1,6 @@
 """Where a machine reads which node of a run it is: one function a source, one row in SOURCES. Standard library alone.
 
-A variable that is empty counts as not set. What is there but cannot be, alone or beside another variable, is an
+A variable that is empty counts as not set. A value that cannot be, alone or together with another variable's, is an
 error that names the variable.
 """
 
@@ -149,7 +149,7 @@ def from_gcp(env: Environment, flags: Flags) -> NodeIdentity | None:
         _require(env, "GCP_HEAD_IP", "GCP_WORKER=1")
     elif env.get("GCP_HEAD_IP") and not env.get("GCP_WORKER"):
         raise ConfigError(
-            "GCP_HEAD_IP needs GCP_WORKER beside it",
+            "GCP_HEAD_IP needs GCP_WORKER, too",
             seen=f"GCP_HEAD_IP={env['GCP_HEAD_IP']} and no GCP_WORKER",
             action="set GCP_WORKER=1 on the workers, GCP_WORKER=0 on the head",
         )
@@ -212,7 +212,7 @@ def _number(env: Environment, name: str) -> int | None:
 
 def _require(env: Environment, name: str, because: str) -> str:
     if not env.get(name):
-        raise ConfigError(f"{name} must be set beside {because}", seen="nothing", action=f"export {name}=...")
+        raise ConfigError(f"{name} must be set together with {because}", seen="nothing", action=f"export {name}=...")
     return env[name]
 
 

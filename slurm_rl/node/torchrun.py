@@ -13,8 +13,7 @@ from pathlib import Path
 
 from slurm_rl.errors import BringUpError, TrainingError
 from slurm_rl.node.discovery import NodeRole
-from slurm_rl.node.driver import HANDLER_S, catches
-from slurm_rl.node.modules import find_lack_in
+from slurm_rl.node.driver import HANDLER_S, catches, describe_status, find_lack_in
 from slurm_rl.node.processes import find_marked, parent_of, start_child
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
@@ -63,8 +62,9 @@ class RankSignals:
         Args:
             asked_at: when the stop was asked for, by time.monotonic().
         """
-        ready = [pid for pid in find_ranks(self.mark, torchrun.pid) if pid not in self.told and _listens(pid)]
-        for pid in ready:
+        # Without what the ranks started themselves.
+        ranks = [pid for pid in find_marked(self.mark) if parent_of(pid) == torchrun.pid and pid not in self.told]
+        for pid in filter(lambda pid: catches(pid, signal.SIGUSR2), ranks):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGUSR2)
             self.told.add(pid)
@@ -74,28 +74,14 @@ class RankSignals:
             self.is_done = True
 
 
-def find_ranks(mark: str, torchrun_pid: int) -> list[int]:
-    """The rank processes of this torchrun, without what they started themselves."""
-    return [pid for pid in find_marked(mark) if parent_of(pid) == torchrun_pid]
-
-
-def _listens(pid: int) -> bool:
-    return catches(pid, signal.SIGUSR2)
-
-
 def describe_torchrun_end(log: Path, returncode: int) -> str:
     """Which rank of this node failed first, by torchrun's own word: `rank 3 was killed by SIGKILL`."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     cause = text.rpartition("Root Cause")[2] if "Root Cause" in text else ""
     found = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*(-?\d+)", cause, re.DOTALL)
     if found is None:
-        return f"torchrun {_how(returncode)}"
-    return f"rank {found[1]} {_how(int(found[2]))}"
-
-
-def _how(code: int) -> str:
-    hint = "; Linux kills so when memory runs out (dmesg, sacct's MaxRSS)" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{hint}" if code < 0 else f"ended with exit status {code}"
+        return f"torchrun {describe_status(returncode)}"
+    return f"rank {found[1]} {describe_status(int(found[2]))}"
 
 
 def judge_torchrun(
@@ -104,7 +90,7 @@ def judge_torchrun(
     """The exit status of this node, once its torchrun has ended.
 
     Rank 0 says in outcome.json how the run ended. Ranks whose peers died fail too, by an error of the network;
-    so a rank that a signal killed is named beside what rank 0 said, as are all that failed on other nodes.
+    so a rank that a signal killed is named together with what rank 0 said, as are all that failed on other nodes.
 
     Args:
         is_late: the head node had ended before. What ends then ends of that, unless SIGKILL ended a rank: torchrun

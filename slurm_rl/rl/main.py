@@ -5,20 +5,15 @@ It writes outcome.json, whatever happens (see train/outcome.py).
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from slurm_rl.node.attempt import open_attempt
+from slurm_rl.node.attempt import attempt_parser, open_attempt
 from slurm_rl.run_dir import AttemptDir, RunDir
 from slurm_rl.train.outcome import run_to_outcome
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="The GRPO trainer of one attempt.")
-    parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--attempt", required=True, type=int)
-    args = parser.parse_args()
-    run, attempt = open_attempt(args.run_dir, args.attempt)
+    run, attempt = open_attempt(attempt_parser("The GRPO trainer of one attempt.").parse_args())
     return run_to_outcome(run, attempt, _train)
 
 

@@ -90,9 +90,11 @@ def open_run(words: Sequence[str]) -> Start:
     parser.add_argument("--attempt", type=int, help="the newest by default")
     args = parser.parse_args(words)
     found = RunDir(args.run_dir).require()
-    number = args.attempt if args.attempt is not None else max(found.attempt_numbers(), default=1)
-    run, attempt = open_attempt(args.run_dir, number)
-    return Start(run, attempt, lambda: read_config(run), is_by_hand=args.attempt is None)
+    is_by_hand = args.attempt is None
+    if is_by_hand:
+        args.attempt = max(found.attempt_numbers(), default=1)
+    run, attempt = open_attempt(args)
+    return Start(run, attempt, lambda: read_config(run), is_by_hand=is_by_hand)
 
 
 def begin_run(words: Sequence[str], rank_info: RankInfo) -> Start:

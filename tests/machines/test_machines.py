@@ -150,7 +150,7 @@ def test_what_cannot_work_is_said_with_exit_code_2(machines: Machines) -> None:
     nameless = machines.start(3, {"RAY_WORKER": "1"}, *words)
     assert (other.wait(), nameless.wait()) == (2, 2)
     assert "the command line must be the same on every machine; got optim.lr=0.001, on the head 0.0006" in other.output
-    assert "HEAD_POD_ID must be set beside RAY_WORKER=1" in nameless.output
+    assert "HEAD_POD_ID must be set together with RAY_WORKER=1" in nameless.output
     worker = machines.start(2, dstack(machines, 1), *words, apart=True)
     assert (head.wait(), worker.wait()) == (2, 2), head.output
     assert "run_dir must be one folder on all machines" in head.output

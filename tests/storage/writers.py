@@ -165,12 +165,11 @@ def batch_script(folder: Path) -> Case:
     "job.controller.Controller._begin_attempt",
     "disk.keep_room",
     "run_dir.RunDir.point_latest_at",
-    "node.ray_cluster.create_token",
     "run_secret.keep_secret",
 )
 def attempt_start(folder: Path) -> Case:
     from slurm_rl.job.controller import Controller
-    from slurm_rl.launchers.local.allocation import LocalAllocation
+    from slurm_rl.launchers.here import LocalAllocation
 
     run = RunDir(folder)
     plan = demo_plan(run)
@@ -186,7 +185,7 @@ def attempt_start(folder: Path) -> Case:
     "job.controller.Controller._run_attempt",
     "job.controller.Controller._end",
     "train.outcome.run_to_outcome.end",
-    "job.drive.drive",
+    "job.supervisor.drive",
     "node.agent.NodeAgent._write_record",
 )
 def last_words(folder: Path) -> Case:
@@ -208,11 +207,11 @@ def last_words(folder: Path) -> Case:
     "job.silent.settle_silent_agent",
     "job.silent.settle_late_agents",
     "job.watch.AttemptWatch._look_for_dead_nodes",
-    "launchers.slurm.preflight.run_preflight",
+    "launchers.slurm.hosts.run_preflight",
     "launchers.machines.place.write_place",
-    "launchers.machines.mirror.take_file",
+    "launchers.machines.nodes.take_file",
     "launchers.machines.nodes.MachineNodes._end_others",
-    "launchers.machines.worker.Worker._start_agent",
+    "launchers.machines.worker.WorkerMachine._start_agent",
     "launchers.ray.allocation.RayTrainer._write_record",
     "launchers.ray.allocation.RayTrainer.__init__",
     "node.agent.main",
@@ -711,8 +710,8 @@ def exported_text(folder: Path) -> Case:
 
 OUTSIDE = {
     "cli.told.run_told": "opens /dev/null",
-    "cli.messages.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
-    "node.gpus._may_open": "asks whether a device may be opened",
+    "cli.told.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
+    "node.environment._may_open": "asks whether a device may be opened",
     "node.private_folder.make_private_folder": "the node's own temporary folder, not the run's",
     "rewards.sandbox.inside.mounts.enter_own_root": "a tmpfs inside the sandbox",
     "rewards.sandbox.inside.mounts._show": "a tmpfs inside the sandbox",

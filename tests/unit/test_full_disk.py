@@ -22,7 +22,7 @@ from slurm_rl.disk import describe_disk, keep_room
 from slurm_rl.errors import CheckpointError
 from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.job.controller import Controller
-from slurm_rl.launchers.local.allocation import LocalAllocation
+from slurm_rl.launchers.here import LocalAllocation
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_last
 from slurm_rl.train.outcome import run_to_outcome

@@ -16,10 +16,10 @@ from slurm_rl.launchers.here import HereAllocation
 from slurm_rl.launchers.machines.hub import Hub
 from slurm_rl.launchers.machines.nodes import MachineNodes
 from slurm_rl.launchers.machines.place import read_place
-from slurm_rl.launchers.machines.same import why_run_dir_must_be_shared
 from slurm_rl.launchers.machines.secret import derive_ray_token, head_secret
 from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
 
 
@@ -87,9 +87,6 @@ class MachineAllocation(HereAllocation):
                 "GCP: Filestore), or keep the policy on the head: policy.num_workers, rollout.num_engines",
             )
 
-    def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:
-        """Each machine does so itself."""
-
     def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
         """An attempt that failed because a machine went away is no failure of the run."""
         clean_here(self.run_dir, self.plan, attempt, self.job_key)
@@ -106,3 +103,22 @@ class MachineAllocation(HereAllocation):
 
     def close(self, end: dict[str, Any]) -> None:
         self._hub.say_goodbye(**{name: end[name] for name in ("state", "exit_code", "cause")})
+
+
+def why_run_dir_must_be_shared(plan: JobPlan, *, builds_model: bool) -> str | None:
+    """What other nodes than the head would read or write in the run directory; None when it is nothing.
+
+    Args:
+        builds_model: the model lies in the run directory.
+    """
+    elsewhere = [actor for actor in plan.actors if actor.node > 0]
+    trained = [actor for actor in elsewhere if actor.role != "rollout"]
+    if trained:
+        return f"{_describe(trained[0])} writes its part of the checkpoints there"
+    if elsewhere and builds_model:
+        return f"{_describe(elsewhere[0])} loads the tiny model from there"
+    return None
+
+
+def _describe(actor: ActorPlan) -> str:
+    return f"{actor.role}-{actor.index} on node {actor.node}"

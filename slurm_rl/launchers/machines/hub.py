@@ -16,8 +16,7 @@ from typing import Any
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError, SlurmRLError
 from slurm_rl.launchers.machines.link import Link, LinkClosed, WrongSecret
-from slurm_rl.launchers.machines.place import HeadPlace, listen, port_is_taken
-from slurm_rl.launchers.machines.same import find_difference
+from slurm_rl.launchers.machines.place import HeadPlace, find_difference, listen
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.strangers import Crowd, SeldomEvents, at_most
 
@@ -30,7 +29,7 @@ _PROOF_S = 20.0
 _ACCEPTED_AT_ONCE = 64
 _GOODBYE_S = 5.0
 _LEAST_STRANGERS = 64
-# Of the descriptors that this process may have: it starts agents and writes files beside.
+# Of the descriptors that this process may have: it also starts agents and writes files.
 _SHARE_OF_DESCRIPTORS = 4
 
 
@@ -92,13 +91,9 @@ class Hub:
         Raises:
             ConfigError: somebody else does.
         """
-        if self._listener is not None:
-            return
-        try:
+        if self._listener is None:
             self._listener = listen(self._place.port)
-        except OSError as error:
-            raise port_is_taken(self._place.port, error) from None
-        self._listener.setblocking(False)
+            self._listener.setblocking(False)
 
     # ---- who is there ----------------------------------------------------------------------------
 
@@ -124,11 +119,8 @@ class Hub:
 
     def missing(self) -> list[str]:
         """The nodes that are not ready, by name where there is one."""
-        absent = (rank for rank in range(1, self.num_nodes) if not self._is_ready(rank))
-        return [self._describe(rank) for rank in absent]
-
-    def _is_ready(self, rank: int) -> bool:
-        return rank in self.members and self.members[rank].is_ready
+        ready = {rank for rank, member in self.members.items() if member.is_ready}
+        return [self._describe(rank) for rank in range(1, self.num_nodes) if rank not in ready]
 
     def _describe(self, rank: int) -> str:
         name = self.lost.get(rank) or (self._place.hosts[rank] if rank < len(self._place.hosts) else "")
@@ -211,13 +203,10 @@ class Hub:
                 self.run_dir, "node/joined", rank=member.rank, host=member.host, shares_run_dir=member.shares_run_dir
             )
         elif kind == "notice":
-            self.notice = f"{self._describe_member(member)} was told to stop ({message['signal']})"
+            self.notice = f"node {member.rank} ({member.host}) was told to stop ({message['signal']})"
             append_event(self.run_dir, "node/notice", rank=member.rank, host=member.host, signal=message["signal"])
         elif kind in ("record", "event", "exited"):
             member.inbox.append(message)
-
-    def _describe_member(self, member: Member) -> str:
-        return f"node {member.rank} ({member.host})"
 
     def _drop(self, member: Member, how: str) -> None:
         if member in self._strangers:
@@ -283,7 +272,7 @@ class Hub:
         if wanted is not None and wanted not in free:
             has_it = self.members.get(wanted)
             seen = f"node {wanted} is {has_it.host}" if has_it else f"node {wanted} of {self.num_nodes}"
-            raise ConfigError("every node of a run has a rank of its own, from 1 on beside the head", seen=seen)
+            raise ConfigError("every node of a run has a rank of its own: the head 0, the others from 1 on", seen=seen)
         if not free:
             raise ConfigError(
                 f"a run has exactly the nodes it asked for, and all {self.num_nodes} are there",

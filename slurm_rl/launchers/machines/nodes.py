@@ -1,19 +1,24 @@
-"""The agents of one attempt on all machines, to the controller what srun is to it on Slurm."""
+"""The agents of one attempt on all machines, to the controller what srun is to it on Slurm.
+
+They meet by a few small files, which are carried between machines that share no folder. Down to the others: where the
+head listens, that it has ended, that a node died. Up to the head: each agent's record, and its events.
+"""
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from slurm_rl.job.agents import start_agent
 from slurm_rl.job.ends import read_record
 from slurm_rl.job.silent import settle_silent_agent
 from slurm_rl.launchers.machines.hub import Hub, Member
-from slurm_rl.launchers.machines.mirror import Outbox, files_for_all, take_file
 from slurm_rl.node.rendezvous import own_address
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, append_row, write_json
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, append_row, read_json, write_json
 
 # As Slurm's KillWait: from SIGTERM to SIGKILL.
 _KILL_WAIT_S = 30.0
@@ -60,7 +65,7 @@ class MachineNodes:
             self._ends[0] = status
             self._ended_at = self._ended_at or time.monotonic()
         if self._kill_at and time.monotonic() > self._kill_at:
-            self._signal(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
         # Who hangs now is left behind: it is told with the next attempt, or with the end of the run.
         late = self._ended_at and time.monotonic() > self._ended_at + _FOLLOW_S
         if 0 not in self._ends or (len(self._ends) < self._plan.num_nodes and not late):
@@ -68,17 +73,14 @@ class MachineNodes:
         self.returncode = max(abs(end) for end in self._ends.values())
         return self.returncode
 
-    def send_signal(self, number: int) -> None:
-        """To every agent."""
-        self._signal(number)
-
     def terminate(self) -> None:
-        self._signal(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
 
-    def _signal(self, number: int) -> None:
+    def send_signal(self, sig: int, /) -> None:
+        """To every agent."""
         if self._local.poll() is None:
-            self._local.send_signal(number)
-        self._hub.broadcast("signal", number=int(number))
+            self._local.send_signal(sig)
+        self._hub.broadcast("signal", number=int(sig))
 
     def _take_news(self, rank: int, member: Member) -> None:
         for message in member.inbox:
@@ -116,4 +118,34 @@ class MachineNodes:
             write_json(self._attempt.abort, {"cause": cause})
             append_event(self._run_dir, "node/died", attempt=self._attempt.number, cause=cause)
         self._tell_news()
-        self._signal(signal.SIGTERM)
+        self.send_signal(signal.SIGTERM)
+
+
+def files_for_all(attempt: AttemptDir) -> list[Path]:
+    """What the agents of other nodes look for."""
+    return [attempt.head, attempt.node(0), attempt.abort]
+
+
+class Outbox:
+    """Files whose newest contents are to be told once."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self._paths = paths
+        self._told: dict[Path, Any] = {}
+
+    def news(self) -> Iterator[tuple[str, Any]]:
+        """Name and contents of each file that has changed since the last call."""
+        for path in self._paths:
+            if not path.is_file():
+                continue
+            content = read_json(path)
+            if self._told.get(path) != content:
+                self._told[path] = content
+                yield path.name, content
+
+
+def take_file(attempt: AttemptDir, name: str, content: Any, allowed: list[Path]) -> None:
+    """Write a file that came, if it is one of those that may."""
+    path = attempt.path / name
+    if path in allowed:
+        write_json(path, content)

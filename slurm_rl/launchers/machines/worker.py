@@ -25,7 +25,7 @@ from slurm_rl.job.silent import EXIT_NOT_STARTED, settle_silent_agent
 from slurm_rl.jsonl import RowTail
 from slurm_rl.launchers.machines.hub import BEAT_S, SILENCE_S
 from slurm_rl.launchers.machines.link import Link, LinkClosed
-from slurm_rl.launchers.machines.mirror import Outbox, files_for_all, take_file
+from slurm_rl.launchers.machines.nodes import Outbox, files_for_all, take_file
 from slurm_rl.launchers.machines.secret import derive_ray_token
 from slurm_rl.node.ray_cluster import create_token, token_file
 from slurm_rl.plan.job import JobPlan
@@ -41,7 +41,7 @@ _KILL_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
-class Place:
+class Welcome:
     """What the head said when it let this machine in."""
 
     rank: int
@@ -63,11 +63,11 @@ class Invitation:
     timeout_s: float
 
 
-PrepareRun = Callable[[Place], tuple[JobPlan, bool]]
+PrepareRun = Callable[[Welcome], tuple[JobPlan, bool]]
 """Makes the run directory fit for the agent; the plan, and whether the directory is the head's own."""
 
 
-class Worker:
+class WorkerMachine:
     """This machine's part of a run."""
 
     def __init__(self, invitation: Invitation, prepare: PrepareRun) -> None:
@@ -79,7 +79,7 @@ class Worker:
         self._is_noticed = False
         self._ended_at = 0.0
         self._end: dict[str, Any] | None = None
-        self._place: Place
+        self._place: Welcome
         self._plan: JobPlan
         self._run_dir: RunDir
         self._attempt: AttemptDir
@@ -95,7 +95,8 @@ class Worker:
             while self._end is None:
                 self._join()
                 if self._is_told_to_leave:
-                    return self._leave()
+                    print("slurm_rl: left before the run began here", file=sys.stderr, flush=True)
+                    return EXIT_INTERRUPTED
                 self._serve()
         finally:
             self._end_agent()
@@ -113,10 +114,6 @@ class Worker:
         if self._signal is None or self._agent is not None:
             return False
         return not self._is_noticed or time.monotonic() > self._ended_at + _GREETING_S
-
-    def _leave(self) -> int:
-        print("slurm_rl: left before the run began here", file=sys.stderr, flush=True)
-        return EXIT_INTERRUPTED
 
     # ---- joining ---------------------------------------------------------------------------------
 
@@ -163,13 +160,13 @@ class Worker:
                         raise ConfigError(f"the head refuses this machine: {message['cause']}")
                     return False
                 if message["kind"] == "welcome":
-                    self._settle(Place(**{name: message[name] for name in Place.__dataclass_fields__}))
+                    self._settle(Welcome(**{name: message[name] for name in Welcome.__dataclass_fields__}))
                     return True
             time.sleep(_POLL_S)
         link.close()
         raise LinkClosed("the head must answer in time", seen=f"nothing within {_GREETING_S:g} s")
 
-    def _settle(self, place: Place) -> None:
+    def _settle(self, place: Welcome) -> None:
         self._place, self._run_dir = place, RunDir(place.run_dir)
         self._plan, self._shares = self._prepare(place)
         self._heard_at = time.monotonic()

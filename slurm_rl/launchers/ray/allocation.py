@@ -1,6 +1,6 @@
 """The head of a Ray cluster that is not ours, as the controller inside it asks it.
 
-There is no agent: the trainer itself stands in the agents' place. What it prints and every row of its metrics also go
+There is no agent: the trainer itself takes its place. What it prints and every row of its metrics also go
 to the job's log, which is all that the submitter may be able to see.
 """
 
@@ -14,13 +14,9 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 from slurm_rl.errors import BringUpError
-from slurm_rl.holder import Holder
-from slurm_rl.job.allocation import Allocation, IsStopped, Nodes, TimeLimit
-from slurm_rl.job.attempts import AttemptEnd
+from slurm_rl.job.allocation import IsStopped, Nodes, UnscheduledAllocation
 from slurm_rl.job.record import ROW_MARK
 from slurm_rl.jsonl import RowTail
 from slurm_rl.node.driver import may_signal
@@ -29,33 +25,13 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json
 
 
-class RayAllocation(Allocation):
-    """See `Allocation`. Ray sees the exit status."""
+class RayAllocation(UnscheduledAllocation):
+    """See `Allocation`. Ray sees the exit status, and an attempt needs no secret."""
 
     num_agents = 1
 
-    def __init__(self, run: RunDir, plan: JobPlan, job_id: str) -> None:
-        self.run_dir, self.plan, self.job_key = run, plan, job_id
-        self._limit = TimeLimit(plan)
-
-    @property
-    def notice(self) -> str | None:
-        return self._limit.notice
-
-    def holder(self) -> Holder:
-        return Holder.of_this_process(self.plan.launcher, self.job_key)
-
-    def prepare(self, attempt: AttemptDir) -> dict[str, Any]:
-        return {}
-
     def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
         return RayTrainer(self.run_dir, self.plan, attempt)
-
-    def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:
-        """The exit status says it."""
-
-    def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
-        return end
 
 
 class RayTrainer:
@@ -78,13 +54,13 @@ class RayTrainer:
                 self._child = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, preexec_fn=leave)
             except OSError as error:
                 raise BringUpError("the trainer must start", seen=f"{argv[0]}: {error.strerror}") from None
-        self._log = LogPrinter(log)
+        self._log, self._shown = log, 0
 
     def poll(self) -> int | None:
         if self.returncode is not None:
             return self.returncode
         status = self._child.poll()
-        self._log.print_new()
+        self._print_log()
         for row in self._rows.read_new():
             print(f"{ROW_MARK}{json.dumps(row)}", flush=True)
         if self._asked_at is not None and may_signal(self._child.pid, self._asked_at):
@@ -109,17 +85,10 @@ class RayTrainer:
         phases = {"phases": {"running": round(time.time(), 3)}}
         write_json(self._attempt.node(0), {**self._record, "state": state, **phases})
 
-
-class LogPrinter:
-    """Prints what is added to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self.path, self.offset = path, 0
-
-    def print_new(self) -> None:
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
+    def _print_log(self) -> None:
+        with self._log.open("rb") as file:
+            file.seek(self._shown)
             text = file.read()
-        self.offset += len(text)
+        self._shown += len(text)
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()

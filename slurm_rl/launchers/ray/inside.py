@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slurm_rl import __version__
 from slurm_rl.errors import ConfigError, RunDirError, SlurmRLError
-from slurm_rl.job.drive import drive
+from slurm_rl.job.supervisor import drive
 from slurm_rl.launchers.ray.allocation import RayAllocation
 from slurm_rl.node.image_report import PACKAGES, collect_report
 from slurm_rl.plan.job import JobPlan

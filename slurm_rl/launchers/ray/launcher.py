@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.job.attempts import EXIT_BAD_INPUT, EXIT_INTERRUPTED
-from slurm_rl.job.own_folder import require_own_run
+from slurm_rl.job.create import require_own_run
 from slurm_rl.job.record import Job, RunState, record_failed
 from slurm_rl.job.silent import EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED, MOST, NO_PYTHON, OURS, choose_telling, explain
-from slurm_rl.launchers.base import Launcher, Submitted
+from slurm_rl.launchers.protocol import Launcher, Submitted
 from slurm_rl.launchers.ray.dashboard import Dashboard
 from slurm_rl.launchers.ray.submit import check_ray_cluster, describe_unsent, open_dashboard, submit_to_ray
 from slurm_rl.plan.container import Wrapped
@@ -95,7 +95,7 @@ def explain_entrypoint(run: RunDir, message: str, exit_code: int) -> str | None:
     if exit_code == EXIT_BAD_INPUT and lines and lines[-1].startswith(OURS):
         return lines[-1].removeprefix(OURS)
     if exit_code in (EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED):
-        # The shell's own line stands anywhere in Ray's message, or nowhere.
+        # The shell's own line may be anywhere in Ray's message, or nowhere.
         told = [line for line in lines if NO_PYTHON.search(line)] or [f"exit status {exit_code}: not found"]
         return explain(told[-1][-MOST:], exit_code, JobPlan.from_json(read_json(run.plan)).python)
     return None

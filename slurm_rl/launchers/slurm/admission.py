@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 
 from slurm_rl.errors import SubmitError
 from slurm_rl.launchers.slurm import commands
-from slurm_rl.launchers.slurm.gpu_types import spell_gpus
 from slurm_rl.launchers.slurm.partitions import (
     NodeGroup,
     PartitionInfo,
     nodes_out_of_service,
     parse_gpus,
     partitions,
+    spell_gpus,
 )
 from slurm_rl.launchers.slurm.versions import check_version
 from slurm_rl.plan.job import JobPlan
@@ -106,24 +106,17 @@ def _demands(plan: JobPlan) -> list[_Demand]:
     gpus = parse_gpus(str(plan.sbatch.get("gres", "")))
     types = "".join(sorted(kind for kind in gpus if kind))
     cpus, mem = plan.cpus_per_node or 0, _mem_gb(plan)
+
+    def has_types(group: NodeGroup) -> bool:
+        return all(not kind or kind in group.gpus for kind in gpus)
+
+    def has_gpus(group: NodeGroup) -> bool:
+        has = {**group.gpus, "": sum(group.gpus.values())}
+        return all(has.get(kind, 0) >= number for kind, number in gpus.items())
+
     return [
-        (
-            "the GPU type asked for",
-            types,
-            "cluster.gpu_type (null takes any)",
-            lambda group: all(not kind or kind in group.gpus for kind in gpus),
-            lambda group: _render_gpus(group),
-        ),
-        (
-            "the GPUs asked for",
-            sum(gpus.values()),
-            "cluster.gpus_per_node",
-            lambda group: all(
-                (group.gpus.get(kind, 0) if kind else sum(group.gpus.values())) >= number
-                for kind, number in gpus.items()
-            ),
-            lambda group: _render_gpus(group),
-        ),
+        ("the GPU type asked for", types, "cluster.gpu_type (null takes any)", has_types, _render_gpus),
+        ("the GPUs asked for", sum(gpus.values()), "cluster.gpus_per_node", has_gpus, _render_gpus),
         ("the cores asked for", cpus, "cluster.cpus_per_node", lambda g: g.cpus >= cpus, lambda g: str(g.cpus)),
         (
             "the memory asked for",

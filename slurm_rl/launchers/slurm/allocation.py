@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from dataclasses import replace
 from typing import Any
 
-from slurm_rl.errors import SlurmRLError
+from slurm_rl.errors import SlurmRLError, SubmitError
 from slurm_rl.holder import Holder
 from slurm_rl.job.allocation import Allocation, IsStopped, Nodes
 from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.job.ends import find_lost_nodes, find_task_errors
 from slurm_rl.job.silent import OURS, settle_late_agents
-from slurm_rl.launchers.slurm.cleaning import clean_nodes
-from slurm_rl.launchers.slurm.commands import cancel, element_id, kill_wait_s, note_in_comment, query_jobs
+from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError
+from slurm_rl.launchers.slurm.commands import cancel, element_id, kill_wait_s, note_in_comment, query_jobs, requeue
 from slurm_rl.launchers.slurm.hosts import Hosts
-from slurm_rl.launchers.slurm.requeue import requeue_job
 from slurm_rl.launchers.slurm.silent import STOPPED, settle_silent_tasks
-from slurm_rl.launchers.slurm.srun import start_slurm_agents
+from slurm_rl.launchers.slurm.srun import clean_nodes, start_slurm_agents
 from slurm_rl.node.ray_cluster import create_token
+from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
+
+# A restart of Slurm's controller, an upgrade of it even.
+_UNAVAILABLE_S = 900.0
+# Slurm ends this process once it has put the job back.
+_END_S = 90.0
+# Of a job that was submitted with --no-requeue, or made so by its site: there is nothing to wait for.
+_FORBIDDEN = "operation is presently disabled"
 
 
 class SlurmAllocation(Allocation):
@@ -89,7 +97,7 @@ class SlurmAllocation(Allocation):
     def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
         # Before: Slurm may end this process while it asks.
         append_event(self.run_dir, "job/requeued", cause=end.cause, step=end.saved_step)
-        refusal = requeue_job(self.run_dir, self.job_key, is_ended)
+        refusal = _requeue(self.run_dir, self.job_key, is_ended)
         if refusal is None:
             return None
         command = f"python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
@@ -101,3 +109,32 @@ class SlurmAllocation(Allocation):
         step. The cause goes into the job's comment, where `status` finds what no file could say."""
         note_in_comment(self.job_id, f"{OURS}{STOPPED}{cause}")
         cancel([self.job_id], signal="ALRM", steps=True)
+
+
+def _requeue(run: RunDir, job_id: str, is_ended: IsStopped) -> str | None:
+    """Ask Slurm to start the job around this process again, and wait to be ended by Slurm.
+
+    Args:
+        is_ended: whether Slurm's SIGTERM has come.
+
+    Returns:
+        Slurm's refusal in its own words; None when it did as asked.
+    """
+    deadline = time.monotonic() + _UNAVAILABLE_S
+    refusal = None
+    while not is_ended():
+        try:
+            requeue(job_id)
+            break
+        except SlurmUnavailableError as error:
+            if time.monotonic() > deadline:
+                return error.seen or str(error)
+            time.sleep(2.0)
+        except SubmitError as error:
+            # Slurm requeues a preempted job by itself and refuses a second time; then the end comes all the same.
+            refusal = error.seen or str(error)
+            append_event(run, "job/requeue_refused", cause=refusal)
+            if _FORBIDDEN in refusal.lower():
+                return refusal
+            break
+    return None if comes_true(is_ended, _END_S) else refusal

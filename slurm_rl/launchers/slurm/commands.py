@@ -82,7 +82,7 @@ def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
     try:
         recorded = _query_sacct(ids)
     except SlurmUnavailableError:
-        if not all(_has(job_id, found) for job_id in ids):
+        if not all(job_id in found or any(key.startswith(f"{job_id}_") for key in found) for job_id in ids):
             raise
         recorded = {}  # slurmdbd is away, but nothing is missing
     # squeue wins: sacct lags, and shows the last start of a job that waits to start again.
@@ -112,7 +112,8 @@ def cancel(job_ids: Iterable[str], signal: str | None = None, *, steps: bool = F
         return
     options = [*([] if steps else ["--batch"]), f"--signal={signal}"] if signal else []
     done = execute_slurm(["scancel", *options, *ids])
-    wrong = [line for line in words_of(done).splitlines() if not _is_ended_already(line)]
+    no_errors = (_NO_SUCH_JOB, _ENDED_ALREADY)
+    wrong = [line for line in words_of(done).splitlines() if not any(words in line.lower() for words in no_errors)]
     if done.returncode and wrong:
         raise slurm_error(done, "\n".join(wrong))
 
@@ -134,12 +135,9 @@ def find_by_script(path: str) -> dict[str, JobState]:
     """The caller's jobs that have not ended, whose batch script lies at or below `path`; id -> state."""
     # The script's name comes last, as it may hold anything but a line break.
     rows = (line.split("|", 2) for line in run_slurm(["squeue", "-h", "-r", "--me", "-o", "%i|%T|%o"]).splitlines())
-    jobs = {row[0].removesuffix("+0"): parse_state(row[1]) for row in rows if len(row) == 3 and _is_below(row[2], path)}
+    ours = (row for row in rows if len(row) == 3 and f"{row[2]}/".startswith(f"{path}/"))
+    jobs = {row[0].removesuffix("+0"): parse_state(row[1]) for row in ours}
     return {job_id: state for job_id, state in jobs.items() if "+" not in job_id and not state.is_ended}
-
-
-def _is_below(script: str, path: str) -> bool:
-    return script == path or script.startswith(f"{path}/")
 
 
 def element_id(job_id: str, environ: Mapping[str, str]) -> str:
@@ -205,52 +203,33 @@ def _query_sacct(ids: Sequence[str]) -> dict[str, JobInfo]:
 
 def _read_rows(output: str, last: str) -> dict[str, JobInfo]:
     """Rows of seven fields, of which `last` names the seventh; the rest of a comment of several lines is no row."""
-    rows = (line.split("|", 6) for line in output.splitlines())
-    jobs = [_read_job(*fields[:6], **{last: fields[6]}) for fields in rows if len(fields) == 7]
-    return {job.job_id: job for job in jobs if "+" not in job.job_id}
-
-
-def _read_job(
-    job_id: str,
-    word: str,
-    reason: str,
-    nodes: str,
-    start: str,
-    end: str,
-    *,
-    exit_code: str | None = None,
-    comment: str = "",
-) -> JobInfo:
-    return JobInfo(
-        # `9+0` is the first component of a heterogeneous job, which runs the batch script; the others go with it.
-        job_id=job_id.removesuffix("+0"),
-        state=parse_state(word),
-        slurm_state=word,
-        reason="" if reason == "None" else reason,
-        nodelist="" if nodes == "None assigned" else nodes,
-        start_time=_read_time(start),
-        end_time=_read_time(end),
-        exit_code=exit_code,
-        comment="" if comment == "(null)" else comment,
-    )
+    jobs = {}
+    for fields in (line.split("|", 6) for line in output.splitlines()):
+        if len(fields) == 7:
+            job_id, word, reason, nodes, start, end, rest = fields
+            # `9+0` is the first component of a heterogeneous job, which runs the batch script; the others go with it.
+            job_id = job_id.removesuffix("+0")
+            jobs[job_id] = JobInfo(
+                job_id,
+                parse_state(word),
+                slurm_state=word,
+                reason="" if reason == "None" else reason,
+                nodelist="" if nodes == "None assigned" else nodes,
+                start_time=_read_time(start),
+                end_time=_read_time(end),
+                **{last: "" if rest == "(null)" else rest},
+            )
+    return {job_id: job for job_id, job in jobs.items() if "+" not in job_id}
 
 
 def _read_time(text: str) -> float | None:
     return float(text) if text.isdigit() else None  # N/A, Unknown, NONE
 
 
-def _has(job_id: str, found: Mapping[str, JobInfo]) -> bool:
-    return job_id in found or any(key.startswith(f"{job_id}_") for key in found)
-
-
 def _with_exit_code(job: JobInfo, recorded: JobInfo | None) -> JobInfo:
     if recorded is None or not job.state.is_ended or not recorded.state.is_ended:
         return job
     return dataclasses.replace(job, exit_code=recorded.exit_code)
-
-
-def _is_ended_already(line: str) -> bool:
-    return any(words in line.lower() for words in (_NO_SUCH_JOB, _ENDED_ALREADY))
 
 
 def _config() -> dict[str, str]:

@@ -10,7 +10,7 @@ from slurm_rl.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Allocation:
+class GrantedJob:
     """The nodes of a running job, and what it may use on each of them."""
 
     job_id: str
@@ -25,7 +25,7 @@ class Allocation:
     qos: str | None
 
 
-def read_allocation(env: Mapping[str, str]) -> Allocation:
+def read_allocation(env: Mapping[str, str]) -> GrantedJob:
     """The allocation that `env` is the environment of.
 
     Raises:
@@ -36,7 +36,7 @@ def read_allocation(env: Mapping[str, str]) -> Allocation:
             "`here` runs inside a Slurm job (SLURM_JOB_ID and SLURM_JOB_NUM_NODES are set)",
             action="sbatch -N <nodes> job.sbatch ..., or without `here`, which submits the job for you",
         )
-    return Allocation(
+    return GrantedJob(
         job_id=env["SLURM_JOB_ID"],
         num_nodes=int(env["SLURM_JOB_NUM_NODES"]),
         gpus_per_node=_count_gpus(env),

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.job.attempts import EXIT_INTERRUPTED
 from slurm_rl.job.record import SILENT_END, Job, RunState, record_end, record_failed
-from slurm_rl.launchers.base import Launcher, Submitted, load_entry
+from slurm_rl.launchers.protocol import Launcher, Submitted, load_entry
 from slurm_rl.launchers.slurm import commands
 from slurm_rl.launchers.slurm.admission import check_admission
 from slurm_rl.launchers.slurm.commands import JobInfo

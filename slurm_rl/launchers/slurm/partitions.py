@@ -1,13 +1,17 @@
-"""What the partitions of a cluster offer, from one sinfo."""
+"""What the partitions of a cluster offer, from one sinfo, and a GPU type in the words of the cluster."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
 
 from slurm_rl.config.times import parse_minutes
 from slurm_rl.launchers.slurm.command_line import run_slurm
+from slurm_rl.plan.job import JobPlan
+
+# A slice of a GPU has the name of the whole in its own.
+_SLICE = re.compile(r"\d+g\.\d+gb")
 
 
 @dataclass(frozen=True)
@@ -27,7 +31,6 @@ class PartitionInfo:
 
     name: str
     is_default: bool
-    is_up: bool
     max_time_min: int | None
     """None when there is no limit."""
     groups: tuple[NodeGroup, ...]
@@ -35,20 +38,22 @@ class PartitionInfo:
 
 def partitions() -> list[PartitionInfo]:
     """Every partition that this user may see, the default one first."""
-    output = run_slurm(["sinfo", "-h", "-e", "-o", "%P|%a|%l|%D|%c|%m|%G"])
+    output = run_slurm(["sinfo", "-h", "-e", "-o", "%P|%l|%D|%c|%m|%G"])
     return parse_partitions(output)
 
 
 def nodes_out_of_service() -> list[str]:
     """Nodes that take no jobs now: down, drained, failing, in maintenance."""
-    output = run_slurm(["sinfo", "-h", "-N", "-t", "down,drain,fail,maint,reserved,no_respond", "-o", "%N"])
-    return sorted(set(output.split()))
+    return _nodes_in("down,drain,fail,maint,reserved,no_respond")
 
 
 def nodes_down() -> list[str]:
     """Nodes that Slurm has given up, on which nothing can be started; a drained one still runs steps of its jobs."""
-    output = run_slurm(["sinfo", "-h", "-N", "-t", "down,no_respond", "-o", "%N"])
-    return sorted(set(output.split()))
+    return _nodes_in("down,no_respond")
+
+
+def _nodes_in(states: str) -> list[str]:
+    return sorted(set(run_slurm(["sinfo", "-h", "-N", "-t", states, "-o", "%N"]).split()))
 
 
 def active_features(hosts: Sequence[str]) -> dict[str, set[str]]:
@@ -59,15 +64,15 @@ def active_features(hosts: Sequence[str]) -> dict[str, set[str]]:
 
 
 def parse_partitions(output: str) -> list[PartitionInfo]:
-    """Read `sinfo -h -e -o '%P|%a|%l|%D|%c|%m|%G'`: one line per partition and kind of node."""
+    """Read `sinfo -h -e -o '%P|%l|%D|%c|%m|%G'`: one line per partition and kind of node."""
     lines = [line.split("|") for line in output.splitlines()]
-    groups: dict[tuple[str, str, str], list[NodeGroup]] = {}
-    for name, up, limit, num_nodes, cpus, mem_mb, gres in lines:
+    groups: dict[tuple[str, str], list[NodeGroup]] = {}
+    for name, limit, num_nodes, cpus, mem_mb, gres in lines:
         group = NodeGroup(int(num_nodes), int(cpus), int(mem_mb), parse_gpus(gres))
-        groups.setdefault((name, up, limit), []).append(group)
+        groups.setdefault((name, limit), []).append(group)
     found = [
-        PartitionInfo(name.rstrip("*"), name.endswith("*"), up == "up", _minutes(limit), tuple(alike))
-        for (name, up, limit), alike in groups.items()
+        PartitionInfo(name.rstrip("*"), name.endswith("*"), _minutes(limit), tuple(alike))
+        for (name, limit), alike in groups.items()
     ]
     return sorted(found, key=lambda partition: (not partition.is_default, partition.name))
 
@@ -90,3 +95,34 @@ def parse_gpus(gres: str) -> dict[str, int]:
 
 def _minutes(limit: str) -> int | None:
     return None if limit in ("infinite", "n/a") else parse_minutes(limit)
+
+
+def spell_gpus(plan: JobPlan, chosen: Sequence[PartitionInfo]) -> JobPlan:
+    """The plan with each GPU type of --gres as these partitions spell it; as it was where they have no such type.
+
+    Slurm compares types letter by letter, and each site has its own.
+    """
+    gres = str(plan.sbatch.get("gres", ""))
+    offered = {kind for partition in chosen for group in partition.groups for kind in group.gpus if kind}
+    spelled = gres
+    for asked in filter(None, parse_gpus(gres)):
+        found = find_spelling(asked, offered) or asked
+        spelled = re.sub(rf"\bgpu:{re.escape(asked)}(?=[:,]|$)", f"gpu:{found}", spelled)
+    return plan if spelled == gres else replace(plan, sbatch={**plan.sbatch, "gres": spelled})
+
+
+def find_spelling(asked: str, offered: Collection[str]) -> str | None:
+    """The one type that means the same; None when there is none, or several could be meant.
+
+    >>> find_spelling("h100", ["H100", "v100"]), find_spelling("h100", ["nvidia_h100_80gb_hbm3", "a100_3g.20gb"])
+    ('H100', 'nvidia_h100_80gb_hbm3')
+    >>> find_spelling("a100", ["a100_3g.20gb"]), find_spelling("a100", ["a100-40", "a100-80"])
+    (None, None)
+    """
+    if asked in offered:
+        return asked
+    same = [kind for kind in offered if kind.lower() == asked.lower()]
+    whole = [kind for kind in offered if not _SLICE.search(kind.lower())]
+    named = [kind for kind in whole if asked.lower() in re.split("[^a-z0-9]+", kind.lower())]
+    alike = same or named
+    return alike[0] if len(alike) == 1 else None

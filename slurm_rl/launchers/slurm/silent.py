@@ -32,7 +32,7 @@ def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:
     if job.state != JobState.FAILED:
         return None
     starts = [read_json(start) for n in run.attempt_numbers() if (start := run.attempt(n).start).is_file()]
-    # `job` is Slurm's plain id, which an element of an array has beside its name in the array.
+    # `job` is Slurm's plain id, which an element of an array has besides its name there.
     if any(job.job_id in (start["job"], start.get("job_id")) for start in starts):
         return None  # its controller had started, so Python had
     log = run.submitit / f"{job.job_id}_0_log.out"

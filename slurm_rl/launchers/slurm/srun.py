@@ -1,4 +1,4 @@
-"""Steps of the job around this process: all node agents by one srun."""
+"""Steps of the job around this process: all node agents by one srun, and one more that cleans behind them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from slurm_rl.job.agents import agent_environment, own_user
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.job.agents import agent_environment, container_cleanup, find_dirty, own_user
+from slurm_rl.launchers.slurm.partitions import nodes_down
+from slurm_rl.node.cleaning import DONE
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.step import build_nodes_step, build_srun, wrap_agent
-from slurm_rl.run_dir import AttemptDir
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event
+
+_CLEANING_S = 30.0
 
 
 def start_slurm_agents(
@@ -37,3 +42,41 @@ def run_srun(argv: Sequence[str], env: Mapping[str, str], deadline_s: float) -> 
         return done.stdout, done.stderr.strip()[-500:]
     except subprocess.TimeoutExpired as late:
         return (late.stdout or b"").decode(errors="replace"), f"no answer within {deadline_s:g} s"
+
+
+def clean_nodes(
+    run: RunDir, plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], job_key: str, env: Mapping[str, str]
+) -> list[str]:
+    """Clean the nodes that need it.
+
+    Args:
+        hosts: of the attempt, by rank.
+
+    Returns:
+        The hosts among them that did not answer.
+    """
+    ranks = find_dirty(attempt, len(hosts))
+    if not ranks:
+        return []
+    dirty = [hosts[rank] for rank in ranks]
+    reachable = _without_down(dirty)
+    if not reachable:
+        append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=dirty, errors="all are down")
+        return dirty
+    argv = [*srun_argv(plan, reachable), plan.host_python, "-m", "slurm_rl.node.cleaning"]
+    argv += ["--run-dir", plan.run_dir, "--attempt", str(attempt.number), "--job-key", job_key]
+    argv += ["--hosts", ",".join(hosts), "--", *container_cleanup(plan, attempt, job_key)]
+    output, errors = run_srun(argv, env, _CLEANING_S)
+    answered = {line.removeprefix(DONE).strip() for line in output.splitlines() if line.startswith(DONE)}
+    silent = [host for host in dirty if host not in answered]
+    append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=silent, errors=errors)
+    return silent
+
+
+def _without_down(hosts: Sequence[str]) -> list[str]:
+    """Since Slurm 23.02 an srun that names a lost node starts on no node at all."""
+    try:
+        down = nodes_down()
+    except SlurmRLError:
+        return list(hosts)
+    return [host for host in hosts if host not in down]

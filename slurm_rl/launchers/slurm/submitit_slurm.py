@@ -30,12 +30,9 @@ class PlanExecutor(SlurmExecutor):
         # submitit's own looks for srun, which login nodes may lack; whether there is an sbatch, sbatch shows.
         return 1
 
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return render_batch_script(self.plan, controller_command(self.plan, self.plan.host_python))
-
     def _submit_command(self, command: str) -> Any:
         script = Path(self.plan.run_dir) / "submitit" / "job.sh"
-        write_text(script, self._make_submission_file_text(command, ""))
+        write_text(script, render_batch_script(self.plan, controller_command(self.plan, self.plan.host_python)))
         job_id = submit([*sbatch_argv(self.plan.sbatch), str(script)])
         return self.job_class(folder=self.folder, job_id=job_id, tasks=[0])
 

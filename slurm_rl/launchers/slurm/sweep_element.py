@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurm_rl.errors import RunDirError
-from slurm_rl.launchers.base import load_entry
+from slurm_rl.launchers.protocol import load_entry
 from slurm_rl.run_dir import RunDir
 
 

@@ -90,7 +90,7 @@ def main() -> int:
     parser.add_argument("--save-every", type=int, required=True)
     parser.add_argument("--import-s", type=float, default=0.0)
     args = parser.parse_args()
-    run, attempt = open_attempt(args.run_dir, args.attempt)
+    run, attempt = open_attempt(args)
     time.sleep(args.import_s)
     stop = StopFlag()
     stop.install()

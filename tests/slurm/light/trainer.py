@@ -18,7 +18,7 @@ import time
 from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import StopRequested
-from slurm_rl.node.attempt import open_attempt
+from slurm_rl.node.attempt import attempt_parser, open_attempt
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
@@ -106,16 +106,14 @@ def train(run: RunDir, args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--attempt", required=True, type=int)
+    parser = attempt_parser("A trainer without a model.")
     parser.add_argument("--num-steps", type=int, required=True)
     parser.add_argument("--step-s", type=float, required=True)
     parser.add_argument("--save-every", type=int, required=True)
     # Stands for the seconds that torch takes to import, in which a trainer has no handlers yet.
     parser.add_argument("--import-s", type=float, default=0.0)
     args = parser.parse_args()
-    run, attempt = open_attempt(args.run_dir, args.attempt)
+    run, attempt = open_attempt(args)
     time.sleep(args.import_s)
     return run_to_outcome(run, attempt, lambda run, _: train(run, args))
 

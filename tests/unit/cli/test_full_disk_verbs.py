@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,7 +77,7 @@ def test_a_full_disk_is_named_and_no_traceback_told(
         if line.startswith("here"):
             monkeypatch.setenv(name, value)
     monkeypatch.setattr(convert, "find_checkpoint", lambda run, step: Checkpoint(step=1, path=run.path, meta={}))
-    monkeypatch.setattr(convert, "_import_convert", lambda: write_model)
+    monkeypatch.setattr(convert, "import_heavy", lambda *_: SimpleNamespace(convert_checkpoint=write_model))
     status = main(line.replace("@", str(disk)).split())
     said = capfd.readouterr().err
     assert status in (1, 2)

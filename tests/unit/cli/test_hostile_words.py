@@ -71,7 +71,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def raise_it(error: Exception) -> NoReturn:
         raise error
 
-    monkeypatch.setattr("slurm_rl.cli.messages.keep_traceback", raise_it)
+    monkeypatch.setattr("slurm_rl.cli.told.keep_traceback", raise_it)
     return tmp_path
 
 

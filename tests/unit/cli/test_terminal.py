@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.cli.terminal import show_plainly
+from slurm_rl.cli.told import show_plainly
 from slurm_rl.config.load import load_config
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, write_json

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.cli.image import check_image
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.job.image_check import check_image
 from slurm_rl.node.image_report import PREFIX, collect_report, parse_report
 from slurm_rl.node.own_image import check_own_image, check_same_image
 from slurm_rl.node.rendezvous import HeadRecord

@@ -9,7 +9,7 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.jsonl import read_rows
-from slurm_rl.launchers.slurm import cleaning
+from slurm_rl.launchers.slurm import srun
 from slurm_rl.node.cleaning import DONE
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json
@@ -27,7 +27,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         [named] = [word for word in argv if word.startswith("--nodelist=")]
         return "".join(f"{DONE}{host}\n" for host in named.partition("=")[2].split(",")), ""
 
-    monkeypatch.setattr(cleaning, "run_srun", run_srun)
+    monkeypatch.setattr(srun, "run_srun", run_srun)
     return found
 
 
@@ -38,14 +38,14 @@ def clean(folder: Path, ended: list[int]) -> tuple[list[str], RunDir]:
     attempt.logs.mkdir(parents=True)
     for rank in ended:
         write_json(attempt.node(rank), {"host": HOSTS[rank], "rank": rank, "state": "ended"})
-    return cleaning.clean_nodes(run, plan, attempt, HOSTS, "7", {}), run
+    return srun.clean_nodes(run, plan, attempt, HOSTS, "7", {}), run
 
 
 def test_a_lost_node_is_not_named_so_that_the_others_are_cleaned(
     tmp_path: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Since Slurm 23.02 an srun that names a node which is down starts nowhere, and the good node was blamed."""
-    monkeypatch.setattr(cleaning, "nodes_down", lambda: {"a3"})
+    monkeypatch.setattr(srun, "nodes_down", lambda: {"a3"})
     silent, run = clean(tmp_path, ended=[0])
     assert silent == ["a3"]
     assert [word for word in asked[0] if word.startswith("--nodelist=")] == ["--nodelist=a2"]
@@ -55,7 +55,7 @@ def test_a_lost_node_is_not_named_so_that_the_others_are_cleaned(
 def test_where_all_are_down_no_srun_is_tried(
     tmp_path: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cleaning, "nodes_down", lambda: set(HOSTS))
+    monkeypatch.setattr(srun, "nodes_down", lambda: set(HOSTS))
     silent, _ = clean(tmp_path, ended=[0, 1])
     assert (silent, asked) == (["a3"], [])
 
@@ -66,6 +66,6 @@ def test_where_slurm_does_not_say_who_is_down_all_are_asked(
     def refuse() -> set[str]:
         raise SlurmRLError("Slurm must answer")
 
-    monkeypatch.setattr(cleaning, "nodes_down", refuse)
+    monkeypatch.setattr(srun, "nodes_down", refuse)
     assert clean(tmp_path, ended=[])[0] == []
     assert [word for word in asked[0] if word.startswith("--nodelist=")] == ["--nodelist=a1,a2,a3"]

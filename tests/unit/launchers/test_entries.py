@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from slurm_rl.launchers.base import load_entry
+from slurm_rl.launchers.protocol import load_entry
 
 # As submitit pickles it by reference, in a job that the first version queued.
 QUEUED = (

@@ -11,7 +11,7 @@ from slurm_rl.__main__ import main
 from slurm_rl.config.launchers import LAUNCHERS, LauncherRow
 from slurm_rl.errors import SubmitError
 from slurm_rl.job.record import Job, RunState
-from slurm_rl.launchers.base import Launcher, Submitted
+from slurm_rl.launchers.protocol import Launcher, Submitted
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json

@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.node.discovery import Flags, NodeRole, discover, discover_role
-from slurm_rl.node.sources import SOURCES, NodeIdentity, first_host
+from slurm_rl.node.discovery import NodeRole, discover, discover_role
+from slurm_rl.node.sources import SOURCES, Flags, NodeIdentity, first_host
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[4-6]"}
 DSTACK = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurm_rl.node.gpus import read_device_uuids
+from slurm_rl.node.environment import read_device_uuids
 
 
 def make_node(topology: Path, index: int, simd_count: int, unique_id: int, minor: int) -> None:

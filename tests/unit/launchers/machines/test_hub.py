@@ -15,7 +15,7 @@ from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.jsonl import read_rows
 from slurm_rl.launchers.machines.hub import Hub, most_strangers
 from slurm_rl.launchers.machines.link import Link, LinkClosed
-from slurm_rl.launchers.machines.place import HeadPlace, check_port
+from slurm_rl.launchers.machines.place import HeadPlace, listen
 from slurm_rl.run_dir import RunDir
 from slurm_rl.strangers import SeldomEvents
 from tests.flood import flood, have_all_come, memory_mb
@@ -156,7 +156,7 @@ def test_a_stranger_with_another_secret_changes_nothing(hub: Hub) -> None:
 
 def test_a_port_that_somebody_has_is_said_before_anything_starts(hub: Hub) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.head_port must be free"):
-        check_port(hub._place.port)
+        listen(hub._place.port)
 
 
 def connect_as(hub: Hub, address: str) -> socket.socket:

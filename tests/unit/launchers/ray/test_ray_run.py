@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.launchers.ray import package
+from slurm_rl.launchers.ray import submit as shipping
 from slurm_rl.launchers.ray.dashboard import Dashboard
 from slurm_rl.run_dir import read_json
 from tests.other_user import STRANGER
@@ -273,7 +273,7 @@ def test_status_of_a_cluster_that_is_gone_is_unknown(cluster: FakeCluster, capsy
 def test_code_beyond_the_limit_is_not_sent(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(package, "LIMIT_MB", 0.01)
+    monkeypatch.setattr(shipping, "LIMIT_MB", 0.01)
     assert submit(cluster) == 2
     assert "at most 0.01 MB" in capsys.readouterr().err
     assert cluster.packages == cluster.jobs == {}
@@ -302,7 +302,7 @@ def test_what_a_cluster_of_others_cannot_do_is_refused(
 
 
 def test_the_part_inside_needs_the_standard_library_alone() -> None:
-    root = Path(package.__file__).parents[3]
+    root = Path(shipping.__file__).parents[3]
     script = f"import sys; sys.path.insert(0, {str(root)!r}); import slurm_rl.launchers.ray.inside"
     done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -142,11 +142,9 @@ def test_gpus_of_a_node(gres: str, gpus: dict[str, int]) -> None:
 
 
 def test_partitions_gather_their_kinds_of_nodes() -> None:
-    output = (
-        "cpu|up|1-00:00:00|3|64|256000|(null)\nbig*|up|infinite|2|128|1000|gpu:a100:8\nbig*|up|infinite|1|64|9|gpu:4"
-    )
-    assert parse_partitions(output + "\nold|drain|30:00|1|4|5|(null)") == [
-        PartitionInfo("big", True, True, None, (NodeGroup(2, 128, 1000, {"a100": 8}), NodeGroup(1, 64, 9, {"": 4}))),
-        PartitionInfo("cpu", False, True, 1440, (NodeGroup(3, 64, 256000),)),
-        PartitionInfo("old", False, False, 30, (NodeGroup(1, 4, 5),)),
+    output = "cpu|1-00:00:00|3|64|256000|(null)\nbig*|infinite|2|128|1000|gpu:a100:8\nbig*|infinite|1|64|9|gpu:4"
+    assert parse_partitions(output + "\nold|30:00|1|4|5|(null)") == [
+        PartitionInfo("big", True, None, (NodeGroup(2, 128, 1000, {"a100": 8}), NodeGroup(1, 64, 9, {"": 4}))),
+        PartitionInfo("cpu", False, 1440, (NodeGroup(3, 64, 256000),)),
+        PartitionInfo("old", False, 30, (NodeGroup(1, 4, 5),)),
     ]

@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.launchers.slurm.gpu_types import find_spelling, spell_gpus
-from slurm_rl.launchers.slurm.partitions import parse_partitions
+from slurm_rl.launchers.slurm.partitions import find_spelling, parse_partitions, spell_gpus
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 
 
@@ -44,5 +43,5 @@ def make_plan(gres: str) -> JobPlan:
     ],
 )
 def test_gres_is_written_as_the_partition_writes_it(gres: str, spelled: str) -> None:
-    chosen = parse_partitions("main*|up|infinite|4|64|1000000|gpu:H100:8(S:0-1),gpu:V100:2\n")
+    chosen = parse_partitions("main*|infinite|4|64|1000000|gpu:H100:8(S:0-1),gpu:V100:2\n")
     assert spell_gpus(make_plan(gres), chosen).sbatch["gres"] == spelled

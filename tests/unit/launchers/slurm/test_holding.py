@@ -25,11 +25,10 @@ from slurm_rl.job.controller import Controller
 from slurm_rl.job.holding import own_epoch, take_run
 from slurm_rl.job.record import RunState, record_job
 from slurm_rl.jsonl import read_rows
+from slurm_rl.launchers import here as local_allocation
 from slurm_rl.launchers import jobs
-from slurm_rl.launchers.here import LOCAL_JOB_VARIABLE
+from slurm_rl.launchers.here import LOCAL_JOB_VARIABLE, LocalAllocation
 from slurm_rl.launchers.jobs import held_to_resume
-from slurm_rl.launchers.local import allocation as local_allocation
-from slurm_rl.launchers.local.allocation import LocalAllocation
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, read_json, write_json
 

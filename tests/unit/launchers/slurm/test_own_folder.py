@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.errors import RunDirError
-from slurm_rl.job.create import snapshot_code
-from slurm_rl.job.own_folder import check_is_free
+from slurm_rl.job.create import check_is_free, snapshot_code
 from slurm_rl.run_dir import RunDir
 from tests.other_user import STRANGER
 

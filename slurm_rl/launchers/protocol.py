@@ -3,11 +3,11 @@ controller asks of its machines, is `Allocation` in job/allocation.py. config/la
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from slurm_rl.functions.load import load_function
 from slurm_rl.job.record import Job, RunState
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.job import JobPlan
@@ -43,7 +43,7 @@ class Launcher(Protocol):
         """Start the job of a run directory that is whole; returns at once."""
 
     def read_states(self, jobs: Sequence[Job]) -> list[RunState]:
-        """Where they stand by another word than their own end, by as few questions as can be."""
+        """Their states by another word than their own end, by as few questions as can be."""
 
     def cancel(self, jobs: Sequence[Job]) -> int:
         """Ask them to save and end; how many had not ended already."""
@@ -70,5 +70,4 @@ class Launcher(Protocol):
 
 def load_entry() -> Callable[[str], int]:
     """What a job's pickle names. By its name here: it lies above this room, and is the same in every version."""
-    entry: Callable[[str], int] = pkgutil.resolve_name("slurm_rl.slurm.controller:run_controller")
-    return entry
+    return load_function("slurm_rl.slurm.controller:run_controller")
