@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.plan.topology import ActorPlan
-from slurm_rl.rl.rollout.base import RolloutEngine
 from slurm_rl.rl.rollout.dispatch import max_calls
+from slurm_rl.rl.rollout.rollout_engine import RolloutEngine
 from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rl.weights.transports import Direct, ObjectStore, WeightTransport
-from slurm_rl.rl.workers.base import ReferenceHolder, TrainWorker, WorkerRank
+from slurm_rl.rl.weights.sync import Direct, ObjectStore, WeightTransport
 from slurm_rl.rl.workers.critic import Critic, CriticWorker
 from slurm_rl.rl.workers.policy_worker import PolicyWorker, ReferenceWorker
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
+from slurm_rl.rl.workers.train_worker import WorkerRank
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 
@@ -32,8 +32,7 @@ def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_imag
             *(model_path, config.model, config.rollout, max_model_len, len(actor.gpus), max_images),
             max_concurrency=num_calls,
         )
-        for actor in cluster.plan.actors
-        if actor.role == "rollout"
+        for actor in _actors(cluster, "rollout")
     ]
 
 
@@ -53,50 +52,45 @@ def build_transport(
     """How weights reach the engines; see rollout.weight_transfer."""
     if not config.rollout.transfers_directly:
         return ObjectStore(policy.workers, engines)
-    sizes = [max(1, len(actor.gpus)) for actor in cluster.plan.actors if actor.role == "rollout"]
+    sizes = [max(1, len(actor.gpus)) for actor in _actors(cluster, "rollout")]
     return Direct(policy, engines, sizes)
 
 
 def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> WorkerGroup:
     """Start the policy workers without waiting."""
-    worker: type[TrainWorker] = PolicyWorker
-    workers = [
-        cluster.place(actor, worker, config, model_path, place) for actor, place in choose_places(cluster, "policy")
-    ]
-    return _group(cluster, config, "policy", workers, share_prompts=config.policy.share_prompts)
+    places = choose_places(cluster, "policy")
+    workers = [cluster.place(actor, PolicyWorker, config, model_path, place) for actor, place in places]
+    return _group(cluster, config, "policy", workers)
 
 
 def start_reference(cluster: Cluster, config: RunConfig, policy: WorkerGroup) -> WorkerGroup:
     """Start the actors that hold the reference apart from the policy; its workers hold it where there are none."""
-    holder: type[ReferenceHolder] = ReferenceWorker
-    apart = [
-        cluster.place(actor, holder, config, actor.num_threads)
-        for actor in cluster.plan.actors
-        if actor.role == "reference"
-    ]
-    share_prompts = config.policy.share_prompts
-    return _group(cluster, config, "reference", apart or policy.workers, share_prompts=share_prompts)
+    actors = _actors(cluster, "reference")
+    apart = [cluster.place(actor, ReferenceWorker, config, actor.num_threads) for actor in actors]
+    return _group(cluster, config, "reference", apart or policy.workers)
 
 
 def start_critic(cluster: Cluster, config: RunConfig) -> Critic | None:
     """Start the critic's workers; what they load is known after the warm-up. None where the algorithm has no critic."""
     if not config.algorithm.needs_values:
         return None
-    worker: type[TrainWorker] = CriticWorker
-    workers = [cluster.place(actor, worker, config, place) for actor, place in choose_places(cluster, "critic")]
+    workers = [cluster.place(actor, CriticWorker, config, place) for actor, place in choose_places(cluster, "critic")]
     return Critic(_group(cluster, config, "critic", workers))
 
 
-def _group(
-    cluster: Cluster, config: RunConfig, name: str, workers: Sequence[Actor], *, share_prompts: bool = False
-) -> WorkerGroup:
+def _group(cluster: Cluster, config: RunConfig, name: str, workers: Sequence[Actor]) -> WorkerGroup:
+    share_prompts = config.policy.share_prompts and name != "critic"
     micro_batch_tokens, timeout_s = cluster.plan.layout.micro_batch_tokens, config.trainer.step_timeout_s
     return WorkerGroup(cluster, workers, micro_batch_tokens, timeout_s, name, share_prompts)
 
 
+def _actors(cluster: Cluster, role: str) -> list[ActorPlan]:
+    return [actor for actor in cluster.plan.actors if actor.role == role]
+
+
 def choose_places(cluster: Cluster, role: str) -> list[tuple[ActorPlan, WorkerRank]]:
     """The ranks of a role, and where they meet."""
-    actors = [actor for actor in cluster.plan.actors if actor.role == role]
+    actors = _actors(cluster, role)
     address, port = cluster.nodes.rendezvous(role, actors[0].node)
     return [(actor, WorkerRank(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
 

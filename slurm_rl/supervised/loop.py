@@ -128,8 +128,6 @@ class SupervisedLoop:
         """Keep what later steps depend on: the first and newest evaluation, the best one, and since when."""
         state = self.state
         state.evaluated_step = state.step
-        state.before = found if state.before is None else state.before
-        state.after = found
         if not self.config.eval.every:
             return
         if state.best_loss is None or found["loss"] < state.best_loss:

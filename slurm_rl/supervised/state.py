@@ -24,10 +24,6 @@ class LoopState:
     """Optimizer steps done."""
     evaluated_step: int = -1
     """Step of the newest evaluation."""
-    before: dict[str, float] | None = None
-    """The first evaluation."""
-    after: dict[str, float] | None = None
-    """The newest one."""
     best_step: int = -1
     """Step of the lowest evaluation loss so far; -1 before an evaluation, and always without eval.every."""
     best_loss: float | None = None

@@ -471,7 +471,7 @@ TENSORS = {"weight": torch.arange(40_000, dtype=torch.float32)}
     "engine.shards.save_rng",
     "engine.policy.PolicyEngine.save",
     "rl.loop.pipeline.save_rollouts",
-    "rl.loop.trainer_state.RunSaver.save.write",
+    "rl.loop.trainer_state.RunSaver.save_run.write",
     "supervised.state.PolicySaver._begin",
 )
 def checkpoint(folder: Path) -> Case:

@@ -38,18 +38,13 @@ class Evaluator:
     def run_if_due(self, state: TrainerState) -> None:
         """Evaluate before the first step, after the last, and every `eval.every` steps; never without held-out rows."""
         done, every = state.step - self.config.warmup.num_steps, self.config.eval.every
-        is_last = done == self.config.trainer.num_steps
-        due = done == 0 or is_last or (every and done % every == 0)
+        due = done in (0, self.config.trainer.num_steps) or (every and done % every == 0)
         if not due or state.evaluated_step == state.step or not self.held_out:
             return
         found = self.evaluate(state.step)
         state.evaluated_step = state.step
         if every and self.config.checkpoint.keep_best and found["sampled"] > state.best_accuracy:
             state.best_step, state.best_accuracy = state.step, found["sampled"]
-        if done == 0:
-            state.accuracy_before = found
-        if is_last:
-            state.accuracy_after = found
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Accuracy on the held-out prompts, sampled and greedy; logged, with pass@k of the samples."""

@@ -41,12 +41,6 @@ class Batch:
     """Time by phase, in a thread beside the loop unless k is 0."""
 
 
-@dataclass
-class _Entry(Generic[Ticket]):
-    ticket: Ticket
-    future: Future[Batch]
-
-
 class RolloutPipeline(Generic[Ticket]):
     """Batches by step.
 
@@ -69,7 +63,7 @@ class RolloutPipeline(Generic[Ticket]):
     ) -> None:
         self._start, self._finish = start, finish
         self.staleness, self.num_steps = staleness, num_steps
-        self._entries: dict[int, _Entry[Ticket]] = {}
+        self._entries: dict[int, tuple[Ticket, Future[Batch]]] = {}
         self._done: dict[int, Batch] = {}
         # One thread: batches are scored in their order.
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="rollout")
@@ -79,10 +73,10 @@ class RolloutPipeline(Generic[Ticket]):
         for ahead in range(step, min(step + self.staleness, self.num_steps - 1) + 1):
             if ahead not in self._entries and ahead not in self._done:
                 ticket = self._start(ahead)
-                self._entries[ahead] = _Entry(ticket, self._threads.submit(self._finish, ticket, None))
+                self._entries[ahead] = ticket, self._threads.submit(self._finish, ticket, None)
         if step in self._done:
             return self._done.pop(step)
-        batch = self._entries[step].future.result()
+        batch = self._entries[step][1].result()
         del self._entries[step]
         return batch
 
@@ -93,12 +87,12 @@ class RolloutPipeline(Generic[Ticket]):
         anew, with newer weights.
         """
         deadline = time.monotonic() + within_s
-        for step, entry in sorted(self._entries.items()):
+        for step, (ticket, future) in sorted(self._entries.items()):
             try:
-                batch = entry.future.result()
+                batch = future.result()
             except StopRequested:
                 try:
-                    batch = self._finish(entry.ticket, max(deadline - time.monotonic(), 0.0))
+                    batch = self._finish(ticket, max(deadline - time.monotonic(), 0.0))
                 except TrainingError:
                     continue
             self._done[step] = batch

@@ -205,4 +205,4 @@ class GRPOTrainer:
 
     def save(self, *, wait_s: float) -> None:
         """A checkpoint of this step, with the batches in flight that are there within `wait_s`."""
-        self.saver.save(self.state, self.pipeline.settle(wait_s))
+        self.saver.save_run(self.state, self.pipeline.settle(wait_s))

@@ -36,8 +36,6 @@ class TrainerState:
     """Which optimizer the policy holds: `warmup` or `grpo`."""
     evaluated_step: int = -1
     """Step of the newest evaluation."""
-    accuracy_before: dict[str, float] | None = None
-    accuracy_after: dict[str, float] | None = None
     best_step: int = -1
     """Step of the best sampled accuracy so far; -1 before an evaluation, and always without eval.every."""
     best_accuracy: float = -1.0
@@ -47,7 +45,7 @@ class TrainerState:
     """Length of metrics.jsonl; rows after it belong to steps that a crash took."""
 
 
-class RunSaver:
+class RunSaver(StepSaver):
     """Saves and restores policy and state together."""
 
     def __init__(
@@ -59,15 +57,14 @@ class RunSaver:
         *,
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.run_dir, self.config, self.policy, self.critic = run, config, policy, critic
+        self.config, self.policy, self.critic = config, policy, critic
         self.restored: Path | None = None
-        limit_s = config.trainer.step_timeout_s
         saving = config.checkpoint
-        self.saver = StepSaver(
+        super().__init__(
             run,
             saving.keep,
             background=saving.background,
-            timeout_s=limit_s,
+            timeout_s=config.trainer.step_timeout_s,
             url=saving.url,
             verify=saving.verify,
             is_stopped=is_stopped,
@@ -76,7 +73,7 @@ class RunSaver:
 
     def restore(self) -> tuple[TrainerState, dict[int, list[Group]]] | None:
         """Load the newest checkpoint that verifies: state, and batches in flight; None when there is none."""
-        newest = self.saver.newest()
+        newest = self.newest()
         if newest is None:
             return None
         state = parse_state(TrainerState, newest.meta)
@@ -93,9 +90,8 @@ class RunSaver:
         if self.critic is not None and folder is not None and folder.is_dir():
             self.critic.workers.call("load", folder)
 
-    def save(self, state: TrainerState, rollouts: dict[int, list[Group]]) -> None:
+    def save_run(self, state: TrainerState, rollouts: dict[int, list[Group]]) -> None:
         """Write a checkpoint of this step unless there is one; see `StepSaver.save`."""
-
         models = {"policy": self.policy}
         if self.critic is not None and self.critic.is_built:
             models["critic"] = self.critic.workers
@@ -108,19 +104,7 @@ class RunSaver:
             save_rollouts(folder, rollouts)
             return [path for paths in pending for path in paths]
 
-        self.saver.save(state.step, asdict(state), write, spare={state.best_step})
-
-    def check(self) -> None:
-        """Raise what went wrong in the background, if anything did by now."""
-        self.saver.check()
-
-    def wait(self) -> None:
-        """Return when the newest checkpoint is whole on disk."""
-        self.saver.wait()
-
-    def close(self, within_s: float) -> None:
-        """Give a checkpoint in progress so long to end; never raises, for a run that ends anyway."""
-        self.saver.close(within_s)
+        self.save(state.step, asdict(state), write, spare={state.best_step})
 
 
 def dump_groups(folder: Path, step: int, groups: Sequence[Group]) -> None:

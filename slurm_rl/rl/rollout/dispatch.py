@@ -61,6 +61,24 @@ class Chunk:
     def num_sequences(self) -> int:
         return len(self.prompts) * self.spec.num_completions
 
+    def send(self, engine: Actor) -> Future[Any]:
+        """Ask the engine; what it answers goes to `end`."""
+        self.engine = engine
+        try:
+            answer: Future[Any] = engine.handle.generate.remote(self.prompts, self.seeds, self.spec).future()
+        except Exception as error:  # such as an engine known to be dead; whoever waits for the chunk hears of it
+            answer = Future()
+            answer.set_exception(error)
+        return answer
+
+    def end(self, answer: Future[Any]) -> None:
+        error = answer.exception()
+        if error is None:
+            self.done.set_result(answer.result())
+        else:
+            assert self.engine is not None
+            self.done.set_exception(name_failure(error, self.engine.name, "sampling"))
+
 
 class Dispatcher:
     """Hands chunks to engines, oldest first. Any thread may submit; one thread of its own does the rest."""
@@ -90,23 +108,13 @@ class Dispatcher:
         return min(free, key=lambda it: sum(c.num_sequences for c in self._in_flight[it.name]), default=None)
 
     def _send(self, chunk: Chunk, engine: Actor) -> None:
-        chunk.engine = engine
         self._in_flight[engine.name].append(chunk)
-        try:
-            answer = engine.handle.generate.remote(chunk.prompts, chunk.seeds, chunk.spec).future()
-        except Exception as error:  # such as an engine known to be dead; whoever waits for the chunk hears of it
-            answer = Future()
-            answer.set_exception(error)
         # Ray calls back in a thread that must not wait, so all it does is to write a note.
-        answer.add_done_callback(lambda it: self._inbox.put(lambda: self._end(chunk, engine, it)))
+        chunk.send(engine).add_done_callback(lambda it: self._inbox.put(lambda: self._end(chunk, engine, it)))
 
     def _end(self, chunk: Chunk, engine: Actor, answer: Future[Any]) -> None:
         self._in_flight[engine.name].remove(chunk)
-        error = answer.exception()
-        if error is None:
-            chunk.done.set_result(answer.result())
-        else:
-            chunk.done.set_exception(name_failure(error, engine.name, "sampling"))
+        chunk.end(answer)
 
 
 def chunk_arrivals(

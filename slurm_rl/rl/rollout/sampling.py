@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.scorer import Scorer
-from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.groups import Group, SamplingSpec
 from slurm_rl.rl.rollout.dispatch import Chunk, Dispatcher, chunk_arrivals, chunk_size, max_calls
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.train.stop import Timer
@@ -26,10 +26,8 @@ class PendingGroups:
 
     shares: Sequence[Sequence[EncodedPrompt]]
     """The prompts of each request, in order."""
-    calls: Sequence[tuple[Actor, Any]]
-    """One request an engine."""
-    chunks: Sequence[Chunk] = ()
-    """In place of calls, where engines take requests at any time."""
+    chunks: Sequence[Chunk]
+    """The requests."""
 
 
 class Sampler:
@@ -44,14 +42,13 @@ class Sampler:
 
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
         """Ask the engines, each for a consecutive share, and return at once."""
-        shares = split_evenly(prompts, len(self.engines))
-        seeds = split_evenly(seed_prompts(spec, len(prompts)), len(self.engines))
-        calls = [
-            (engine, engine.handle.generate.remote([prompt.tokens for prompt in share], part, spec))
-            for engine, share, part in zip(self.engines, shares, seeds, strict=True)
-            if share
-        ]
-        return PendingGroups([share for share in shares if share], calls)
+        count = len(self.engines)
+        shares, seeds = split_evenly(prompts, count), split_evenly(seed_prompts(spec, len(prompts)), count)
+        engines = [engine for engine, share in zip(self.engines, shares, strict=True) if share]
+        pending = _build_requests([*filter(None, shares)], [*filter(None, seeds)], spec)
+        for engine, chunk in zip(engines, pending.chunks, strict=True):
+            chunk.send(engine).add_done_callback(chunk.end)
+        return pending
 
     def finish(self, pending: PendingGroups, within_s: float | None = None) -> list[Group]:
         """Wait for the engines; with `within_s` that long, whatever signals come."""
@@ -62,22 +59,12 @@ class Sampler:
         """The groups that came since the last time, by their place among the prompts, until all have."""
         timeout_s = self.timeout_s if within_s is None else within_s
         firsts = [0, *itertools.accumulate(map(len, pending.shares))]
-        for requests in self._answered(pending, timeout_s, stoppable=within_s is None):
+        for requests in chunk_arrivals(self.cluster, pending.chunks, timeout_s=timeout_s, stoppable=within_s is None):
             found: dict[int, Group] = {}
             for request in requests:
-                pairs = zip(pending.shares[request], self._answer(pending, request), strict=True)
+                pairs = zip(pending.shares[request], pending.chunks[request].done.result(), strict=True)
                 found |= {firsts[request] + i: Group(prompt, group) for i, (prompt, group) in enumerate(pairs)}
             yield found
-
-    def _answered(self, pending: PendingGroups, timeout_s: float, *, stoppable: bool) -> Iterator[list[int]]:
-        """Requests that were answered since the last time."""
-        return self.cluster.arrivals(pending.calls, timeout_s=timeout_s, what="sampling", stoppable=stoppable)
-
-    def _answer(self, pending: PendingGroups, request: int) -> list[list[Completion]]:
-        import ray
-
-        found: list[list[Completion]] = ray.get(pending.calls[request][1])
-        return found
 
     def sleep(self) -> None:
         """Let engines that share GPUs with the policy leave them; new weights wake them."""
@@ -97,16 +84,16 @@ class ContinuousSampler(Sampler):
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
         """Put the prompts behind those that are in flight, and return at once."""
         size = chunk_size(len(prompts), spec.num_completions, len(self.engines), self.max_num_seqs)
-        parts, seeds = cut(prompts, size), cut(seed_prompts(spec, len(prompts)), size)
-        chunks = [Chunk([prompt.tokens for prompt in part], own, spec) for part, own in zip(parts, seeds, strict=True)]
-        self.dispatcher.submit(chunks)
-        return PendingGroups(parts, [], chunks)
+        pending = _build_requests(cut(prompts, size), cut(seed_prompts(spec, len(prompts)), size), spec)
+        self.dispatcher.submit(pending.chunks)
+        return pending
 
-    def _answered(self, pending: PendingGroups, timeout_s: float, *, stoppable: bool) -> Iterator[list[int]]:
-        return chunk_arrivals(self.cluster, pending.chunks, timeout_s=timeout_s, stoppable=stoppable)
 
-    def _answer(self, pending: PendingGroups, request: int) -> list[list[Completion]]:
-        return pending.chunks[request].done.result()
+def _build_requests(
+    shares: Sequence[Sequence[EncodedPrompt]], seeds: Sequence[Sequence[int]], spec: SamplingSpec
+) -> PendingGroups:
+    pairs = zip(shares, seeds, strict=True)
+    return PendingGroups(shares, [Chunk([prompt.tokens for prompt in share], own, spec) for share, own in pairs])
 
 
 def seed_prompts(spec: SamplingSpec, num_prompts: int) -> list[int]:

@@ -17,8 +17,8 @@ from slurm_rl.math.totals import add_totals
 from slurm_rl.rewards.classifier import require_loadable, score_all, specify_model
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult, build_result
 from slurm_rl.rl.algorithm.policy_loss import BatchLoss
-from slurm_rl.rl.workers.base import EngineWorker, MicroBatches, WorkerRank
 from slurm_rl.rl.workers.ray_nodes import find_address
+from slurm_rl.rl.workers.train_worker import MicroBatches, TrainWorker, WorkerRank
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from slurm_rl.engine.row_check import RowCheck
 
 
-class CriticWorker(EngineWorker):
-    """Holds one rank of the critic, and a reward model where one stands beside it. Runs as a Ray actor."""
+class CriticWorker(TrainWorker):
+    """Holds one rank of the critic, and a reward model where one shares its device. Runs as a Ray actor."""
 
     def __init__(self, config: RunConfig, place: WorkerRank) -> None:
         self.config, self.place = config, place

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.train import OptimConfig
-from slurm_rl.math.sequences import FloatArray
+from slurm_rl.math.sequences import FloatArray, TokenPrompt, TrainSequence
 from slurm_rl.rl.algorithm.policy_loss import build_policy_loss, build_warmup_loss
-from slurm_rl.rl.weights.source import WeightSource
-from slurm_rl.rl.workers.base import EngineWorker, MicroBatches, WorkerRank
+from slurm_rl.rl.weights.weight_record import SentWeights, WeightRecord, checksum, pack_weights
+from slurm_rl.rl.workers.ray_nodes import find_address
+from slurm_rl.rl.workers.train_worker import MicroBatches, TrainWorker, WorkerRank
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +25,37 @@ if TYPE_CHECKING:
     from slurm_rl.engine.row_check import RowCheck
 
 
-class PolicyWorker(EngineWorker, WeightSource):
-    """Holds one rank of the policy, and of the reference when there is a KL term. Runs as a Ray actor."""
+class ReferenceHolder:
+    """Answers for the frozen model that the KL term is measured against."""
+
+    config: RunConfig
+    device: torch.device
+    reference: FrozenModel | None = None
+
+    def load_reference(self, model_path: str) -> RowCheck:
+        """Load it; how its sequences are laid out in rows."""
+        from slurm_rl.engine.frozen import FrozenModel
+
+        config = self.config
+        # After a warm-up the reference is what that made, whatever the policy began from.
+        model = config.model.model_copy(update={"init_from": None} if config.warmup.num_steps else {})
+        self.reference = FrozenModel(model_path, model, config.policy, config.rollout.temperature, self.device)
+        return self.reference.rows
+
+    def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
+        """Logprobs of the trained tokens, [num_trained] float32 by micro-batch and sequence."""
+        assert self.reference is not None
+        return self.reference.compute_logprobs(micro_batches)
+
+
+class PolicyWorker(TrainWorker, ReferenceHolder):
+    """Holds one rank of the policy, and of the reference when there is a KL term. Runs as a Ray actor.
+
+    Every rank gets each call, since gathering sharded weights takes all of them.
+    """
+
+    sender: Any = None
+    """Of a transfer group, once it was opened."""
 
     def __init__(self, config: RunConfig, model_path: str, place: WorkerRank) -> None:
         from slurm_rl.engine.distributed import init_process_group
@@ -38,7 +72,7 @@ class PolicyWorker(EngineWorker, WeightSource):
             temperature=config.rollout.temperature,
             seed=config.seed,
         )
-        self.reference: FrozenModel | None = None
+        self.device = self.engine.device
 
     def use_optimizer(self, optim: OptimConfig) -> None:
         """Start a new stage: a fresh optimizer over the same weights."""
@@ -57,17 +91,11 @@ class PolicyWorker(EngineWorker, WeightSource):
         """Logprobs of the trained tokens under the policy as it is."""
         return self.engine.compute_logprobs(micro_batches)
 
-    def load_reference(self, model_path: str) -> RowCheck:
-        """Load the frozen model that the KL term is measured against."""
-        self.reference = _load_reference(model_path, self.config, self.engine.device)
-        return self.reference.rows
-
     def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
-        """Logprobs of the trained tokens under the reference."""
         if self.reference is None:
             # No copy was loaded: the base under the adapters is the reference.
             return self.engine.compute_logprobs(micro_batches, adapters=False)
-        return self.reference.compute_logprobs(micro_batches)
+        return super().reference_logprobs(micro_batches)
 
     def export(self, folder: Path) -> None:
         """Write what the config asks for, in Hugging Face's layout: the whole model, or the adapters alone."""
@@ -81,8 +109,54 @@ class PolicyWorker(EngineWorker, WeightSource):
         """The whole model, whatever the config asks for."""
         self.engine.export(folder)
 
+    def pack_weights(self, probe: TokenPrompt) -> tuple[list[WeightRecord], SentWeights]:
+        """What changes of the weights: all of them, or the adapters alone. Rank 0 alone has records."""
+        adapted = self.config.model.lora is not None
+        records = pack_weights(self.engine.adapter_state() if adapted else self.engine.full_state())
+        return records, self._describe(checksum(records), probe)
 
-class ReferenceWorker:
+    def find_address(self) -> tuple[str, int]:
+        """Where a transfer group can meet on this node."""
+        return find_address()
+
+    def open_sender(self, engines: Sequence[Any], sizes: Sequence[int], address: tuple[str, int]) -> None:
+        """Join a transfer group with these engines, of so many ranks each."""
+        from slurm_rl.engine.distributed import get_rank
+        from slurm_rl.rl.rollout.vllm.transfer import EngineClient, open_sender
+
+        client = EngineClient(engines, sizes, self.config.trainer.step_timeout_s)
+        backend = self.config.rollout.weight_transfer
+        self.sender = open_sender(backend, get_rank(), self.engine, client, 1 + sum(sizes), address)
+
+    def send_weights(self, probe: TokenPrompt) -> SentWeights:
+        """Send all weights through the group."""
+        from slurm_rl.engine.distributed import finish_queued_work, free_cached_memory
+
+        # vLLM packs tensors on streams of its own, which do not wait for the optimizer's kernels.
+        finish_queued_work()
+        if self.config.rollout.colocate:
+            free_cached_memory()  # the first thing that is sent wakes an engine up beside us
+        self.sender.send_weights()
+        return self._describe(getattr(self.sender, "checksum", None) or "", probe)
+
+    def _describe(self, digest: str, probe: TokenPrompt) -> SentWeights:
+        from slurm_rl.engine.distributed import free_cached_memory
+
+        sent = SentWeights(digest, self._probe(probe))
+        if self.config.rollout.colocate:
+            free_cached_memory()  # an engine wakes up beside us
+        return sent
+
+    def _probe(self, prompt: TokenPrompt) -> list[float]:
+        """Logprob of each token after the first, at temperature 1."""
+        token_ids = np.asarray(prompt.token_ids, dtype=np.int64)
+        sequence = TrainSequence(token_ids=token_ids, trained_from=1, images=prompt.images)
+        self.engine.module.eval()
+        reader = replace(self.engine.reader, chunk_tokens=None, share_prompts=False)
+        return [float(value) for value in reader.compute_logprobs([sequence], 1.0)[0]]
+
+
+class ReferenceWorker(ReferenceHolder):
     """The reference alone, on nodes and GPUs of its own. Runs as a Ray actor."""
 
     def __init__(self, config: RunConfig, num_threads: int | None) -> None:
@@ -95,18 +169,3 @@ class ReferenceWorker:
 
     def ready(self) -> bool:
         return True
-
-    def load_reference(self, model_path: str) -> RowCheck:
-        self.reference = _load_reference(model_path, self.config, self.device)
-        return self.reference.rows
-
-    def reference_logprobs(self, micro_batches: MicroBatches) -> list[list[FloatArray]]:
-        return self.reference.compute_logprobs(micro_batches)
-
-
-def _load_reference(model_path: str, config: RunConfig, device: torch.device) -> FrozenModel:
-    from slurm_rl.engine.frozen import FrozenModel
-
-    # After a warm-up the reference is what that made, whatever the policy began from.
-    model = config.model.model_copy(update={"init_from": None} if config.warmup.num_steps else {})
-    return FrozenModel(model_path, model, config.policy, config.rollout.temperature, device)

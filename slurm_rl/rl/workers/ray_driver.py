@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from slurm_rl.node.joined import POLL_S
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.plan.visibility import MASK_VARIABLES
-from slurm_rl.rl.workers.ray_nodes import OwnRayNodes, RayNodes, SharedRayNodes
+from slurm_rl.rl.workers.ray_nodes import OwnRayNodes, SharedRayNodes
 from slurm_rl.train.stop import StopFlag
 
 
@@ -34,7 +34,7 @@ class Cluster:
 
     def __init__(self, plan: JobPlan, stop: StopFlag) -> None:
         self.plan, self.stop = plan, stop
-        self.nodes: RayNodes = OwnRayNodes(plan) if plan.address is None else SharedRayNodes(plan)
+        self.nodes = OwnRayNodes(plan) if plan.address is None else SharedRayNodes(plan)
 
     def connect(self) -> None:
         """Join the cluster that the node agent, or somebody else, brought up and wait until our nodes are there."""
@@ -87,43 +87,26 @@ class Cluster:
         """
         import ray
 
-        for _ in self.arrivals(calls, timeout_s=timeout_s, what=what, stoppable=stoppable):
-            pass
-        return [ray.get(reference) for _, reference in calls]
-
-    def arrivals(
-        self, calls: Sequence[tuple[Actor, Any]], *, timeout_s: float, what: str, stoppable: bool = True
-    ) -> Iterator[list[int]]:
-        """Places of the calls that ended since the last time, until all have. Arguments and errors of `gather`."""
-        import ray
-
         deadline = time.monotonic() + timeout_s
         names = {reference: actor.name for actor, reference in calls}
-        places = {reference: place for place, (_, reference) in enumerate(calls)}
+        results: dict[Any, Any] = {}
         pending = list(names)
         while pending:
             if stoppable:
                 self.stop.check()
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
             for reference in ready:
-                _raise_if_failed(reference, names[reference], what)
-            if ready:
-                yield [places[reference] for reference in ready]
+                try:
+                    results[reference] = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    raise name_failure(error, names[reference], what) from None
             if pending and time.monotonic() > deadline:
                 raise TrainingError(
                     f"{what} must end within {timeout_s:g} s",
                     seen="no answer from " + ", ".join(names[reference] for reference in pending),
                     action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
                 )
-
-
-def _raise_if_failed(reference: Any, name: str, what: str) -> None:
-    import ray
-
-    try:
-        ray.get(reference)
-    except ray.exceptions.RayError as error:
-        raise name_failure(error, name, what) from None
+        return [results[reference] for _, reference in calls]
 
 
 def name_failure(error: BaseException, name: str, what: str) -> BaseException:

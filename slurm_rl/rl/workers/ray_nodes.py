@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.node.joined import POLL_S, wait_for_nodes
@@ -25,53 +25,37 @@ RENDEZVOUS_PORTS = {"policy": "SLURM_RL_MASTER_PORT", "critic": "SLURM_RL_CRITIC
 """Role whose ranks meet -> where our agent tells the port that it proved free."""
 
 
-class RayNodes(Protocol):
-    """What placing an actor must know."""
-
-    namespace: str | None
-    """Of the actors' names."""
-
-    def wait(self, deadline: float, stop: StopFlag) -> None:
-        """Return when all are there; `deadline` by time.monotonic(). Raises BringUpError with what is missing."""
-
-    def options(self, actor: ActorPlan) -> dict[str, Any]:
-        """For Ray: what holds the actor on its node."""
-
-    def gpu_names(self, actor: ActorPlan) -> list[str]:
-        """What the actor's GPUs are called on its node."""
-
-    def host(self) -> str:
-        """Address of the driver's node that the others reach."""
-
-    def rendezvous(self, role: str, node: int) -> tuple[str, int]:
-        """Address and free port where the ranks of a role meet; the first of them stands on `node`."""
-
-
 class OwnRayNodes:
     """Of the cluster that our agents brought up: each has a resource that names its rank."""
 
     namespace: str | None = "slurm_rl"
+    """Of the actors' names."""
 
     def __init__(self, plan: JobPlan) -> None:
         self.plan = plan
         self.gpus: list[list[str]] = []
 
     def wait(self, deadline: float, stop: StopFlag) -> None:
+        """Return when all are there; `deadline` by time.monotonic(). Raises BringUpError with what is missing."""
         import ray
 
         wait_for_nodes(self.plan, deadline, stop.check)
         self.gpus = read_gpu_names(ray.nodes(), self.plan.num_nodes)
 
     def options(self, actor: ActorPlan) -> dict[str, Any]:
+        """For Ray: what holds the actor on its node."""
         return {"resources": {node_resource(actor.node): 0.001}}
 
     def gpu_names(self, actor: ActorPlan) -> list[str]:
+        """What the actor's GPUs are called on its node."""
         return [self.gpus[actor.node][gpu] for gpu in actor.gpus]
 
     def host(self) -> str:
+        """Address of the driver's node that the others reach."""
         return os.environ["RAY_ADDRESS"].rpartition(":")[0]
 
     def rendezvous(self, role: str, node: int) -> tuple[str, int]:
+        """Address and free port where the ranks of a role meet; the first of them is on `node`."""
         # On the head node ports were proven free; elsewhere the first rank finds one itself.
         return self.host(), int(os.environ[RENDEZVOUS_PORTS[role]]) if node == 0 else 0
 

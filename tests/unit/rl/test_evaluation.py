@@ -29,4 +29,4 @@ def test_without_held_out_rows_nothing_is_evaluated(
     for state.step in range(5):
         evaluator.run_if_due(state)
     assert found == asked
-    assert (state.best_step, state.accuracy_after) == ((0, {"sampled": 0.5}) if held_out else (-1, None))
+    assert (state.best_step, state.best_accuracy) == ((0, 0.5) if held_out else (-1, -1.0))

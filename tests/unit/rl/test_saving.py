@@ -58,51 +58,51 @@ def saver(tmp_path: Path, policy: FakePolicy) -> Iterator[RunSaver]:
 
 
 def names(saver: RunSaver) -> list[str]:
-    return sorted(path.name for path in saver.saver.store.root.glob("step-*"))
+    return sorted(path.name for path in saver.store.root.glob("step-*"))
 
 
 def test_the_loop_goes_on_while_a_checkpoint_is_written_and_it_keeps_its_own_step(
     saver: RunSaver, policy: FakePolicy
 ) -> None:
     state = TrainerState(step=3)
-    saver.save(state, {})
+    saver.save_run(state, {})
     state.step = 4
     saver.check()
     assert names(saver) == []
     policy.may_write.set()
     saver.wait()
     assert names(saver) == ["step-3"]
-    newest = saver.saver.store.latest()
+    newest = saver.store.latest()
     assert newest is not None and newest.meta["step"] == 3
 
 
 def test_in_the_foreground_it_is_whole_on_return(tmp_path: Path, policy: FakePolicy) -> None:
     saver = build_saver(tmp_path / "run", policy, "checkpoint.background=false")
-    saver.save(TrainerState(step=3), {})
+    saver.save_run(TrainerState(step=3), {})
     assert names(saver) == ["step-3"]
 
 
 def test_what_went_wrong_is_said_and_the_older_one_stays(saver: RunSaver, policy: FakePolicy) -> None:
     policy.may_write.set()
-    saver.save(TrainerState(step=1), {})
+    saver.save_run(TrainerState(step=1), {})
     saver.wait()
     policy.broken = True
-    saver.save(TrainerState(step=2), {})
+    saver.save_run(TrainerState(step=2), {})
     with pytest.raises(CheckpointError, match="the disk is gone"):
-        saver.save(TrainerState(step=3), {})
+        saver.save_run(TrainerState(step=3), {})
     assert names(saver) == ["step-1"]
 
 
 def test_older_ones_go_after_the_newer_is_whole(saver: RunSaver, policy: FakePolicy) -> None:
     policy.may_write.set()
     for step in range(5):
-        saver.save(TrainerState(step=step, best_step=1), {})
+        saver.save_run(TrainerState(step=step, best_step=1), {})
     saver.wait()
     assert names(saver) == ["step-1", "step-3", "step-4"]
 
 
 def test_a_run_that_ends_does_not_wait_for_a_dead_worker(saver: RunSaver) -> None:
-    saver.save(TrainerState(step=1), {})
+    saver.save_run(TrainerState(step=1), {})
     saver.close(within_s=0.0)
     with pytest.raises(CheckpointError, match="a worker that died"):
         saver.wait()

@@ -14,10 +14,9 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, WeightSyncError
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.rollout.vllm.transfer import EngineClient, _init_info, largest_bytes
-from slurm_rl.rl.weights.source import WeightSource
-from slurm_rl.rl.weights.sync import WeightSync
-from slurm_rl.rl.weights.transports import Direct
+from slurm_rl.rl.weights.sync import Direct, WeightSync
 from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights
+from slurm_rl.rl.workers.policy_worker import PolicyWorker
 from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
@@ -123,7 +122,7 @@ def test_the_policys_kernels_end_and_its_cache_goes_before_anything_is_sent(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("synchronize"))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("free"))
-    source = WeightSource()
+    source = PolicyWorker.__new__(PolicyWorker)
     source.config = load_config(["+exp=demo", f"rollout.colocate={colocate}"])
     source.sender = SimpleNamespace(send_weights=lambda: said.append("send"), checksum="sum")
     monkeypatch.setattr(source, "_probe", lambda probe: said.append("probe") or [-1.0])

@@ -16,8 +16,7 @@ from slurm_rl.engine.model import load_model
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.math.sequences import TokenPrompt, TrainSequence
-from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
-from slurm_rl.rl.weights.transports import ObjectStore
+from slurm_rl.rl.weights.sync import ObjectStore, WeightSync, choose_tolerance
 from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights, checksum, pack_weights
 from slurm_rl.rl.workers.ray_driver import Actor
 

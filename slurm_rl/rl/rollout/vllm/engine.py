@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -172,17 +173,11 @@ def _sampling_params(spec: SamplingSpec, seed: int) -> Any:
     """vLLM's, with a seed: its sampler on GPUs draws from no generator of torch's that could be seeded for all."""
     from vllm import SamplingParams
 
+    # Its other fields have vLLM's names.
+    fields = asdict(spec) | {"stop": list(spec.stop), "stop_token_ids": list(spec.stop_token_ids)}
     return SamplingParams(
-        n=spec.num_completions,
-        max_tokens=spec.max_tokens,
-        temperature=spec.temperature,
-        top_p=spec.top_p,
-        top_k=spec.top_k,
-        min_p=spec.min_p,
-        repetition_penalty=spec.repetition_penalty,
-        stop=list(spec.stop),
-        stop_token_ids=list(spec.stop_token_ids),
-        seed=seed,  # completion i of the prompt gets seed + i
+        n=fields.pop("num_completions"),
+        **fields | {"seed": seed},  # completion i of the prompt gets seed + i
         logprobs=0,
         detokenize=bool(spec.stop),  # vLLM looks for the strings in its text
     )
