@@ -26,9 +26,8 @@ from slurm_rl.errors import DataError
 class AnswerRow(SourceRow):
     """A prompt and what to say to it; messages may hold several turns of the assistant."""
 
-    prompt: Text
-    """May be no messages at all, when `answer` is the whole conversation."""
     answer: Text
+    """The whole conversation where the prompt is no messages at all."""
 
     @property
     def texts(self) -> list[Text]:
@@ -39,7 +38,6 @@ class AnswerRow(SourceRow):
 class PairRow(SourceRow):
     """A prompt with a better and a worse answer."""
 
-    prompt: Text
     chosen: Text
     rejected: Text
     margin: float = 0.0

@@ -81,6 +81,17 @@ def open_template(tokenizer: Any, config: DataConfig) -> ChatTemplate | None:
     return ChatTemplate(tokenizer, config.chat_template_kwargs) if config.chat_template else None
 
 
+def as_plain(prompt: Text, answer: Text, name: str) -> tuple[str, str]:
+    """Both, which are text; messages go through a template."""
+    if not isinstance(prompt, str) or not isinstance(answer, str):
+        raise DataError(
+            f"{name}: messages need the chat template",
+            seen="data.chat_template=false",
+            action="data.chat_template=true",
+        )
+    return prompt, answer
+
+
 def as_messages(text: Text, role: str = "user") -> list[Message]:
     """Messages as they are; plain text as one message."""
     return [{"role": role, "content": text}] if isinstance(text, str) else text

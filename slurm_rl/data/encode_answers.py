@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slurm_rl.data.characters import find_lost_characters, find_refused_characters
-from slurm_rl.data.chat import ChatTemplate, as_messages
+from slurm_rl.data.chat import ChatTemplate, as_messages, as_plain
 from slurm_rl.data.images import list_images
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.placeholders import ImageCounter, expand_placeholders
@@ -63,12 +63,7 @@ def encode_answer(
     if template is not None:
         messages = as_messages(prompt, "user"), as_messages(answer, "assistant")
         return _encode_chat(*messages, template, name, sees_images)
-    if not isinstance(prompt, str) or not isinstance(answer, str):
-        raise DataError(
-            f"{name}: messages need the chat template",
-            seen="data.chat_template=false",
-            action="data.chat_template=true",
-        )
+    prompt, answer = as_plain(prompt, answer, name)
     before, _ = tokenize_text(prompt, tokenizer, name, add_special_tokens=True)
     after, _ = tokenize_text(answer, tokenizer, name, add_special_tokens=False)
     token_ids = np.array([*before, *after, tokenizer.eos_token_id], dtype=np.int64)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slurm_rl.data.chat import ChatTemplate, as_messages
+from slurm_rl.data.chat import ChatTemplate, as_messages, as_plain
 from slurm_rl.data.encode_answers import refuse_what_nobody_sees
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import Message, Text
@@ -53,12 +53,7 @@ def encode_scored(
         refuse_what_nobody_sees(messages, name, sees_images=False)
         text = template.render(messages, name, add_generation_prompt=False)
         return tokenize(_cut_end(text, _find_end(messages, template, name), name) if truncated else text, False)
-    if not isinstance(prompt, str) or not isinstance(answer, str):
-        raise DataError(
-            f"{name}: messages need the chat template",
-            seen="data.chat_template=false",
-            action="data.chat_template=true",
-        )
+    prompt, answer = as_plain(prompt, answer, name)
     if is_rendered(prompt, tokenizer):
         chat: list[Message] = [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}]
         end = _find_end(chat, ChatTemplate(tokenizer), name) if tokenizer.chat_template else tokenizer.eos_token

@@ -11,19 +11,21 @@ import base64
 import binascii
 import io
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from slurm_rl.config.paths import expand_user
+from slurm_rl.data.lines import shorten
 from slurm_rl.errors import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageFile import ImageFile
 
+T = TypeVar("T")
 _DATA = "data:"
 _SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"RIFF", b"P6", b"P5")
 """First bytes of JPEG, PNG, GIF, BMP, TIFF, WebP and PPM."""
@@ -52,7 +54,7 @@ def parse_source(value: Any, folder: Path, where: str) -> str:
     if not isinstance(value, str) or not value:
         raise DataError(
             f"{where}: an image must be a path, file://..., data:...;base64,... or bytes",
-            seen=f"{type(value).__name__} {_shorten(repr(value))}",
+            seen=f"{type(value).__name__} {shorten(repr(value), 120)}",
             action="correct the row",
         )
     if value.startswith(_DATA):
@@ -60,7 +62,7 @@ def parse_source(value: Any, folder: Path, where: str) -> str:
     if "://" in value[:12] and not value.startswith("file://"):
         raise DataError(
             f"{where}: an image must be on a file system that every node sees",
-            seen=_shorten(value),
+            seen=shorten(value, 120),
             action="download the images first and write their paths",
         )
     path = unquote(urlsplit(value).path) if value.startswith("file://") else value
@@ -116,14 +118,7 @@ def open_image(source: str, where: str) -> Image:
     Raises:
         DataError: it cannot be read, or not decoded.
     """
-    from PIL import Image
-
-    check_source(source, where)
-    try:
-        with _open(source, where) as file, open_bounded(file) as image:
-            return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise _not_an_image(source, where, str(error)) from None
+    return _read(source, where, lambda image: image.convert("RGB"))
 
 
 def read_size(source: str, where: str) -> tuple[int, int]:
@@ -132,12 +127,16 @@ def read_size(source: str, where: str) -> tuple[int, int]:
     Raises:
         DataError: it cannot be read, or is no image.
     """
+    return _read(source, where, lambda image: image.size)
+
+
+def _read(source: str, where: str, take: Callable[[ImageFile], T]) -> T:
     from PIL import Image
 
     check_source(source, where)
     try:
         with _open(source, where) as file, open_bounded(file) as image:
-            return image.size
+            return take(image)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise _not_an_image(source, where, str(error)) from None
 
@@ -171,14 +170,10 @@ def _open(source: str, where: str) -> IO[bytes]:
 def _not_an_image(source: str, where: str, seen: str) -> DataError:
     return DataError(
         f"{where}: an image must be a whole JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file",
-        seen=f"{_show(source)}: {_shorten(seen)}",
+        seen=f"{_show(source)}: {shorten(seen, 120)}",
         action="convert it, or take the row out",
     )
 
 
 def _show(source: str) -> str:
     return source if not source.startswith(_DATA) else source[:40] + "..."
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 120 else text[:120] + "..."

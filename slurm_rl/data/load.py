@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from slurm_rl.config.data import DataConfig
 from slurm_rl.data.answers import AnswerRow, PairRow, parse_answer, parse_pair
@@ -66,14 +67,8 @@ def load_answers(config: DataConfig) -> Split[AnswerRow]:
         DataError: a row without a conversation or an answer, an empty turn of the assistant, ... with its line.
     """
     keys = (config.input_key, config.label_key, config.messages_key)
-
-    def read(name: str, split: str) -> list[AnswerRow]:
-        return build_rows(
-            _source(config, name, split, keys), lambda record, index, where: parse_answer(record, index, where, config)
-        )
-
     additions = [AnswerRow(index=r.index, prompt=r.prompt, answer=r.answer) for r in _additions(config)]
-    return _load(config, additions, read)
+    return _load(config, additions, _reader(config, keys, parse_answer))
 
 
 def load_pairs(config: DataConfig) -> Split[PairRow]:
@@ -83,17 +78,11 @@ def load_pairs(config: DataConfig) -> Split[PairRow]:
         DataError: a row without chosen or rejected, an equal pair, ... with its line.
     """
     keys = (config.input_key, config.chosen_key, config.rejected_key, config.margin_key)
-
-    def read(name: str, split: str) -> list[PairRow]:
-        return build_rows(
-            _source(config, name, split, keys), lambda record, index, where: parse_pair(record, index, where, config)
-        )
-
     additions = [
         PairRow(index=r.index, prompt=r.prompt, chosen=r.answer, rejected=spoil_sum(r, config.largest_addend))
         for r in _additions(config)
     ]
-    return _load(config, additions, read)
+    return _load(config, additions, _reader(config, keys, parse_pair))
 
 
 def _load(config: DataConfig, additions: list[Row], read: Read[Row]) -> Split[Row]:
@@ -106,12 +95,11 @@ def _additions(config: DataConfig) -> list[PromptRow]:
     return build_addition_rows(config.largest_addend) if config.train == "addition" else []
 
 
-def _source(config: DataConfig, name: str, split: str, keys: Sequence[str | None]) -> DataSource:
+def _reader(config: DataConfig, keys: Sequence[str | None], parse: Callable[..., Row]) -> Read[Row]:
     """Rows with answers have their columns in several ways, so none of them must be there."""
-    wanted = dict.fromkeys(key for key in (*keys, config.image_key) if key is not None)
-    return DataSource(
-        name=name, columns=(), subset=config.subset, revision=config.revision, split=split, optional=tuple(wanted)
-    )
+    wanted = tuple(dict.fromkeys(key for key in (*keys, config.image_key) if key is not None))
+    source = partial(DataSource, columns=(), subset=config.subset, revision=config.revision, optional=wanted)
+    return lambda name, split: build_rows(source(name=name, split=split), partial(parse, config=config))
 
 
 def _digest(row: SourceRow) -> list[bytes]:

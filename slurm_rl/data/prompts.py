@@ -38,6 +38,8 @@ class SourceRow:
     where: str = field(default="", compare=False)
     """`file:line`, or the like; "" for a row that was made here."""
 
+    prompt: Text
+
     @property
     def name(self) -> str:
         """For errors."""
@@ -45,8 +47,8 @@ class SourceRow:
 
     @property
     def texts(self) -> list[Text]:
-        """All that is said in the row."""
-        raise NotImplementedError
+        """All messages and texts of the row, the prompt first."""
+        return [self.prompt]
 
 
 Row = TypeVar("Row", bound=SourceRow)
@@ -56,13 +58,8 @@ Row = TypeVar("Row", bound=SourceRow)
 class PromptRow(SourceRow):
     """One prompt before it is tokenized."""
 
-    prompt: Text
     answer: str
     """"" when the data have no reference answers."""
-
-    @property
-    def texts(self) -> list[Text]:
-        return [self.prompt]
 
 
 def load_rows(name: str | Path, config: DataConfig, split: str = "train") -> list[PromptRow]:

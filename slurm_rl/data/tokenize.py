@@ -17,6 +17,7 @@ from slurm_rl.config.data import Overlong
 from slurm_rl.data.characters import find_lost_characters, find_refused_characters
 from slurm_rl.data.chat import ChatTemplate, as_messages, drop_sources
 from slurm_rl.data.images import list_images
+from slurm_rl.data.lines import shorten
 from slurm_rl.data.placeholders import ImageCounter, expand_placeholders
 from slurm_rl.data.prompts import Message, PromptRow
 from slurm_rl.errors import DataError
@@ -167,7 +168,7 @@ def _check_characters(row: PromptRow, text: str, lost: str) -> None:
     if lost:
         raise DataError(
             f"{row.name}: the tokenizer must be able to write every character of the prompt",
-            seen=f"{lost} in {_shorten(text)}",
+            seen=f"{lost} in {shorten(text)!r}",
             action="take the characters out of the data, or choose a model whose tokenizer knows them",
         )
 
@@ -182,7 +183,7 @@ def _find_misfit(
     if num_tokens > max_prompt_tokens:
         return DataError(
             f"{row.name}: a prompt must fit in data.max_prompt_tokens = {max_prompt_tokens}",
-            seen=f"{num_tokens} tokens, {_shorten(prompt.text)}",
+            seen=f"{num_tokens} tokens, {shorten(prompt.text)!r}",
             action=f"raise data.max_prompt_tokens to {num_tokens}, or set data.overlong=leave_out",
         )
     if num_tokens + max_tokens > context_length:
@@ -192,7 +193,3 @@ def _find_misfit(
             action="lower rollout.max_tokens, set data.overlong=leave_out, or choose a model with a longer context",
         )
     return None
-
-
-def _shorten(text: str) -> str:
-    return repr(text if len(text) <= 80 else text[:80] + "...")

@@ -13,9 +13,10 @@ from slurm_rl.filesystem import open_filesystem
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
-def read_url_records(
-    url: str, read: Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]
-) -> Iterator[tuple[str, dict[str, Any]]]:
+Records = Iterator[tuple[str, dict[str, Any]]]
+
+
+def read_url_records(url: str, read: Callable[[Path], Records]) -> Records:
     """Yield what `read` makes of the file, with the URL where it says the path.
 
     Raises:
@@ -30,12 +31,6 @@ def read_url_records(
             action="name the file; of a folder, the `datasets` library reads what lies on a path",
         )
     filesystem, source = open_filesystem(url)
-    return _read(url, filesystem, source, name, read)
-
-
-def _read(
-    url: str, filesystem: Any, source: str, name: str, read: Callable[[Path], Iterator[tuple[str, dict[str, Any]]]]
-) -> Iterator[tuple[str, dict[str, Any]]]:
     with tempfile.TemporaryDirectory(prefix="srl-data-") as folder:
         path = Path(folder) / name
         try:

@@ -6,6 +6,7 @@ The pairs of answers are those of reward models, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,23 +19,22 @@ from slurm_rl.data.chat import open_template
 from slurm_rl.data.encode_answers import EncodedAnswer, encode_answer, expand_all
 from slurm_rl.data.load import load_pairs
 from slurm_rl.data.placeholders import ImageCounter
-from slurm_rl.data.prompts import Text
-from slurm_rl.data.split import RowCounts, count_rows
+from slurm_rl.data.split import RowCounts
 from slurm_rl.engine.policy import LossFn
 from slurm_rl.errors import DataError
 from slurm_rl.math.losses import nll
 from slurm_rl.math.preference import LogRatios, compute_dpo_loss, sum_by_sequence
 from slurm_rl.math.sequences import PackedBatch, TrainSequence
-from slurm_rl.supervised.objective import Example, Objective, keep_fitting, make_sequence
+from slurm_rl.supervised.objective import Example, Objective, build_split, keep_fitting, make_sequence
 
-Encode = Callable[[Text, Text, str], EncodedAnswer]
-"""(prompt, answer, name of the row) -> its tokens, and which of them the loss reads."""
+Encode = Callable[..., EncodedAnswer]
+"""(prompt, answer, name=of the row) -> its tokens, and which of them the loss reads."""
 
 
 def build_pair_examples(
     config: RunConfig, encode: Encode, images: ImageCounter | None = None
 ) -> tuple[list[Example], list[Example], RowCounts]:
-    """Examples to train on, held-out ones, and what became of the rows."""
+    """Of the rows of the data section; see `build_split`."""
 
     def build(rows: Sequence[PairRow]) -> list[Example]:
         both = [_encode(row, encode) for row in rows]
@@ -43,9 +43,7 @@ def build_pair_examples(
         examples = [(row.name, Example((_make(one, row), _make(two, row)))) for row, one, two in pairs]
         return keep_fitting(examples, config)
 
-    split = load_pairs(config.data)
-    train, held_out = build(split.train), build(split.held_out)
-    return train, held_out, count_rows(split, len(train), len(held_out))
+    return build_split(load_pairs(config.data), build)
 
 
 def _make(encoded: EncodedAnswer, row: PairRow) -> TrainSequence:
@@ -53,7 +51,7 @@ def _make(encoded: EncodedAnswer, row: PairRow) -> TrainSequence:
 
 
 def _encode(row: PairRow, encode: Encode) -> tuple[EncodedAnswer, EncodedAnswer]:
-    chosen, rejected = (encode(row.prompt, answer, row.name) for answer in (row.chosen, row.rejected))
+    chosen, rejected = (encode(row.prompt, answer, name=row.name) for answer in (row.chosen, row.rejected))
     if chosen.token_ids.tolist() == rejected.token_ids.tolist():
         raise DataError(
             f"{row.name}: chosen and rejected must differ in their tokens",
@@ -79,39 +77,21 @@ def share(values: Tensor, num_pairs: int) -> float:
 
 def build_dpo(config: RunConfig, tokenizer: Any, images: ImageCounter | None) -> Objective:
     """Pairs, each with the tokens of its answers."""
-
-    template, sees_images = open_template(tokenizer, config.data), images is not None
-
-    def encode(prompt: Text, answer: Text, name: str) -> EncodedAnswer:
-        return encode_answer(prompt, answer, tokenizer, template=template, name=name, sees_images=sees_images)
-
-    train, held_out, counts = build_pair_examples(config, encode, images)
-    build_loss = dpo_loss_builder(config.dpo)
-    return Objective(
-        train=train,
-        held_out=held_out,
-        counts=counts,
-        build_loss=build_loss,
-        build_eval_loss=build_loss,
-        needs_reference=config.dpo.reference != "none",
-    )
+    template = open_template(tokenizer, config.data)
+    encode = partial(encode_answer, tokenizer=tokenizer, template=template, sees_images=images is not None)
+    build_loss = partial(build_dpo_loss, config=config.dpo)
+    pairs = build_pair_examples(config, encode, images)
+    return Objective(*pairs, build_loss, build_loss, needs_reference=config.dpo.reference != "none")
 
 
-def dpo_loss_builder(config: DPOConfig) -> Callable[[Sequence[Example]], LossFn]:
-    """The loss of this config, still to be told its global batch."""
-
-    def build_loss(examples: Sequence[Example]) -> LossFn:
-        return build_dpo_loss(config, len(examples), sum(example.sequences[0].num_trained for example in examples))
-
-    return build_loss
-
-
-def build_dpo_loss(config: DPOConfig, num_pairs: int, num_chosen_tokens: int) -> LossFn:
+def build_dpo_loss(examples: Sequence[Example], config: DPOConfig) -> LossFn:
     """Mean over the pairs of the global batch, plus `chosen_nll` times the mean over its chosen tokens.
 
     Metrics are means over pairs. `margin` and the rewards are beta times log ratios to the reference (to nothing, when
     reference-free); `accuracy` is the share of pairs with a margin above 0; `chosen_logprob` is that of an answer.
     """
+
+    num_pairs, num_chosen_tokens = len(examples), sum(example.sequences[0].num_trained for example in examples)
 
     def compute(batch: PackedBatch, logprobs: Tensor, _: Tensor) -> tuple[Tensor, dict[str, float]]:
         ratios = logprobs if batch.ref_logprobs is None else logprobs - batch.ref_logprobs

@@ -14,7 +14,7 @@ import numpy as np
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.identity import join_parts
-from slurm_rl.data.split import RowCounts
+from slurm_rl.data.split import Row, RowCounts, Split, count_rows
 from slurm_rl.engine.policy import LossFn
 from slurm_rl.errors import DataError
 from slurm_rl.math.packing import distribute
@@ -66,6 +66,14 @@ def _content_of(sequence: TrainSequence) -> list[bytes]:
     trained = b"" if sequence.trained is None else sequence.trained.tobytes()
     images = [image.source.encode() for image in sequence.images]
     return [sequence.token_ids.tobytes(), trained, repr(sequence.margin).encode(), *images]
+
+
+def build_split(
+    split: Split[Row], build: Callable[[Sequence[Row]], list[Example]]
+) -> tuple[list[Example], list[Example], RowCounts]:
+    """Examples to train on, held-out ones, and what became of the rows: as an `Objective` begins."""
+    train, held_out = build(split.train), build(split.held_out)
+    return train, held_out, count_rows(split, len(train), len(held_out))
 
 
 def deal(examples: Sequence[Example], num_ranks: int, budget: int, *, packed: bool = True) -> list[list[list[int]]]:

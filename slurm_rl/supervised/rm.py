@@ -28,16 +28,8 @@ from slurm_rl.supervised.reference import MicroBatches
 def build_rm(config: RunConfig, tokenizer: Any, _: ImageCounter | None) -> Objective:
     """Pairs of text, each answer with its last token as the one that is scored."""
     encode = partial(encode_for_training, tokenizer=tokenizer, template=open_template(tokenizer, config.data))
-    train, held_out, counts = build_pair_examples(config, encode)
     build_loss = partial(build_rm_loss, centering=config.rm.centering)
-    return Objective(
-        train=train,
-        held_out=held_out,
-        counts=counts,
-        build_loss=build_loss,
-        build_eval_loss=build_loss,
-        is_reward_model=True,
-    )
+    return Objective(*build_pair_examples(config, encode), build_loss, build_loss, is_reward_model=True)
 
 
 def encode_for_training(

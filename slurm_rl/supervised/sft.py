@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,39 +16,25 @@ from slurm_rl.data.chat import open_template
 from slurm_rl.data.encode_answers import EncodedAnswer, encode_answer, expand_all
 from slurm_rl.data.load import load_answers
 from slurm_rl.data.placeholders import ImageCounter
-from slurm_rl.data.split import count_rows
 from slurm_rl.engine.policy import LossFn
 from slurm_rl.math.losses import nll
 from slurm_rl.math.preference import sum_by_sequence
 from slurm_rl.math.sequences import PackedBatch
-from slurm_rl.supervised.objective import Example, Objective, keep_fitting, make_sequence
+from slurm_rl.supervised.objective import Example, Objective, build_split, keep_fitting, make_sequence
 
 
 def build_sft(config: RunConfig, tokenizer: Any, images: ImageCounter | None) -> Objective:
     """Conversations, each with its learned tokens."""
 
     template = open_template(tokenizer, config.data)
+    encode = partial(encode_answer, tokenizer=tokenizer, template=template, sees_images=images is not None)
 
-    def encode_row(row: AnswerRow) -> EncodedAnswer:
-        sees_images = images is not None
-        return encode_answer(
-            row.prompt, row.answer, tokenizer, template=template, name=row.name, sees_images=sees_images
-        )
-
-    def encode(rows: Sequence[AnswerRow]) -> list[Example]:
-        answers = expand_all([encode_row(row) for row in rows], images)
+    def build(rows: Sequence[AnswerRow]) -> list[Example]:
+        answers = expand_all([encode(row.prompt, row.answer, name=row.name) for row in rows], images)
         pairs = zip(rows, answers, strict=True)
         return keep_fitting([(row.name, make_example(answer, config)) for row, answer in pairs], config)
 
-    split = load_answers(config.data)
-    train, held_out = encode(split.train), encode(split.held_out)
-    return Objective(
-        train=train,
-        held_out=held_out,
-        counts=count_rows(split, len(train), len(held_out)),
-        build_loss=build_sft_loss,
-        build_eval_loss=build_sft_eval,
-    )
+    return Objective(*build_split(load_answers(config.data), build), build_sft_loss, build_sft_eval)
 
 
 def make_example(answer: EncodedAnswer, config: RunConfig) -> Example:
