@@ -21,29 +21,23 @@ def written_beside(folder: Path) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written, whatever library said so; it names a path.
     """
-    with naming(folder), _written_beside(folder) as beside:
-        yield beside
-
-
-@contextmanager
-def _written_beside(folder: Path) -> Iterator[Path]:
-    folder.parent.mkdir(parents=True, exist_ok=True)
     tag = secrets.token_hex(4)
-    beside = folder.parent / f".{folder.name}.tmp-{tag}"
-    replaced = folder.parent / f".{folder.name}.old-{tag}"
-    beside.mkdir()
-    try:
-        yield beside
-        _open_to_others(beside)
-        fsync_tree(beside)
-        if folder.exists():
-            folder.rename(replaced)
-        beside.rename(folder)
-    except BaseException:
-        shutil.rmtree(beside, ignore_errors=True)
-        raise
-    fsync_path(folder.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
+    beside, replaced = (folder.parent / f".{folder.name}.{kind}-{tag}" for kind in ("tmp", "old"))
+    with naming(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        beside.mkdir()
+        try:
+            yield beside
+            _open_to_others(beside)
+            fsync_tree(beside)
+            if folder.exists():
+                folder.rename(replaced)
+            beside.rename(folder)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        fsync_path(folder.parent)
+        shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _open_to_others(folder: Path) -> None:

@@ -16,19 +16,18 @@ import functools
 import hashlib
 import hmac
 import json
-import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from slurm_rl.checkpoints.store import MANIFEST, STEP_NAME, describe_file
 from slurm_rl.disk import find_refusal, naming, next_action
 from slurm_rl.errors import CheckpointError
 from slurm_rl.filesystem import open_filesystem
 
-MANIFEST, MARKER = "manifest.json", "complete.json"
-_NAME = re.compile(r"step-(\d+)")
+MARKER = "complete.json"
 # Files in flight at once: one connection seldom fills the line.
 _THREADS = 8
 _RETRY_S = (1.0, 5.0)
@@ -85,7 +84,7 @@ class RemoteFolder:
         files = {f"files/{relative}": path for relative, path in files.items()}
         files |= {f"run/{path.name}": path for path in extra if path.is_file()}
         with ThreadPoolExecutor(_THREADS) as pool:
-            described = dict(zip(files, pool.map(_describe, files.values()), strict=True))
+            described = dict(zip(files, pool.map(describe_file, files.values()), strict=True))
         manifest = json.dumps(described, sort_keys=True).encode()
         marked = {"manifest": hashlib.sha256(manifest).hexdigest(), "hmac": self._sign(name, manifest)}
         marker = json.dumps(marked).encode()
@@ -175,7 +174,7 @@ class RemoteFolder:
             if size == manifest[relative]["size"]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._try("read", relative, lambda: self._get(source, target))
-            if size != manifest[relative]["size"] or _describe(target) != manifest[relative]:
+            if size != manifest[relative]["size"] or describe_file(target) != manifest[relative]:
                 raise CheckpointError("a copy must hold the bytes that were written", seen=f"{self.url}/{name}/{rest}")
 
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -194,7 +193,7 @@ class RemoteFolder:
             except FileNotFoundError:
                 return []
 
-        found = [_NAME.fullmatch(name) for name in self._try("listed", "", names)]
+        found = [STEP_NAME.fullmatch(name) for name in self._try("listed", "", names)]
         return sorted({int(match[1]) for match in found if match}, reverse=True)
 
     # ---- one operation ---------------------------------------------------------------------------
@@ -265,8 +264,3 @@ def parse_manifest(text: bytes, place: str) -> dict[str, dict[str, Any]]:
         if kind not in _KINDS or not parts or not is_plain or (kind == "run" and len(parts) > 1):
             raise CheckpointError("a copy must hold files below its own folder alone", seen=f"{name!r} in {place}")
     return found
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

@@ -28,7 +28,7 @@ from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import write_json
 
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"step-(\d+)")
+STEP_NAME = re.compile(r"step-(\d+)")
 # Files hashed at once: a hash runs at 1-2 GB/s on one core, a parallel file system reads faster.
 _HASH_THREADS = 8
 
@@ -169,7 +169,7 @@ class CheckpointStore:
     def _newest_first(self) -> list[Path]:
         if not self.root.is_dir():
             return []
-        return sorted((p for p in self.root.iterdir() if _NAME.fullmatch(p.name)), key=_step_of, reverse=True)
+        return sorted((p for p in self.root.iterdir() if STEP_NAME.fullmatch(p.name)), key=_step_of, reverse=True)
 
     def _beside(self, step: int) -> Path:
         return self.root / f".step-{step}.tmp-{secrets.token_hex(4)}"
@@ -214,13 +214,17 @@ def _describe_files(folder: Path, *, sync: bool = False) -> dict[str, dict[str, 
     def describe(path: Path) -> dict[str, Any]:
         if sync:
             fsync_path(path)
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return {"size": path.stat().st_size, "sha256": digest}
+        return describe_file(path)
 
     with ThreadPoolExecutor(_HASH_THREADS) as pool:
         described = pool.map(describe, paths)
         return {p.relative_to(folder).as_posix(): d for p, d in zip(paths, described, strict=True)}
+
+
+def describe_file(path: Path) -> dict[str, Any]:
+    """Its `size` and `sha256`."""
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def _sync_folders(folder: Path) -> None:

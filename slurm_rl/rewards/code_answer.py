@@ -24,9 +24,10 @@ from typing import Literal, Self
 from pydantic import ValidationError, model_validator
 
 from slurm_rl.config.section import Section
+from slurm_rl.data.lines import shorten
 from slurm_rl.errors import DataError
 from slurm_rl.rewards.sandbox.process import Limits
-from slurm_rl.rewards.sandbox.runs import Checks, run_checks, run_program
+from slurm_rl.rewards.sandbox.runs import run_checks, run_program
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(?P<language>[^\s`]*)[^\n`]*\n(?P<code>.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _PYTHON = {"", "py", "python", "python3"}
@@ -82,7 +83,7 @@ def parse_code_tests(answer: str) -> CodeTests:
         raise DataError(
             "the code verifier needs tests as reference answer, such as "
             '{"stdio": [{"stdin": "2 3\\n", "stdout": "5\\n"}]}',
-            seen=f"{path + ': ' if path else ''}{first['msg']} in {_shorten(answer)}",
+            seen=f"{path + ': ' if path else ''}{first['msg']} in {shorten(answer, 200)!r}",
             action="correct the row; the forms are in the docstring of slurm_rl/rewards/code_answer.py",
         ) from None
 
@@ -103,10 +104,6 @@ def same_output(seen: str, expected: str) -> bool:
 
 def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _shorten(text: str) -> str:
-    return repr(text if len(text) <= 200 else text[:200] + "...")
 
 
 MIB = 1024 * 1024
@@ -146,7 +143,7 @@ def score_code(
         elif score == "all":
             return 0.0
     if tests.asserts and time.monotonic() < give_up:
-        passed += sum(run_checks(source, _checks(tests), limits, give_up))
+        passed += sum(run_checks(source, limits, give_up, **tests.model_dump(exclude={"stdio"})))
     return passed / total if score == "share" else float(passed == total)
 
 
@@ -159,7 +156,3 @@ def _passes(source: str, test: StdioTest, limits: Limits, give_up: float) -> boo
         )
     done = run_program(source, test.stdin.encode(), limits, give_up)
     return done.exit_code == 0 and same_output(done.stdout.decode(errors="replace"), test.stdout)
-
-
-def _checks(tests: CodeTests) -> Checks:
-    return Checks(asserts=tests.asserts, setup=tests.setup, functions=tests.functions)

@@ -35,8 +35,6 @@ from slurm_rl.rewards.results import Failure, RewardItem, RewardResult, build_re
 from slurm_rl.rewards.verifiers import choose_verifiers
 from slurm_rl.rewards.worker_processes import Outcomes, VerifierProcesses
 
-__all__ = ["RewardItem", "RewardPool", "RewardResult"]
-
 _CHUNK_SIZE = 64
 _MAX_RESTARTS = 3
 """Broken pools in a row, without one score between them, that are put up with."""

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import parse_prompt
 from slurm_rl.errors import ConfigError, RewardError
 from slurm_rl.rewards.results import FailureCause, RewardItem, RewardResult
@@ -213,5 +214,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _show(value: Any) -> str:
-    text = ascii(value)
-    return text if len(text) <= 200 else text[:200] + "..."
+    return shorten(ascii(value), 200)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from slurm_rl.data.lines import shorten
 from slurm_rl.errors import DataError, RewardError
 
 Verifier: TypeAlias = Callable[[str, str], float]
@@ -130,7 +131,8 @@ class FailureWatch:
             seen=(
                 f"{len(failed)} of {num_results} failed in this step ({causes}), {num_failed} of the newest "
                 f"{num_rewards}; first: {first.failure}, {first.detail}; "
-                f"completion {_shorten(first.item.completion)}, answer {_shorten(first.item.answer)}"
+                f"completion {shorten(first.item.completion, _SHOWN_CHARS)!r}, "
+                f"answer {shorten(first.item.answer, _SHOWN_CHARS)!r}"
             ),
             action=_remedy(first.failure),
         )
@@ -140,7 +142,3 @@ def _remedy(cause: FailureCause | None) -> str:
     """Say what helps against the first failure; the rate itself is the last thing to change."""
     helps = _REMEDIES[cause] if cause else ""
     return f"{helps}; raise reward.max_failure_rate only if such failures are expected"
-
-
-def _shorten(text: str) -> str:
-    return repr(text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "...")

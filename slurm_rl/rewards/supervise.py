@@ -17,7 +17,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_rl.config.reward import RewardConfig
@@ -50,7 +50,7 @@ class _Replica:
     num_deaths: int = 0
     start_again_at: float = 0.0
     asked_at: float = 0.0
-    health: threading.Thread | None = field(default=None)
+    health: threading.Thread | None = None
     is_well: bool = False
 
 
@@ -76,7 +76,8 @@ class RewardServices:
         ports: Sequence[int] = (),
         report: Callable[..., None] = lambda kind, **fields: None,
     ) -> None:
-        self._config, self._folder, self._logs = config, folder, logs
+        self._config, self._logs = config, logs
+        self._token_file, self._config_file = folder / "reward-token", folder / "reward.json"
         self._host, self._ports, self._report = host, list(ports), report
         # The workers' own deadline comes first, and says more.
         self._start_s = config.start_timeout_s + _IMPORT_S
@@ -124,14 +125,6 @@ class RewardServices:
         """Raise RewardError, with the end of the log, when a service was given up."""
         if self._error is not None:
             raise self._error
-
-    @property
-    def _token_file(self) -> Path:
-        return self._folder / "reward-token"
-
-    @property
-    def _config_file(self) -> Path:
-        return self._folder / "reward.json"
 
     def _listen(self) -> socket.socket:
         if not self._ports:

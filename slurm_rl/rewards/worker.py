@@ -32,6 +32,7 @@ from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
+from slurm_rl.data.lines import shorten
 from slurm_rl.errors import DataError
 from slurm_rl.functions.load import is_file, load_function
 from slurm_rl.rewards.classifier import PREFIX, load_model, score_by_model
@@ -50,7 +51,8 @@ def call_function(function: Callable[..., Any], item: RewardItem) -> dict[str, f
     told: dict[str, Any] = dict(answer) if isinstance(answer, Mapping) else {"rewards": answer}
     reward = _number(told.pop("rewards", None))
     if reward is None:
-        return Failure("bad score", f"the function must return one finite number an item; got {_show(answer)}")
+        returned = shorten(f"{type(answer).__name__} {answer!a}", _SHOWN_ANSWER)
+        return Failure("bad score", f"the function must return one finite number an item; got {returned}")
     extra = told.pop("extra_logs", None)
     told |= extra if isinstance(extra, Mapping) else {}
     numbers_told = {str(name): _number(value) for name, value in told.items()}
@@ -67,11 +69,6 @@ def _number(value: Any) -> float | None:
     if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
         return None
     return float(value)
-
-
-def _show(value: Any) -> str:
-    text = f"{type(value).__name__} {value!a}"
-    return text if len(text) <= _SHOWN_ANSWER else text[:_SHOWN_CHARS] + "..."
 
 
 _SHOWN_CHARS = 500
@@ -180,13 +177,9 @@ def _run_verifier(name: str, spec: str, item: RewardItem) -> dict[str, float] | 
         return call_function(load_verifier(spec), item)
     score = load_verifier(spec)(item.completion, item.answer)
     if not isinstance(score, numbers.Real) or not math.isfinite(score) or not 0 <= score <= 1:
-        return Failure("bad score", f"{name} returned {type(score).__name__} {_shorten(ascii(score))}")
+        return Failure("bad score", f"{name} returned {type(score).__name__} {shorten(ascii(score), _SHOWN_CHARS)}")
     return {name: float(score)}
 
 
 def _words(error: BaseException) -> str:
-    return _shorten("".join(traceback.format_exception_only(error)).strip())
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARS else text[:_SHOWN_CHARS] + "..."
+    return shorten("".join(traceback.format_exception_only(error)).strip(), _SHOWN_CHARS)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.rewards.pool import RewardResult
+from slurm_rl.rewards.results import RewardResult
 
 
 @dataclass

@@ -546,7 +546,7 @@ def torch_save(folder: Path) -> Case:
 
 @writer(
     "export/ model/ reference/",
-    "checkpoints.folders._written_beside",
+    "checkpoints.folders.written_beside",
     "engine.export.write_shards",
     "engine.export.write_shards.write",
     "engine.export.export_model",

@@ -7,8 +7,9 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from slurm_rl.errors import DataError, RewardError
@@ -55,21 +56,15 @@ def run_program(source: str, stdin: bytes, limits: Limits, give_up: float) -> Fi
     return Finished(end=end, exit_code=exit_code, stdout=bytes(out.data), stderr=bytes(err.data), confined=confined)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Checks:
-    """Python statements that use the functions of the code, and fail by an exception."""
-
-    asserts: tuple[str, ...]
-    setup: str
-    """Runs before each of them."""
-    functions: tuple[str, ...]
-    """The names of the code that they may use."""
-
-
-def run_checks(source: str, checks: Checks, limits: Limits, give_up: float) -> list[bool]:
-    """Run `checks` in one process while `source` answers in another.
+def run_checks(
+    source: str, limits: Limits, give_up: float, *, asserts: Sequence[str], setup: str, functions: Sequence[str]
+) -> list[bool]:
+    """Run Python statements that fail by an exception in one process while `source` answers in another.
 
     Args:
+        asserts: the statements.
+        setup: runs before each of them.
+        functions: the names of the code that they may use.
         limits: `wall_s` is the deadline of one call of the code.
 
     Returns:
@@ -81,19 +76,10 @@ def run_checks(source: str, checks: Checks, limits: Limits, give_up: float) -> l
     """
     requests, replies, verdicts = os.pipe(), os.pipe(), os.pipe()
     told = Reader(_VERDICT_BYTES)
-    whole = Limits(
-        wall_s=max(limits.wall_s, give_up - time.monotonic()),
-        memory_bytes=limits.memory_bytes,
-        output_bytes=limits.output_bytes,
-    )
+    whole = replace(limits, wall_s=max(limits.wall_s, give_up - time.monotonic()))
     serve = {"mode": "serve", "source": source}
-    check = {
-        "mode": "check",
-        "asserts": checks.asserts,
-        "setup": checks.setup,
-        "functions": checks.functions,
-        "timeout_s": limits.wall_s,
-    }
+    given = {"asserts": asserts, "setup": setup, "functions": functions}
+    check = {"mode": "check", **given, "timeout_s": limits.wall_s}
     with ExitStack() as opened:
         opened.callback(os.close, verdicts[0])
         with ExitStack() as handed:  # ours to close as soon as the two have them
@@ -107,7 +93,7 @@ def run_checks(source: str, checks: Checks, limits: Limits, give_up: float) -> l
         judge.wait_confined(give_up)
         noise = {fd: Reader(_STDERR_BYTES, awaited=False) for fd in (code.stderr, judge.stderr)}
         watch({verdicts[0]: told, **noise}, give_up)
-    return _read_verdicts(bytes(told.data), len(checks.asserts))
+    return _read_verdicts(bytes(told.data), len(asserts))
 
 
 def _read_verdicts(data: bytes, count: int) -> list[bool]:

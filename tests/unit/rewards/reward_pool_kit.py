@@ -8,7 +8,8 @@ from typing import Any
 import psutil
 
 from slurm_rl.config.reward import RewardConfig
-from slurm_rl.rewards.pool import RewardItem, RewardPool
+from slurm_rl.rewards.pool import RewardPool
+from slurm_rl.rewards.results import RewardItem
 
 TABLE: dict[str, str] = {
     "arithmetic": "tests.unit.rewards.bad_verifiers:obey",

@@ -12,7 +12,8 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, DataError, RewardError
 from slurm_rl.rewards import code_answer
 from slurm_rl.rewards.code_answer import extract_code, same_output
-from slurm_rl.rewards.pool import RewardItem, RewardPool
+from slurm_rl.rewards.pool import RewardPool
+from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.sandbox import runs
 from slurm_rl.rewards.sandbox.runs import probe_sandbox
 

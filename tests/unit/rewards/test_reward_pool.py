@@ -12,7 +12,8 @@ import pytest
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import DataError
-from slurm_rl.rewards.pool import RewardItem, RewardPool
+from slurm_rl.rewards.pool import RewardPool
+from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.worker_processes import VerifierProcesses
 from tests.unit.rewards.reward_pool_kit import build_items, build_pool
 

@@ -85,7 +85,8 @@ def test_a_start_that_takes_too_long_ends() -> None:
 PARENT = """
 import os, sys, threading
 from slurm_rl.config.reward import RewardConfig
-from slurm_rl.rewards.pool import RewardItem, RewardPool
+from slurm_rl.rewards.pool import RewardPool
+from slurm_rl.rewards.results import RewardItem
 
 if __name__ == "__main__":
     table = {"arithmetic": "tests.unit.rewards.bad_verifiers:obey"}

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from slurm_rl.rewards.sandbox.inside.libc import LIBC, checked
 from slurm_rl.rewards.sandbox.inside.mounts import enter_own_root
 from slurm_rl.rewards.sandbox.inside.seccomp import install_filter
 
@@ -26,7 +27,7 @@ _TCP_SINCE, _SCOPES_SINCE = 4, 6
 
 def landlock_version() -> int:
     """Version of the kernel's Landlock; 0 when it has none or has it switched off."""
-    return max(0, int(_libc().syscall(_CREATE, None, 0, _VERSION_FLAG)))
+    return max(0, int(LIBC.syscall(_CREATE, None, 0, _VERSION_FLAG)))
 
 
 def confine_files(readable: Iterable[str], writable: Iterable[str] = ()) -> int:
@@ -46,37 +47,25 @@ def confine_files(readable: Iterable[str], writable: Iterable[str] = ()) -> int:
         attributes += struct.pack("Q", 3)
     if version >= _SCOPES_SINCE:
         attributes += struct.pack("Q", 3)
-    libc = _libc()
-    rules = _checked(libc.syscall(_CREATE, attributes, len(attributes), 0))
+    rules = checked(LIBC.syscall(_CREATE, attributes, len(attributes), 0), "Landlock")
     for path in readable:
-        _allow(libc, rules, path, _READ_FILE | _READ_DIR | _EXECUTE)
+        _allow(rules, path, _READ_FILE | _READ_DIR | _EXECUTE)
     for path in writable:
-        _allow(libc, rules, path, _READ_FILE | _WRITE_FILE)
-    _checked(libc.syscall(_RESTRICT, rules, 0))
+        _allow(rules, path, _READ_FILE | _WRITE_FILE)
+    checked(LIBC.syscall(_RESTRICT, rules, 0), "Landlock")
     os.close(rules)
     return version
 
 
-def _allow(libc: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
+def _allow(rules: int, path: str, rights: int) -> None:
     try:
         fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
         return
     if not stat.S_ISDIR(os.fstat(fd).st_mode):
         rights &= ~_READ_DIR
-    _checked(libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, fd), 0))
+    checked(LIBC.syscall(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, fd), 0), "Landlock")
     os.close(fd)
-
-
-def _checked(result: int) -> int:
-    if result < 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"Landlock: {os.strerror(error)}")
-    return result
-
-
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
 
 
 _PDEATHSIG, _NO_NEW_PRIVS = 1, 38
@@ -97,14 +86,13 @@ def confine(limits: dict[str, Any], parent: int) -> dict[str, str]:
     Returns:
         What holds each thing back, in words. Raises OSError when something could not be given up.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    _prctl(libc, _PDEATHSIG, signal.SIGKILL)
+    _prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
-    _prctl(libc, _NO_NEW_PRIVS, 1)
+    _prctl(_NO_NEW_PRIVS, 1)
     files = _confine_files(landlock=limits["landlock"] and landlock_version() > 0)
     _set_limits(limits)
-    _drop_capabilities(libc)
+    _drop_capabilities()
     install_filter()
     return {"files": files, "network": "seccomp", "processes": "seccomp"}
 
@@ -149,12 +137,10 @@ def _set_limits(limits: dict[str, Any]) -> None:
         resource.setrlimit(kind, (lowest, lowest))
 
 
-def _drop_capabilities(libc: ctypes.CDLL) -> None:
+def _drop_capabilities() -> None:
     """In a container the trainer may be root, who could raise limits again and read anybody's files."""
-    if libc.capset(struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)) != 0:
-        raise OSError(ctypes.get_errno(), "capabilities could not be dropped")
+    checked(LIBC.capset(struct.pack("Ii", _CAPABILITY_VERSION, 0), bytes(24)), "capabilities could not be dropped")
 
 
-def _prctl(libc: ctypes.CDLL, option: int, value: int) -> None:
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl {option} failed")
+def _prctl(option: int, value: int) -> None:
+    checked(LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option} failed")

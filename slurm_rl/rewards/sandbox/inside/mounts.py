@@ -11,6 +11,8 @@ import ctypes
 import os
 from collections.abc import Iterable
 
+from slurm_rl.rewards.sandbox.inside.libc import LIBC, checked
+
 _NEWNS, _NEWIPC, _NEWUSER, _NEWNET = 0x00020000, 0x08000000, 0x10000000, 0x40000000
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 _DETACH = 2
@@ -24,29 +26,28 @@ def enter_own_root(readable: Iterable[str], writable: Iterable[str]) -> None:
     Raises:
         OSError: this machine does not allow user namespaces, or mounts in them.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
     home, uid, gid = os.getcwd(), os.geteuid(), os.getegid()  # noqa: PTH109  pathlib is not imported in the sandbox
-    _checked(libc.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC), "user namespaces are not allowed here")
+    checked(LIBC.unshare(_NEWUSER | _NEWNS | _NEWNET | _NEWIPC), "user namespaces are not allowed here")
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
         with open(f"/proc/self/{name}", "w", encoding="ascii") as file:  # noqa: PTH123
             file.write(text)
-    _mount(libc, None, "/", _REC | _PRIVATE)
+    _mount(None, "/", _REC | _PRIVATE)
     # Beside the home, not over it: the home itself is one of the folders to show.
     root = home + ".root"
     os.mkdir(root)  # noqa: PTH102
-    _mount(libc, "tmpfs", root, _NOSUID | _NODEV, kind=b"tmpfs")
+    _mount("tmpfs", root, _NOSUID | _NODEV, kind=b"tmpfs")
     for path in sorted({os.path.abspath(path) for path in (*readable, *writable)}):  # noqa: PTH100
-        _show(libc, path, root)
+        _show(path, root)
     os.chdir(root)
     # Of itself onto itself: the old root lands on top and can be let go without a folder for it.
-    _checked(libc.syscall(_pivot_number(), b".", b"."), "pivot_root failed")
-    _checked(libc.umount2(b".", _DETACH), "the old root could not be left")
+    checked(LIBC.syscall(_pivot_number(), b".", b"."), "pivot_root failed")
+    checked(LIBC.umount2(b".", _DETACH), "the old root could not be left")
     os.chdir("/")
-    _mount(libc, None, "/", _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
+    _mount(None, "/", _REMOUNT | _BIND | _RDONLY | _NOSUID | _NODEV)
     os.chdir(home)
 
 
-def _show(libc: ctypes.CDLL, path: str, root: str) -> None:
+def _show(path: str, root: str) -> None:
     """Bind `path` into the new root, read-only but for devices; it need not exist."""
     target = root + path
     if not os.path.lexists(path) or os.path.lexists(target):
@@ -59,24 +60,18 @@ def _show(libc: ctypes.CDLL, path: str, root: str) -> None:
         os.mkdir(target)  # noqa: PTH102
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
-    _mount(libc, path, target, _BIND | _REC)
+    _mount(path, target, _BIND | _REC)
     if path.startswith("/dev/"):
         return
     flags = os.statvfs(path).f_flag
     kept = sum(theirs for ours, theirs in _KEPT.items() if flags & ours)
-    _mount(libc, None, target, _BIND | _REMOUNT | _RDONLY | kept)
+    _mount(None, target, _BIND | _REMOUNT | _RDONLY | kept)
 
 
-def _mount(libc: ctypes.CDLL, source: str | None, target: str, flags: int, kind: bytes | None = None) -> None:
-    done = libc.mount(source.encode() if source else None, target.encode(), kind, ctypes.c_ulong(flags), None)
-    _checked(done, f"mount on {target} failed")
+def _mount(source: str | None, target: str, flags: int, kind: bytes | None = None) -> None:
+    done = LIBC.mount(source.encode() if source else None, target.encode(), kind, ctypes.c_ulong(flags), None)
+    checked(done, f"mount on {target} failed")
 
 
 def _pivot_number() -> int:
     return 155 if os.uname().machine == "x86_64" else 41
-
-
-def _checked(result: int, what: str) -> None:
-    if result != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"{what}: {os.strerror(error)}")

@@ -15,6 +15,8 @@ import errno
 import os
 import struct
 
+from slurm_rl.rewards.sandbox.inside.libc import LIBC, checked
+
 _LOAD, _EQUAL, _ANY_BIT, _MASK, _RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _SYSCALL, _ARCH, _ARGS = 0, 4, 16
@@ -91,9 +93,8 @@ def install_filter() -> None:
     code = b"".join(struct.pack("HBBI", *ins) for ins in build_filter(machine, os.getpid()))
     held = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(_SECCOMP[machine], _SET_MODE_FILTER, 0, program) != 0:
-        raise OSError(ctypes.get_errno(), "the kernel refused the system call filter")
+    refused = "the kernel refused the system call filter"
+    checked(LIBC.syscall(_SECCOMP[machine], _SET_MODE_FILTER, 0, program), refused)
 
 
 def build_filter(machine: str, pid: int) -> list[_Ins]:
