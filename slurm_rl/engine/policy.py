@@ -251,6 +251,11 @@ class PolicyEngine:
             for _ in state:  # gathering is collective: nobody may leave before the last tensor
                 pass
 
+    def export_as_asked(self, folder: Path) -> None:
+        """Write what model.lora.export asks for: the whole model, or the adapters alone."""
+        adapted = self.model_config.lora
+        (self.export_adapter if adapted and adapted.export == "adapter" else self.export)(folder)
+
     def export_adapter(self, folder: Path) -> None:
         """Write the adapters alone, for peft, and the tokenizer; whole or not at all; from rank 0."""
         config, state = self.model_config.lora, dict(self.adapter_state())

@@ -134,11 +134,6 @@ class FailureWatch:
                 f"completion {shorten(first.item.completion, _SHOWN_CHARS)!r}, "
                 f"answer {shorten(first.item.answer, _SHOWN_CHARS)!r}"
             ),
-            action=_remedy(first.failure),
+            action=f"{_REMEDIES[first.failure or 'exception']}; "
+            "raise reward.max_failure_rate only if such failures are expected",
         )
-
-
-def _remedy(cause: FailureCause | None) -> str:
-    """Say what helps against the first failure; the rate itself is the last thing to change."""
-    helps = _REMEDIES[cause] if cause else ""
-    return f"{helps}; raise reward.max_failure_rate only if such failures are expected"

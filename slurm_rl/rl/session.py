@@ -42,7 +42,7 @@ from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
 from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
 from slurm_rl.rl.workers.ray_driver import Cluster
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
-from slurm_rl.train.model_folder import load_context_length, load_num_layers, prepare_model, tell_rows
+from slurm_rl.train.model_folder import load_text_config, prepare_model, tell_rows
 from slurm_rl.train.stop import StopFlag
 
 _PROBE_TOKENS = 64
@@ -56,7 +56,7 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     split = load_prompts(config.data)
     template = open_template(tokenizer, config.data)
-    context_length = load_context_length(model_path, config.model.trust_remote_code)
+    context_length = load_text_config(model_path, config.model.trust_remote_code).max_position_embeddings
     images = load_image_reader(model_path, config.model)
     if config.data.image_key is not None and images is None:
         raise DataError(
@@ -168,7 +168,7 @@ def _train(
     wait_until_ready(cluster, [*models.values()], start_timeout_s, "starting the policy")
     tell_rows(run, "policy", policy.note_rows(policy.call("check_rows")))
     append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
-    num_layers = load_num_layers(model_path, config.model.trust_remote_code)
+    num_layers = load_text_config(model_path, config.model.trust_remote_code).num_hidden_layers
     scorer = rewards or critic
     assert scorer is not None, "the config was checked: reward.model.device=critic has a critic"
     trainer = GRPOTrainer(

@@ -29,7 +29,7 @@ from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.reference import AddReference, add_cached_logprobs, load_live_reference
 from slurm_rl.supervised.rm import measure_scores
 from slurm_rl.supervised.state import PolicySaver
-from slurm_rl.train.model_folder import load_context_length, prepare_model, tell_rows
+from slurm_rl.train.model_folder import load_text_config, prepare_model, tell_rows
 from slurm_rl.train.stop import StopFlag
 
 BuildObjective = Callable[[RunConfig, Any, ImageCounter | None], Objective]
@@ -78,9 +78,8 @@ def train(run: RunDir, config: RunConfig, rank_info: RankInfo, stop: StopFlag) -
         measured = measure_scores(engine, objective, loop.share_of)
         chats, variables = config.data.chat_template, config.data.chat_template_kwargs
         describe_scores(engine.module.config, measured, chats=chats, variables=variables)
-    adapted = config.model.lora
     run.require_ours()
-    (engine.export_adapter if adapted and adapted.export == "adapter" else engine.export)(run.export)
+    engine.export_as_asked(run.export)
     if is_first:
         exported = state.step if state.best_step == -1 else state.best_step
         append_event(run, "trainer/finished", step=state.step, exported_step=exported)
@@ -93,7 +92,7 @@ def build_objective(config: RunConfig, model_path: str) -> Objective:
         action = f"one of {', '.join(TORCHRUN_TASKS)}"
         raise ConfigError("task must be one of this trainer's", seen=config.task, action=action)
     trust = config.model.trust_remote_code
-    longest, context = config.supervised.max_tokens, load_context_length(model_path, trust)
+    longest, context = config.supervised.max_tokens, load_text_config(model_path, trust).max_position_embeddings
     if longest > context:
         raise ConfigError(
             "supervised.max_tokens must be <= the model's context",

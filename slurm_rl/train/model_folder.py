@@ -31,17 +31,8 @@ def prepare_model(run: RunDir, config: RunConfig) -> str:
     return str(run.model)
 
 
-def load_context_length(model_path: str, trust_remote_code: bool) -> int:
-    """Longest sequence the model was made for, in tokens."""
-    return int(_load_text_config(model_path, trust_remote_code).max_position_embeddings)
-
-
-def load_num_layers(model_path: str, trust_remote_code: bool) -> int:
-    """Blocks of its language part."""
-    return int(_load_text_config(model_path, trust_remote_code).num_hidden_layers)
-
-
-def _load_text_config(model_path: str, trust_remote_code: bool) -> Any:
+def load_text_config(model_path: str, trust_remote_code: bool) -> Any:
+    """Of the model's language part: its `max_position_embeddings` tokens, its `num_hidden_layers` blocks."""
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()

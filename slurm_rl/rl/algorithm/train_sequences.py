@@ -64,15 +64,12 @@ def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: 
 
 def build_plain_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
     """One sequence a completion, in order of groups, then completions, to be read and not trained on."""
-    return [
-        TrainSequence(
-            token_ids=np.asarray([*group.prompt.token_ids, *completion.token_ids], dtype=np.int64),
-            trained_from=len(group.prompt.token_ids),
-            images=group.prompt.images,
-        )
-        for group in groups
-        for completion in group.completions
-    ]
+    return [_join(group.prompt, completion.token_ids) for group in groups for completion in group.completions]
+
+
+def _join(prompt: EncodedPrompt, answer: Sequence[int], weight: float = 0.0) -> TrainSequence:
+    token_ids = np.asarray([*prompt.token_ids, *answer], dtype=np.int64)
+    return TrainSequence(token_ids=token_ids, trained_from=len(prompt.token_ids), weight=weight, images=prompt.images)
 
 
 def build_train_sequences(
@@ -87,27 +84,21 @@ def build_train_sequences(
         ref_logprobs: one array a completion, or None without a KL term.
         values: the critic's, one array a completion, for an advantage that needs them.
     """
-    completions = [completion for group in groups for completion in group.completions]
-    old = [np.asarray(completion.logprobs, dtype=np.float32) for completion in completions]
+    old = [np.asarray(item.logprobs, dtype=np.float32) for group in groups for item in group.completions]
     kl = None
     if ref_logprobs is not None and config.kl.where == "reward":
         kl = kl_of_tokens(old, ref_logprobs, config)
     advantages, returns = compute_advantages(groups, config, kl, values)
-    prompts = [group.prompt for group in groups for _ in group.completions]
     return [
-        TrainSequence(
-            token_ids=np.asarray([*prompt.token_ids, *completion.token_ids], dtype=np.int64),
-            trained_from=len(prompt.token_ids),
-            advantages=np.broadcast_to(advantage, logprobs.shape),
-            old_logprobs=logprobs,
+        replace(
+            sequence,
+            advantages=np.broadcast_to(advantages[index], old[index].shape),
+            old_logprobs=old[index],
             ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
             old_values=None if values is None else values[index],
             returns=None if returns is None else returns[index],
-            images=prompt.images,
         )
-        for index, (prompt, completion, advantage, logprobs) in enumerate(
-            zip(prompts, completions, advantages, old, strict=True)
-        )
+        for index, sequence in enumerate(build_plain_sequences(groups))
     ]
 
 
@@ -197,12 +188,4 @@ def correct_sampler(
 def build_answer_sequences(prompts: Sequence[EncodedPrompt], answers: Sequence[Sequence[int]]) -> list[TrainSequence]:
     """Prompt and reference answer as one sequence each, every answer token of equal weight."""
     weights = aggregation_weights("token-mean", [len(answer) for answer in answers], None)
-    return [
-        TrainSequence(
-            token_ids=np.asarray([*prompt.token_ids, *answer], dtype=np.int64),
-            trained_from=len(prompt.token_ids),
-            weight=float(weight),
-            images=prompt.images,
-        )
-        for prompt, answer, weight in zip(prompts, answers, weights, strict=True)
-    ]
+    return [_join(*row) for row in zip(prompts, answers, weights.tolist(), strict=True)]

@@ -99,11 +99,7 @@ class PolicyWorker(TrainWorker, ReferenceHolder):
 
     def export(self, folder: Path) -> None:
         """Write what the config asks for, in Hugging Face's layout: the whole model, or the adapters alone."""
-        adapted = self.config.model.lora
-        if adapted and adapted.export == "adapter":
-            self.engine.export_adapter(folder)
-        else:
-            self.engine.export(folder)
+        self.engine.export_as_asked(folder)
 
     def export_model(self, folder: Path) -> None:
         """The whole model, whatever the config asks for."""
@@ -130,21 +126,22 @@ class PolicyWorker(TrainWorker, ReferenceHolder):
 
     def send_weights(self, probe: TokenPrompt) -> SentWeights:
         """Send all weights through the group."""
-        from slurm_rl.engine.distributed import finish_queued_work, free_cached_memory
+        import torch
 
-        # vLLM packs tensors on streams of its own, which do not wait for the optimizer's kernels.
-        finish_queued_work()
+        if torch.cuda.is_available():
+            # vLLM packs tensors on streams of its own, which do not wait for the optimizer's kernels.
+            torch.cuda.synchronize()
         if self.config.rollout.colocate:
-            free_cached_memory()  # the first thing that is sent wakes an engine up beside us
+            torch.cuda.empty_cache()  # the first thing that is sent wakes an engine on the same GPU
         self.sender.send_weights()
         return self._describe(getattr(self.sender, "checksum", None) or "", probe)
 
     def _describe(self, digest: str, probe: TokenPrompt) -> SentWeights:
-        from slurm_rl.engine.distributed import free_cached_memory
+        import torch
 
         sent = SentWeights(digest, self._probe(probe))
         if self.config.rollout.colocate:
-            free_cached_memory()  # an engine wakes up beside us
+            torch.cuda.empty_cache()  # an engine wakes up on the same GPU
         return sent
 
     def _probe(self, prompt: TokenPrompt) -> list[float]:

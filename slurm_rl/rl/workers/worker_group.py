@@ -54,11 +54,9 @@ class WorkerGroup:
         places = self._places(sequences)
         results = self._gather(method, [(share,) for share in self.spread(sequences)])
         found: list[Any] = [None] * len(sequences)
-        for indices, arrays in zip(places, results, strict=True):
-            for index, array in zip(
-                (i for batch in indices for i in batch), (a for batch in arrays for a in batch), strict=True
-            ):
-                found[index] = array
+        indices, arrays = ([one for share in all_ for batch in share for one in batch] for all_ in (places, results))
+        for index, array in zip(indices, arrays, strict=True):
+            found[index] = array
         return found
 
     def deal(self, method: str, items: Sequence[Any]) -> list[Any]:
