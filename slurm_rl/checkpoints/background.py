@@ -1,4 +1,4 @@
-"""Files written in a thread beside the training, each whole or not there. Standard library only.
+"""Files written in a thread of their own while training goes on, each whole or not there. Standard library only.
 
     writer:  rank-0.pt.part --fsync, rename--> rank-0.pt            or rank-0.pt.error with the reason
     waiter:  polls for one of the two, with a deadline
@@ -27,7 +27,7 @@ _REASON_BYTES = 1000
 
 
 def write_whole(path: Path, write: Callable[[Path], None]) -> None:
-    """Call `write` with a path beside `path`, which appears when its bytes are on disk.
+    """Call `write` with a temporary path; `path` appears when its bytes are on disk.
 
     Raises:
         OSError: it cannot be written; it names the path.

@@ -6,7 +6,7 @@
 
 No bucket can rename a folder, so the marker takes the place of the rename: whatever is cut off before it is
 passed over, and what stands before it is proven by hashes when it comes back. Removing goes the other way, the
-marker first. A file beside the steps that others of the run need, such as the reference, is kept alike.
+marker first. A folder besides the steps that others of the run need, such as the reference, is kept alike.
 """
 
 from __future__ import annotations

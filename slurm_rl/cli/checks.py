@@ -130,7 +130,7 @@ def _check_pad_token(folder: Path) -> None:
 def _check_data(config: RunConfig) -> None:
     # Reading rows needs no torch; the same functions load them in the trainer.
     from slurm_rl.data.images import check_sources, list_images
-    from slurm_rl.data.load import load_answers, load_pairs, load_prompts, require_one_batch
+    from slurm_rl.data.load_data import load_answers, load_pairs, load_prompts, require_one_batch
 
     try:
         if config.task != "grpo":

@@ -14,7 +14,7 @@ class TaskRow:
     """For people: in reports, and as its stage's name."""
     objective: str | None = None
     """Of those that torchrun starts, one program on every rank, no rollout engines, no Ray: `module:function`, which
-    makes rows and loss; see supervised/session.py."""
+    makes rows and loss; see supervised/run_supervised.py."""
     is_external: bool = False
     """A program that is not ours, on the head node of the Ray cluster."""
 

@@ -43,7 +43,7 @@ class EncodedAnswer:
     sources: tuple[str, ...] = ()
     """Of its images, one for each placeholder; see data/images.py."""
     images: tuple[ImageSpan, ...] = ()
-    """The same with the tokens that stand for each, once expanded."""
+    """The same with the placeholder tokens of each, once expanded."""
 
 
 def encode_answer(

@@ -1,4 +1,4 @@
-"""The tokens that stand for an image: one in the text that a chat template writes, many in what the model reads.
+"""The placeholder tokens of an image: one in the text that a chat template writes, many in what the model reads.
 
     rendered    <|vision_start|> <|image_pad|> <|vision_end|> What is it?
     expanded    <|vision_start|> <|image_pad|> x 4 <|vision_end|> What is it?      an image of 56 x 56 pixels

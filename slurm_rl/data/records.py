@@ -1,4 +1,4 @@
-"""Rows of a data source as plain dicts, each with where it stands.
+"""Rows of a data source as plain dicts, each with its place: file and line, or row.
 
     rows.jsonl       file:line, from 1       one JSON object a line
     rows.json        file row N, from 0      one list of objects
@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,11 +24,11 @@ from typing import Any
 from slurm_rl.config.paths import expand_user, is_url
 from slurm_rl.data.lines import build_object, parse_object, read_lines, shorten, unreadable
 from slurm_rl.data.parquet import read_parquet_rows
-from slurm_rl.data.url_records import read_url_records
 from slurm_rl.errors import DataError, MissingLibraryError
+from slurm_rl.filesystem import open_filesystem
 
 Record = tuple[str, dict[str, Any]]
-"""(where it stands, the row)."""
+"""(its place, the row)."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -67,7 +68,7 @@ def read_records(source: DataSource) -> Iterator[Record]:
         MissingLibraryError: its format needs a library that is not installed here.
     """
     if is_url(source.name):
-        return read_url_records(source.name, lambda path: read_records(replace(source, name=str(path))))
+        return _read_url(source)
     path = expand_user(source.name)
     if path.is_dir():
         return _read_dataset(source, path)
@@ -96,6 +97,38 @@ def require_columns(source: DataSource, names: Sequence[str], where: str) -> Non
                 seen=f"the columns {', '.join(map(repr, names)) or '(none)'}",
                 action=f"set {option}={nearest[0]}, or another of them" if nearest else "correct the row",
             )
+
+
+def _read_url(source: DataSource) -> Iterator[Record]:
+    """Fetched whole into a temporary folder, read there, and named by its URL."""
+    url = source.name
+    name = url.rstrip("/").rpartition("/")[2]
+    if not name.endswith((".jsonl", ".json", ".parquet")):
+        raise DataError(
+            "data on a URL must be one .jsonl, .json or .parquet file",
+            seen=url,
+            action="name the file; of a folder, the `datasets` library reads what lies on a path",
+        )
+    filesystem, remote = open_filesystem(url)
+    with tempfile.TemporaryDirectory(prefix="srl-data-") as folder:
+        path = Path(folder) / name
+        try:
+            filesystem.get_file(remote, str(path))
+        except Exception as error:  # every library behind fsspec has errors of its own
+            raise DataError(
+                "a data file must be readable",
+                seen=f"{url} ({type(error).__name__}: {error})",
+                action="look at the URL and at the credentials in the environment of this machine",
+            ) from None
+
+        def named(text: str) -> str:
+            return text.replace(str(path), url)
+
+        try:
+            for where, row in read_records(replace(source, name=str(path))):
+                yield named(where), row
+        except DataError as error:
+            raise type(error)(named(error.rule), seen=named(str(error.seen)), action=error.action) from None
 
 
 def _read_jsonl(source: DataSource, path: Path) -> Iterator[Record]:

@@ -21,8 +21,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from slurm_rl.checkpoints.folders import written_beside
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.engine.export import copy_processors, publish, write_shards
+from slurm_rl.engine.load_model import load_tokenizer, model_class
 from slurm_rl.engine.lora import merge_into_base, plain_name, read_base
-from slurm_rl.engine.model import load_tokenizer, model_class
 from slurm_rl.engine.saved_weights import read_parameters
 from slurm_rl.errors import CheckpointError
 from slurm_rl.run_dir import read_json

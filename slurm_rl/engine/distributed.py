@@ -1,4 +1,4 @@
-"""The process group, and the little that is said over it beside gradients."""
+"""The process group, and the little that goes over it besides gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 def init_process_group(rank: int, world_size: int, master_address: str, port: int, timeout_s: float) -> None:
     """Join the policy's process group; returns when all `world_size` ranks have joined.
 
-    gloo on CPU; nccl (RCCL on AMD) for tensors on GPUs, with gloo beside it for Python objects.
+    gloo on CPU; nccl (RCCL on AMD) for tensors on GPUs, and gloo for Python objects.
 
     Raises:
         BringUpError: the others did not come within `timeout_s`, or the port is taken; names this rank.

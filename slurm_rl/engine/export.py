@@ -21,7 +21,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import cached_file
 
 from slurm_rl.checkpoints.folders import written_beside
-from slurm_rl.engine.model import MAY_BE_ABSENT
+from slurm_rl.engine.load_model import MAY_BE_ABSENT
 from slurm_rl.run_dir import write_text
 
 SINGLE = "model.safetensors"
@@ -88,7 +88,7 @@ def goes_one_by_one(module: PreTrainedModel, shapes: Mapping[str, Sequence[int]]
 # As Hugging Face cuts them.
 MAX_SHARD_BYTES = 5 * 10**9
 
-# How a vision-language model's images are made; beside a text model there are none.
+# How a vision-language model's images are made; a text model has none.
 _PROCESSOR_FILES = (
     "preprocessor_config.json",
     "video_preprocessor_config.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,7 +14,6 @@ from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from slurm_rl.engine.head import chunked_head, find_head, float_head
-from slurm_rl.engine.noise import noisy_embeddings
 from slurm_rl.engine.row_layout import build_row_layout, build_shared_layout, mask_for
 from slurm_rl.engine.vision import ImageReader
 from slurm_rl.math.logprobs import compute_token_logprobs
@@ -39,7 +39,7 @@ class RowReader:
     """Rows of logits that exist at once; None: all."""
     share_prompts: bool = False
     packed: bool = True
-    """Several sequences may stand in one row, as row_check.py found."""
+    """Several sequences may share one row, as row_check.py found."""
 
     @property
     def module(self) -> Any:
@@ -72,7 +72,7 @@ class RowReader:
             noise_alpha: strength of the noise on the embeddings of sequences with a seed.
         """
         targets = batch.token_ids[batch.trained_positions]
-        # The logits of a token stand one before it.
+        # The logits of a token are at the position before it.
         read_at = batch.trained_positions - 1
         if self.chunk_tokens is not None:
             chunked = chunked_head(
@@ -124,7 +124,7 @@ class RowReader:
 
 
 _Laid = tuple[Tensor, Tensor, dict[str, Any]]
-"""Positions [R, W], where each token of the batch stands in the flattened [R * W] [T], more arguments of the model."""
+"""Positions [R, W], index of each token in the flattened [R * W] [T], more arguments of the model."""
 
 
 def _lay_in_one_row(batch: PackedBatch) -> _Laid:
@@ -156,14 +156,14 @@ def _lay_in_rows(module: Any, batch: PackedBatch, packed: bool) -> _Laid:
 
 
 def build_vision_inputs(batch: PackedBatch, text_positions: Tensor, places: Tensor) -> dict[str, Tensor]:
-    """What a vision-language model wants beside the token ids.
+    """What a vision-language model wants besides the token ids.
 
     Its positions are [4, R, W]: those of the text, by which it keeps packed sequences apart, then time, height and
-    width. It puts the images into the placeholders row by row, so they go in the order in which those stand there.
+    width. It puts the images into the placeholders row by row, so they go in the order of those.
 
     Args:
         text_positions: [R, W].
-        places: [T], where each token of the batch stands in the flattened [R * W].
+        places: [T], index of each token of the batch in the flattened [R * W].
     """
     assert batch.rope_position_ids is not None and batch.image_positions is not None
     assert batch.pixel_values is not None and batch.image_grid_thw is not None
@@ -209,6 +209,42 @@ def _head_on(module: Any, places: Tensor) -> contextlib.AbstractContextManager[A
 
     handle: RemovableHandle = find_head(module).register_forward_pre_hook(choose, prepend=True)
     return handle
+
+
+def noisy_embeddings(
+    module: Any, batch: PackedBatch, places: Tensor, alpha: float
+) -> contextlib.AbstractContextManager[Any]:
+    """NEFTune: uniform noise on the embeddings in training, https://arxiv.org/abs/2310.05914, algorithm 1.
+
+    Each sequence has its own; there is none for `alpha` 0 or without seeds.
+
+    Args:
+        places: [T] index of each packed token in the flattened rows that the model reads.
+    """
+    if alpha == 0 or batch.noise_seeds is None:
+        return contextlib.nullcontext()
+
+    def add(_: Any, __: Any, embedded: Tensor) -> Tensor:
+        noise = build_noise(batch, embedded.shape[-1], alpha).to(embedded)
+        flat = embedded.reshape(-1, embedded.shape[-1])
+        return flat.index_add(0, places, noise).view_as(embedded)
+
+    handle: RemovableHandle = module.get_input_embeddings().register_forward_hook(add)
+    return handle
+
+
+def build_noise(batch: PackedBatch, width: int, alpha: float) -> Tensor:
+    """Noise [T, width], uniform in +- alpha / sqrt(length * width) with the length of each sequence.
+
+    Drawn on CPU from each sequence's own seed, so that it is the same however sequences are packed and dealt.
+    """
+    assert batch.noise_seeds is not None
+    parts = []
+    for seed, length in zip(batch.noise_seeds.tolist(), batch.cu_seqlens.diff().tolist(), strict=True):
+        generator = torch.Generator().manual_seed(seed)
+        bound = alpha / math.sqrt(length * width)
+        parts.append((torch.rand(length, width, generator=generator) * 2 - 1) * bound)
+    return torch.cat(parts)
 
 
 def move_batch(batch: PackedBatch, device: torch.device) -> PackedBatch:

@@ -11,7 +11,7 @@ import torch
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import PolicyConfig
 from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.model import load_model
+from slurm_rl.engine.load_model import load_model
 from slurm_rl.engine.row_check import check_rows
 from slurm_rl.engine.vision import load_image_reader
 from slurm_rl.math.sequences import FloatArray, TrainSequence

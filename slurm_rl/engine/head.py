@@ -79,7 +79,7 @@ class _FloatProduct(torch.autograd.Function):
 
 
 Bend = Callable[[Tensor, float], Tensor]
-# What some models do to the logits after the head: by the name of the number, which stands in the config, in the model
+# What some models do to the logits after the head: by the name of the number, which is in the config, in the model
 # or in its base; and the value of that number that does nothing.
 _BENDS: dict[str, tuple[Bend, float | None]] = {
     "final_logit_softcapping": (lambda logits, cap: torch.tanh(logits / cap) * cap, None),  # Gemma

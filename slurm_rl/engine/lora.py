@@ -7,7 +7,7 @@ peft puts them into the model in place, so a layer q_proj [out, in] is then
     q_proj.lora_B.default.weight [out, r]  trained, float32; zeros at first
 
 and outside this engine the names are those of the plain model, with `q_proj.lora_A.weight` for an adapter. The head
-`score.weight` of a reward model is new, so it is trained whole beside the adapters and goes where they go.
+`score.weight` of a reward model is new, so it is trained whole with the adapters and goes where they go.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def check_targets(model_path: str, config: ModelConfig) -> None:
     """Raise ConfigError for targets that the model of this folder has not, without reading its weights."""
     from transformers import AutoConfig
 
-    from slurm_rl.engine.model import model_class
+    from slurm_rl.engine.load_model import model_class
 
     if config.lora is None:
         return
@@ -189,7 +189,7 @@ def read_base(path: str | Path, dtype: torch.dtype) -> Iterator[tuple[str, Tenso
 
         folder = Path(snapshot_download(str(path), local_files_only=True))
     index = folder / "model.safetensors.index.json"
-    # With an index its files are the model; what lies beside them may be the same weights in another form.
+    # With an index its files are the model; other files of the folder may be the same weights in another form.
     files = set(read_json(index)["weight_map"].values()) if index.is_file() else {"model.safetensors"}
     for file in sorted(files):
         with safe_open(folder / file, framework="pt") as opened:

@@ -27,7 +27,7 @@ from slurm_rl.engine import distributed, lora
 from slurm_rl.engine.backend import build_backend
 from slurm_rl.engine.export import export_model
 from slurm_rl.engine.forward import DUMMY, RowReader
-from slurm_rl.engine.model import load_model, load_tokenizer
+from slurm_rl.engine.load_model import load_model, load_tokenizer
 from slurm_rl.engine.row_check import check_rows
 from slurm_rl.engine.row_layout import require_maskable
 from slurm_rl.engine.saved_weights import build_layout, require_layout

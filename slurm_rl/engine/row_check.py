@@ -54,14 +54,12 @@ Read = Callable[[Sequence[TrainSequence]], FloatArray]
 
 @dataclass(frozen=True)
 class RowCheck:
-    """How sequences may stand in rows."""
+    """How sequences may be laid out in rows."""
 
     packed: bool
     """Several in one row."""
     reason: str = ""
     """Why not."""
-    difference: float = 0.0
-    """Of a packed row, in standard deviations of what the model says of random tokens."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +101,9 @@ def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -
     def read(by: RowReader, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
         return by.compute_scores(sequences) if scores else by.compute_logprobs(sequences, 1.0)
 
-    probe = build_probe(module.config)
+    probe, changed = build_probe(module.config)
     with _evaluating(module):
-        measure = partial(_measure, probe, _read_plain(reader, probe.sequences[1], scores))
+        measure = partial(_measure, probe, changed, _read_plain(reader, probe[1], scores))
         single = measure(lambda sequences: read(apart, sequences[1:2])[0])
         alone = measure(lambda sequences: read(apart, sequences)[1])
         _require(single.describe(bound, bound) or alone.describe(bound, bound), _OWN_FORWARD, _OTHER_MODEL)
@@ -127,19 +125,14 @@ def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -
             )
         packed = measure(lambda sequences: read(together, sequences)[1])
     reason = packed.describe(bound, leak) or _describe_chunks(module.config)
-    return RowCheck(not reason, reason, max(packed.from_plain, packed.from_itself))
+    return RowCheck(not reason, reason)
 
 
-@dataclass(frozen=True)
-class Probe:
-    """Three sequences of random tokens, and the same with all changed that the compared tokens must not see."""
+def build_probe(config: Any) -> tuple[list[TrainSequence], list[TrainSequence]]:
+    """Three sequences of random tokens, and the same with all changed that the compared tokens must not see.
 
-    sequences: list[TrainSequence]
-    changed: list[TrainSequence]
-
-
-def build_probe(config: Any) -> Probe:
-    """Of tokens that mean nothing special to the model."""
+    Of tokens that mean nothing special to the model.
+    """
     text = config.get_text_config()
     named = [value for holder in (config, text) for name, value in vars(holder).items() if name.endswith("_token_id")]
     special = {token for value in named for token in (value if isinstance(value, list) else [value])}
@@ -151,7 +144,7 @@ def build_probe(config: Any) -> Probe:
     first, second = (
         [TrainSequence(token_ids=ordinary[index], trained_from=1) for index in indices] for indices in (chosen, others)
     )
-    return Probe(first, second)
+    return first, second
 
 
 def _describe_chunks(config: Any) -> str:
@@ -172,10 +165,10 @@ def _share_prompt(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
     return [TrainSequence(token_ids=one, trained_from=_PROMPT) for one in ids]
 
 
-def _measure(probe: Probe, plain: FloatArray, read: Read) -> _Gap:
+def _measure(sequences: list[TrainSequence], changed: list[TrainSequence], plain: FloatArray, read: Read) -> _Gap:
     """What a way to read does, on the rank where it is worst."""
     try:
-        first, second = _compared(read(probe.sequences)), _compared(read(probe.changed))
+        first, second = _compared(read(sequences)), _compared(read(changed))
         scale = max(float(np.std(plain)), 1e-6)
         distances = [float(np.abs(first - other).mean()) / scale for other in (plain[-len(first) :], second)]
         gap = _Gap(distances[0], distances[1])

@@ -3,7 +3,7 @@
 Flash attention walks each sequence of a packed row alone. SDPA computes the whole [T, T] square and masks
 most of it, so there the same sequences are laid into R rows of W tokens: same numbers, R x W^2 work.
 
-Completions that share a prompt may stand behind it once; see math/packing.py.
+Completions that share a prompt may follow one copy of it; see math/packing.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MIN_WIDTH = 64
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Where each token of a packed row stands in [R, W]."""
+    """Index of each token of a packed row in the flattened [R * W]."""
 
     num_rows: int
     width: int
@@ -43,7 +43,7 @@ def build_row_layout(lengths: Sequence[int], *, packed: bool = True) -> RowLayou
     """Lay sequences into rows, in order of the bins that first-fit makes.
 
     Args:
-        packed: several may stand in one row.
+        packed: several may share one row.
 
     >>> layout = build_row_layout([3, 3])
     >>> (layout.num_rows, layout.width), layout.places.tolist()
@@ -64,7 +64,7 @@ def build_row_layout(lengths: Sequence[int], *, packed: bool = True) -> RowLayou
 
 
 def choose_rows(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
-    """Which sequences stand in which row, and the width of all rows."""
+    """Which sequences are in which row, and the width of all rows."""
     longest = max(lengths)
     if sum(lengths) >= (1 - _MAX_PADDING) * longest * len(lengths):
         return [[i] for i in range(len(lengths))], longest
@@ -105,7 +105,7 @@ def build_shared_layout(lengths: Sequence[int], shared: Sequence[int]) -> RowLay
 
 
 def _who_sees_whom(unit: Tensor, member: Tensor) -> Tensor:
-    """[R, W, W] bool: what stands before it in its unit, of the prompt or of its own completion; and itself."""
+    """[R, W, W] bool: what is before it in its unit, of the prompt or of its own completion; and itself."""
     width = unit.shape[1]
     same_unit = unit.unsqueeze(2) == unit.unsqueeze(1)
     near = (member.unsqueeze(1) == -1) | (member.unsqueeze(2) == member.unsqueeze(1))

@@ -49,7 +49,7 @@ def _read_fsdp2(policy: Path, num_workers: int, shapes: dict[str, list[int]]) ->
 
 
 def _read_whole(policy: Path, _: int, shapes: dict[str, list[int]]) -> Iterator[tuple[str, Tensor]]:
-    # Every rank has the weights as the model computes with them; the master weights beside them say no more to it.
+    # Every rank has the weights as the model computes with them; the master weights hold no more.
     module = load_deepspeed(policy / _FOLDER / "mp_rank_00_model_states.pt", mmap=True)["module"]
     for name in shapes:
         yield name, module[name]
@@ -74,7 +74,7 @@ def _read_zero3(policy: Path, num_workers: int, shapes: dict[str, list[int]]) ->
 
 
 def cut(groups: Sequence[Tensor], offset: int, size: int) -> list[Tensor]:
-    """`size` numbers from `offset` on of flat tensors that stand for one, end to end.
+    """`size` numbers from `offset` on of flat tensors that make one, end to end.
 
     >>> [piece.tolist() for piece in cut([torch.arange(3), torch.arange(3, 5)], 2, 3)]
     [[2], [3, 4]]
@@ -111,7 +111,7 @@ _READERS: dict[str, Callable[[Path, int, dict[str, list[int]]], Iterator[tuple[s
 
 
 def build_layout(module: Any, model: ModelConfig, policy: PolicyConfig) -> dict[str, Any]:
-    """What stands beside a checkpoint, and must be the same in whoever loads it."""
+    """layout.json of a checkpoint: what must be the same in whoever loads it."""
     lora = model.lora
     return {
         "backend": policy.backend,

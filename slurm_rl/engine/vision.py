@@ -1,4 +1,4 @@
-"""The pixels of a micro-batch: from where an image lies to what a vision-language model reads beside the tokens.
+"""The pixels of a micro-batch: from where an image lies to what a vision-language model reads besides the tokens.
 
 The token count of an image follows from its size alone, so prompts are encoded from file heads; pixels are read when
 a batch is made, by the worker that trains on them, once for all completions of a prompt.
@@ -52,7 +52,7 @@ class ImageReader:
         self._cached_bytes = 0
 
     def count_tokens(self, size: tuple[int, int]) -> int:
-        """Tokens that stand for an image of (width, height) pixels.
+        """Number of placeholder tokens of an image of (width, height) pixels.
 
         Raises:
             ValueError: the sides are too unlike.

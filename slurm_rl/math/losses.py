@@ -102,11 +102,6 @@ def cispo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
     return TokenLoss(loss=-weight * inputs.advantages * inputs.logprobs, clipped=clipped.float())
 
 
-def nll(logprobs: Tensor) -> TokenLoss:
-    """Supervised loss [N] of given tokens: `-log policy(t)`; nothing to clip."""
-    return TokenLoss(loss=-logprobs, clipped=torch.zeros_like(logprobs, requires_grad=False))
-
-
 def aggregation_weights(
     mode: AggregationName, lengths: Sequence[int], constant_length: int | None = None
 ) -> npt.NDArray[np.float64]:

@@ -1,11 +1,11 @@
 """Losses of pairs: one answer chosen, one rejected, a loss [P] for each of the P pairs.
 
 The total is the mean over the pairs of the whole global batch; as with `losses.py` the caller weights and sums,
-so it does not matter how pairs are dealt to workers. DPO's extra term on the chosen answer is `losses.nll` of
+so it does not matter how pairs are dealt to workers. DPO's extra term on the chosen answer is `-logprob` of
 its tokens. To add a DPO loss, write a function and a row in `DPO_LOSSES` of config/tables.py.
 
-Names are TRL's. Of its losses two are left out: aot and aot_unpaired sort the pairs that stand on one device together,
-so they would depend on how pairs are dealt. Its sft is `dpo.chosen_nll`.
+Names are TRL's. Of its losses two are left out: aot and aot_unpaired sort the pairs of one device together, so they
+would depend on how pairs are dealt. Its sft is `dpo.chosen_nll`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class ImageSpan:
-    """An image of a prompt and the tokens that stand for it; the pixels are read where they are needed."""
+    """An image of a prompt and its placeholder tokens; the pixels are read where they are needed."""
 
     source: str
     """A path, or the bytes of the file as `data:;base64,...`."""
@@ -93,7 +93,7 @@ class PackedBatch:
     cu_seqlens: torch.Tensor
     """[S + 1] int32, where each sequence begins, for varlen attention."""
     trained_positions: torch.Tensor
-    """[N] int64, where in the row each trained token stands; its logits stand one before."""
+    """[N] int64, index in the row of each trained token; its logits are one before."""
     sequence_ids: torch.Tensor
     """[N] int64 in 0..S-1, which sequence of this row each trained token belongs to."""
     weights: torch.Tensor
@@ -123,9 +123,9 @@ class PackedBatch:
     image_grid_thw: torch.Tensor | None = None
     """[I, 3] int64, patches of each image in time, height and width."""
     image_positions: torch.Tensor | None = None
-    """[I] int64, where in the row each image's first token stands."""
+    """[I] int64, index in the row of each image's first token."""
     lone_placeholders: torch.Tensor | None = None
-    """[K] int64, where in the row a placeholder stands for no image: nothing keeps a model from sampling one."""
+    """[K] int64, index in the row of each placeholder without an image: nothing keeps a model from sampling one."""
 
     @property
     def num_sequences(self) -> int:

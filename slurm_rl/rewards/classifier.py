@@ -25,7 +25,7 @@ PREFIX = "model:"
 
 
 def specify_model(config: RewardModelConfig, num_workers: int) -> str:
-    """What stands in the table of verifiers for this model."""
+    """The entry of this model in the table of verifiers."""
     return PREFIX + json.dumps({**config.model_dump(), "num_workers": num_workers})
 
 
@@ -97,7 +97,7 @@ class RewardModel:
         return token_ids
 
     def _ignores_padding(self) -> bool:
-        """Whether a text scores beside a longer one as it does alone; it would not where tokens see later ones."""
+        """Whether a text scores the same beside a longer one; it would not where tokens see later ones."""
         vocabulary = self._model.config.get_text_config().vocab_size
         short, long = ([7919 * place % vocabulary for place in range(1, length)] for length in (12, 40))
         [alone], [beside, other] = self._forward([short]), self._forward([short, long])
@@ -110,7 +110,7 @@ class RewardModel:
         from slurm_rl.engine.head import apply_head
 
         length = max(map(len, rows))
-        # Behind the last token stands padding that nobody looks at; 0 is in every vocabulary.
+        # Behind the last token is padding that nobody looks at; 0 is in every vocabulary.
         ids = torch.tensor([[*row, *[0] * (length - len(row))] for row in rows], device=self._device)
         mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows], device=self._device)
         with torch.inference_mode():

@@ -132,7 +132,7 @@ def build_answer(results: Sequence[RewardResult], *, explain: bool, failure_rewa
     """The JSON body that tells the rewards.
 
     Args:
-        failure_reward: the number that stands for an item without a reward, told to clients that cannot read
+        failure_reward: the number for an item without a reward, told to clients that cannot read
             causes; 1 under `failed` marks it.
     """
     if explain:
@@ -149,7 +149,7 @@ def build_answer(results: Sequence[RewardResult], *, explain: bool, failure_rewa
     }
     for name in dict.fromkeys(name for result in results for name in result.parts):
         key = _KEYS.get(name, name)
-        # A function's own reward stands under `rewards`; OpenRLHF logs each key, and has a `reward` of its own.
+        # A function's own reward is under `rewards`; OpenRLHF logs each key, and has a `reward` of its own.
         if key not in answer and name != "reward":
             answer[key] = [result.parts.get(name, 0.0) for result in results]
     if "acc_rewards" in answer:

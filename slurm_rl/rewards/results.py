@@ -52,7 +52,7 @@ class RewardResult:
     """The value before the length lowered it; None where it did not."""
     parts: dict[str, float] = field(default_factory=dict)
     """Verifier name to its score in [0, 1], before the weight; of a reward function or another's service, what
-    it told beside the reward, under its own names. Empty for a failure."""
+    it told besides the reward, under its own names. Empty for a failure."""
     failure: FailureCause | None = None
     detail: str = ""
     """Of a failure: the exception, the exit code or the score, in words."""

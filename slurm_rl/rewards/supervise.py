@@ -30,7 +30,7 @@ _HEALTH_EVERY_S = 5.0
 _HEALTH_TIMEOUT_S = 20.0
 _STOP_S = 10.0
 _IMPORT_S = 60.0
-"""For a service to import what it needs, beside its workers' start."""
+"""For a service to import what it needs, before its workers start."""
 _MAX_DEATHS = 5
 """Deaths in a row of one service, none of which lived for _LIVED_S, before it is given up."""
 _MAX_FIRST_DEATHS = 2

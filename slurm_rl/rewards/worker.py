@@ -10,7 +10,7 @@ form.
         return [0.5]                                  # a list or tensor of that length, or a dict:
         return {"rewards": [0.5], "scores": [1.0], "extra_logs": {"words": [12]}}
 
-It gets one item at a time, so that the deadline and the blame are of one item. Every number beside `rewards` is
+It gets one item at a time, so that the deadline and the blame are of one item. Every number besides `rewards` is
 logged; `scores` says whether the answer is right, in numbers and to `algorithm.filters.zero_variance`. A verifier of
 ours can be part of it: import its function and call it.
 """

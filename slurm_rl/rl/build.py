@@ -14,8 +14,7 @@ from slurm_rl.rl.weights.sync import Direct, ObjectStore, WeightTransport
 from slurm_rl.rl.workers.critic import Critic, CriticWorker
 from slurm_rl.rl.workers.policy_worker import PolicyWorker, ReferenceWorker
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
-from slurm_rl.rl.workers.train_worker import WorkerRank
-from slurm_rl.rl.workers.worker_group import WorkerGroup
+from slurm_rl.rl.workers.worker_group import WorkerGroup, WorkerRank
 
 
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_images: int | None) -> list[Actor]:

@@ -18,7 +18,7 @@ def main() -> int:
 
 
 def _train(run: RunDir, attempt: AttemptDir) -> None:
-    from slurm_rl.rl.session import run_training
+    from slurm_rl.rl.run_grpo import run_training
 
     run_training(run, attempt)
 

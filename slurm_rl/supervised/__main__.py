@@ -62,7 +62,7 @@ def main() -> int:
 
 def _train(start: Start, rank_info: RankInfo) -> int:
     def train(*_: object) -> None:
-        from slurm_rl.supervised.session import run_training
+        from slurm_rl.supervised.run_supervised import run_training
 
         run_training(start.run, start.read(), rank_info)
 

@@ -17,12 +17,11 @@ from slurm_rl.config.supervised import DPOConfig
 from slurm_rl.data.answers import PairRow
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.encode_answers import EncodedAnswer, encode_answer, expand_all
-from slurm_rl.data.load import load_pairs
+from slurm_rl.data.load_data import load_pairs
 from slurm_rl.data.placeholders import ImageCounter
 from slurm_rl.data.split import RowCounts
 from slurm_rl.engine.policy import LossFn
 from slurm_rl.errors import DataError
-from slurm_rl.math.losses import nll
 from slurm_rl.math.preference import LogRatios, compute_dpo_loss, sum_by_sequence
 from slurm_rl.math.sequences import PackedBatch, TrainSequence
 from slurm_rl.supervised.objective import Example, Objective, build_split, keep_fitting, make_sequence
@@ -105,7 +104,7 @@ def build_dpo_loss(examples: Sequence[Example], config: DPOConfig) -> LossFn:
             chosen=chosen, rejected=rejected, chosen_lengths=chosen_lengths, rejected_lengths=rejected_lengths
         )
         loss = compute_dpo_loss(pairs, config).sum() / num_pairs
-        chosen_nll, _ = add_up(nll(logprobs).loss)
+        chosen_nll, _ = add_up(-logprobs)
         if config.chosen_nll > 0:
             loss = loss + config.chosen_nll * chosen_nll.sum() / num_chosen_tokens
         rewards = config.beta * chosen.detach(), config.beta * rejected.detach()

@@ -1,7 +1,7 @@
 """What SFT, reward models and DPO have in common: examples, and what an objective must say.
 
 To add an objective, write a file with a function `build_<name>(config, tokenizer, images) -> Objective` and a row in
-session.py. There is one loop and one engine for all of them.
+config/tasks.py. There is one loop and one engine for all of them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def deal(examples: Sequence[Example], num_ranks: int, budget: int, *, packed: bo
     """Per rank its micro-batches, as indices of examples; as many for every rank, some may be empty.
 
     Args:
-        packed: several sequences stand in one row; else padding counts in the budget.
+        packed: several sequences share one row; else padding counts in the budget.
     """
     if packed:
         return distribute([example.num_tokens for example in examples], num_ranks, budget)

@@ -1,4 +1,4 @@
-"""Where this process stands among the ranks, from the variables that torchrun sets."""
+"""Which rank this process is, from the variables that torchrun sets."""
 
 from __future__ import annotations
 

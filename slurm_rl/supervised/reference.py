@@ -1,6 +1,6 @@
 """What DPO's reference says of each answer: asked once and kept on disk, or asked in every step.
 
-The reference is the policy as the run found it. Asked once, it never stands in memory beside the policy: the engine
+The reference is the policy as the run found it. Asked once, it is never in memory together with the policy: the engine
 answers before its first step.
 """
 

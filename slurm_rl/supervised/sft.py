@@ -14,10 +14,9 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.data.answers import AnswerRow
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.encode_answers import EncodedAnswer, encode_answer, expand_all
-from slurm_rl.data.load import load_answers
+from slurm_rl.data.load_data import load_answers
 from slurm_rl.data.placeholders import ImageCounter
 from slurm_rl.engine.policy import LossFn
-from slurm_rl.math.losses import nll
 from slurm_rl.math.preference import sum_by_sequence
 from slurm_rl.math.sequences import PackedBatch
 from slurm_rl.supervised.objective import Example, Objective, build_split, keep_fitting, make_sequence
@@ -51,7 +50,7 @@ def build_sft_loss(examples: Sequence[Example]) -> LossFn:
     num_tokens = sum(example.num_trained for example in examples)
 
     def compute(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
-        return nll(logprobs).loss.sum() / num_tokens, {"entropy": float(entropy.sum()) / num_tokens}
+        return (-logprobs).sum() / num_tokens, {"entropy": float(entropy.sum()) / num_tokens}
 
     return compute
 
@@ -66,7 +65,7 @@ def build_sft_eval(examples: Sequence[Example]) -> LossFn:
     def compute(batch: PackedBatch, logprobs: Tensor, hits: Tensor) -> tuple[Tensor, dict[str, float]]:
         missed = sum_by_sequence(1 - hits, batch.sequence_ids, batch.num_sequences)
         is_row = torch.bincount(batch.sequence_ids, minlength=batch.num_sequences) > 0
-        return nll(logprobs).loss.sum() / num_tokens, {
+        return (-logprobs).sum() / num_tokens, {
             "token_accuracy": float(hits.sum()) / num_tokens,
             "exact_match": float((is_row & (missed == 0)).sum()) / num_examples,
         }

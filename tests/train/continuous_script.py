@@ -15,7 +15,7 @@ import torch
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.model import load_model
+from slurm_rl.engine.load_model import load_model
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.math.sequences import TokenPrompt, TrainSequence
 from slurm_rl.rl.groups import Completion, SamplingSpec

@@ -11,7 +11,7 @@ import torch
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import RolloutConfig
-from slurm_rl.engine.model import load_model
+from slurm_rl.engine.load_model import load_model
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.groups import Completion, SamplingSpec

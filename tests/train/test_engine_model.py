@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
-from slurm_rl.engine.model import load_model, load_tokenizer
+from slurm_rl.engine.load_model import load_model, load_tokenizer
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import ConfigError
 

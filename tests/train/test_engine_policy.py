@@ -18,7 +18,7 @@ from slurm_rl.checkpoints.background import wait_for_files
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.model import load_model
+from slurm_rl.engine.load_model import load_model
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import CheckpointError, TrainingError

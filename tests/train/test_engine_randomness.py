@@ -24,7 +24,7 @@ from transformers import (
 
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.model import load_model
+from slurm_rl.engine.load_model import load_model
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import build_character_tokenizer
 from slurm_rl.math.sequences import PackedBatch, TrainSequence

@@ -13,7 +13,7 @@ from slurm_rl.config.model import ModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.convert import convert_checkpoint
 from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.model import load_model
+from slurm_rl.engine.load_model import load_model
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny_vl import build_tiny_vl
 from slurm_rl.engine.vision import ImageReader, load_image_reader

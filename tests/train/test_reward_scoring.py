@@ -16,10 +16,10 @@ from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
-from slurm_rl.data.load import load_pairs
+from slurm_rl.data.load_data import load_pairs
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import encode_prompts
-from slurm_rl.engine.model import load_tokenizer
+from slurm_rl.engine.load_model import load_tokenizer
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.rewards.classifier import score_all, specify_model
 from slurm_rl.rewards.results import RewardItem, RewardResult, build_result
@@ -28,7 +28,7 @@ from slurm_rl.rl.rollout.sampling import score_groups
 from slurm_rl.run_dir import RunDir
 from slurm_rl.supervised.objective import micro_batches_of
 from slurm_rl.supervised.rank_info import RankInfo
-from slurm_rl.supervised.session import build_engine, build_objective, train
+from slurm_rl.supervised.run_supervised import build_engine, build_objective, train
 from slurm_rl.train.stop import StopFlag
 
 TINY = TinyModelConfig(

@@ -24,7 +24,7 @@ from tests.train.model_families import CPU, build_model, build_sequences
 
 def test_the_probe_shares_a_row() -> None:
     """Else nothing would be tried."""
-    lengths = [len(sequence.token_ids) for sequence in build_probe(build_model("qwen3").config).sequences]
+    lengths = [len(sequence.token_ids) for sequence in build_probe(build_model("qwen3").config)[0]]
     assert build_row_layout(lengths).num_rows == 1
     assert build_row_layout(lengths, packed=False).num_rows == 3
 

@@ -26,13 +26,13 @@ from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.train import PolicyConfig
-from slurm_rl.engine.model import load_tokenizer
+from slurm_rl.engine.load_model import load_tokenizer
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.supervised.objective import Example, micro_batches_of
 from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.reference import add_cached_logprobs, load_live_reference
-from slurm_rl.supervised.session import build_engine, build_objective
+from slurm_rl.supervised.run_supervised import build_engine, build_objective
 
 trl = pytest.importorskip("trl")
 datasets = pytest.importorskip("datasets")

@@ -15,7 +15,7 @@ import yaml
 from slurm_rl.config.load import load_config
 from slurm_rl.run_dir import RunDir
 from slurm_rl.supervised.rank_info import RankInfo
-from slurm_rl.supervised.session import run_training
+from slurm_rl.supervised.run_supervised import run_training
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig, RolloutConfig
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
-from slurm_rl.engine.model import load_tokenizer
+from slurm_rl.engine.load_model import load_tokenizer
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny_vl import build_tiny_vl
 from slurm_rl.engine.vision import load_image_reader

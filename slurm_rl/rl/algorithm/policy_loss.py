@@ -12,7 +12,7 @@ from slurm_rl.config.tables import CORRECTIONS, LossRow
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.correction import CorrectionInputs
 from slurm_rl.math.kl import compute_kl
-from slurm_rl.math.losses import ClipRange, LossInputs, TokenLoss, nll
+from slurm_rl.math.losses import ClipRange, LossInputs, TokenLoss
 from slurm_rl.math.sequences import PackedBatch
 
 BatchLoss = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
@@ -108,6 +108,6 @@ def build_warmup_loss() -> BatchLoss:
     """Negative log-likelihood of the reference answers."""
 
     def compute(batch: PackedBatch, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, dict[str, float]]:
-        return (nll(logprobs).loss * batch.weights).sum(), {"entropy/mean": float(entropy.sum())}
+        return (-logprobs * batch.weights).sum(), {"entropy/mean": float(entropy.sum())}
 
     return compute

@@ -28,7 +28,7 @@ _REWARD_TO_GO = GAEConfig(discount=1.0, smoothing=1.0, whiten=True)
 
 
 def group_rewards(groups: Sequence[Group]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rewards [P, G] float32, and which of them are known [P, G] bool: a failed one stands as 0 and is not."""
+    """Rewards [P, G] float32, and which of them are known [P, G] bool: a failed one is 0 and not known."""
     values = [[result.value for result in group.results] for group in groups]
     rewards = torch.tensor([[value or 0.0 for value in row] for row in values], dtype=torch.float32)
     return rewards, torch.tensor([[value is not None for value in row] for row in values])

@@ -54,7 +54,7 @@ class BatchSource:
         return self.sampler.start([self.prompts[row] for row in rows], spec)
 
     def finish(self, pending: PendingGroups, within_s: float | None) -> Batch:
-        """Wait for the completions and score them; beside the loop, when it runs ahead."""
+        """Wait for the completions and score them; in another thread than the loop's, when it runs ahead."""
         timer = Timer()
         arrivals = self.sampler.arrivals(pending, within_s)
         if self.config.reward.model.path is not None and not self.config.rollout.continuous:
@@ -111,7 +111,7 @@ class BatchCollector:
         """The groups of GRPO step `step` (>= 0), sampled and scored.
 
         Args:
-            timer: gets the phases rollout, reward, refill, and hidden: what a batch took beside the loop.
+            timer: gets the phases rollout, reward, refill, and hidden: what a batch took while the loop trained.
 
         Raises:
             RewardError: too many rewards failed.

@@ -51,7 +51,7 @@ class Learner:
 
     @property
     def packed(self) -> bool:
-        """Several sequences stand in one row, of the policy and of the reference."""
+        """Several sequences share one row, of the policy and of the reference."""
         return self.policy.packed and self.reference.packed
 
     def learn(self, groups: Sequence[Group], step: int, kl_coefficient: float | None) -> Learned:

@@ -38,7 +38,7 @@ class Batch:
 
     groups: list[Group]
     seconds: dict[str, float] = field(default_factory=dict)
-    """Time by phase, in a thread beside the loop unless k is 0."""
+    """Time by phase, in another thread than the loop's unless k is 0."""
 
 
 class RolloutPipeline(Generic[Ticket]):

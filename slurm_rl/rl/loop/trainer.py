@@ -99,7 +99,7 @@ class GRPOTrainer:
         return self.state
 
     def begin(self, wait_for_engines: Callable[[], None]) -> None:
-        """The warm-up beside the engines' start, then weights in every engine and what they do before training."""
+        """The warm-up while the engines start, then weights in every engine and what they do before training."""
         if self.config.rollout.colocate:
             self.open_engines(wait_for_engines)
             self.leave_gpus_to_the_policy(Timer())

@@ -67,7 +67,7 @@ def prepare_models(config: RunConfig, run: RunDir, learner: Learner, saver: RunS
     if has_reference:
         tell_rows(run, "reference", reference.note_rows(reference.call("load_reference", begun_as)))
     if critic is not None:
-        # What the warm-up made stands beside its config.
+        # What the warm-up made is in the same folder as its config.
         weights = None if warmed_up else config.model.init_from
         tell_rows(run, "critic", critic.build(begun_as, config.critic.init_from or weights))
         saver.restore_critic()

@@ -27,7 +27,7 @@ class RolloutEngine(Protocol):
         engine takes requests while others are in flight (`rollout.continuous`).
 
         Args:
-            seeds: one a prompt, in 0 .. 2^63 - 1; they alone decide the random numbers, not what is sampled beside it.
+            seeds: one a prompt, in 0 .. 2^63 - 1; they alone decide the random numbers, not the rest of the batch.
         """
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:

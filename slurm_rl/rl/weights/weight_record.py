@@ -22,11 +22,6 @@ class WeightRecord:
     data: Any
     """[num_bytes] uint8 array."""
 
-    @staticmethod
-    def of(name: str, tensor: torch.Tensor) -> WeightRecord:
-        flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-        return WeightRecord(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat)
-
     def to_tensor(self) -> torch.Tensor:
         # Ray hands out read-only memory; torch wants to be able to write.
         return torch.from_numpy(np.array(self.data)).view(getattr(torch, self.dtype)).view(self.shape)
@@ -51,9 +46,14 @@ class HeldWeights:
     probe: list[float]
 
 
+def _pack(name: str, tensor: torch.Tensor) -> WeightRecord:
+    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return WeightRecord(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat)
+
+
 def pack_weights(state: Iterable[tuple[str, torch.Tensor]]) -> list[WeightRecord]:
     """Records of a full state dict, sorted by name so that the checksum has one value."""
-    return [WeightRecord.of(name, tensor) for name, tensor in sorted(state, key=lambda item: item[0])]
+    return [_pack(name, tensor) for name, tensor in sorted(state, key=lambda item: item[0])]
 
 
 def checksum(records: Sequence[WeightRecord]) -> str:

@@ -1,4 +1,4 @@
-"""The critic: per-token values beside the policy, in workers of its own."""
+"""The critic: per-token values, in workers of its own."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from slurm_rl.rewards.classifier import require_loadable, score_all, specify_mod
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult, build_result
 from slurm_rl.rl.algorithm.policy_loss import BatchLoss
 from slurm_rl.rl.workers.ray_nodes import find_address
-from slurm_rl.rl.workers.train_worker import MicroBatches, TrainWorker, WorkerRank
-from slurm_rl.rl.workers.worker_group import WorkerGroup
+from slurm_rl.rl.workers.worker_group import MicroBatches, TrainWorker, WorkerGroup, WorkerRank
 
 if TYPE_CHECKING:
     from slurm_rl.engine.reward_model import ScoreStatistics
@@ -46,7 +45,7 @@ class CriticWorker(TrainWorker):
         init_process_group(place.rank, place.world_size, *rendezvous, timeout_s=self.config.trainer.step_timeout_s)
         self.engine = PolicyEngine(
             model_path,
-            # Whole, also beside a policy of adapters: its head is new.
+            # Whole, also where the policy trains adapters: its head is new.
             self.config.model.model_copy(update={"init_from": init_from, "lora": None}),
             self.config.policy.model_copy(update={"num_workers": place.world_size, "num_threads": place.num_threads}),
             self.config.critic.optim,
@@ -96,7 +95,7 @@ class Critic:
         return self.workers.note_rows(found)
 
     def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
-        """Rewards by the reward models that stand beside the critic; see `Scorer`."""
+        """Rewards by the reward models in the critic's processes; see `Scorer`."""
         outcomes = self.workers.deal("rewards", items)
         return [build_result(item, outcome, {"model": 1.0}) for item, outcome in zip(items, outcomes, strict=True)]
 

@@ -16,7 +16,7 @@ from slurm_rl.math.sequences import FloatArray, TokenPrompt, TrainSequence
 from slurm_rl.rl.algorithm.policy_loss import build_policy_loss, build_warmup_loss
 from slurm_rl.rl.weights.weight_record import SentWeights, WeightRecord, checksum, pack_weights
 from slurm_rl.rl.workers.ray_nodes import find_address
-from slurm_rl.rl.workers.train_worker import MicroBatches, TrainWorker, WorkerRank
+from slurm_rl.rl.workers.worker_group import MicroBatches, TrainWorker, WorkerRank
 
 if TYPE_CHECKING:
     import torch

@@ -60,11 +60,12 @@ class Cluster:
         import ray
 
         name = f"{actor.role}-{actor.index}"
+        threads = {} if actor.num_threads is None else {"OMP_NUM_THREADS": str(actor.num_threads)}
         remote = ray.remote(cls).options(
             name=name,
             num_cpus=0,
             max_concurrency=max_concurrency,
-            runtime_env={"env_vars": {**_threads(actor), **self._visible_gpus(actor)}},
+            runtime_env={"env_vars": {**threads, **self._visible_gpus(actor)}},
             **self.nodes.options(actor),
         )
         return Actor(name, remote.remote(*args))
@@ -124,8 +125,3 @@ def name_failure(error: BaseException, name: str, what: str) -> BaseException:
             f"{name} must live through {what}", seen=first_line(error), action="see the attempt's ray logs"
         )
     return error
-
-
-def _threads(actor: ActorPlan) -> dict[str, str]:
-    # Ray sets OMP_NUM_THREADS=1 in actors unless told otherwise.
-    return {} if actor.num_threads is None else {"OMP_NUM_THREADS": str(actor.num_threads)}

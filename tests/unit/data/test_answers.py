@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.data import DataConfig
-from slurm_rl.data.load import load_answers, load_pairs, require_one_batch
+from slurm_rl.data.load_data import load_answers, load_pairs, require_one_batch
 from slurm_rl.errors import DataError
 
 USER, HELLO, BYE = (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.data import DataConfig
-from slurm_rl.data.load import load_prompts
+from slurm_rl.data.load_data import load_prompts
 from slurm_rl.data.prompts import PromptRow, load_rows
 from slurm_rl.errors import DataError
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.data import DataConfig
-from slurm_rl.data.load import build_addition_rows, load_answers, load_pairs, load_prompts
+from slurm_rl.data.load_data import build_addition_rows, load_answers, load_pairs, load_prompts
 from slurm_rl.errors import DataError
 
 QUESTIONS = [f"What is {n}?" for n in range(40)]

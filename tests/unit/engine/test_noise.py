@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from slurm_rl.engine.noise import build_noise, noisy_embeddings
+from slurm_rl.engine.forward import build_noise, noisy_embeddings
 from slurm_rl.math.packing import build_packed_batch
 from slurm_rl.math.sequences import TrainSequence
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.engine.convert import require_same_logits
 from slurm_rl.engine.export import export_model, goes_one_by_one, write_shards
-from slurm_rl.engine.model import load_tokenizer
+from slurm_rl.engine.load_model import load_tokenizer
 from slurm_rl.engine.saved_weights import cut
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import CheckpointError

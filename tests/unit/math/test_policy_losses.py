@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slurm_rl.config.tables import POLICY_LOSSES
-from slurm_rl.math.losses import ClipRange, LossInputs, TokenLoss, nll
+from slurm_rl.math.losses import ClipRange, LossInputs, TokenLoss
 
 CLIP = ClipRange(low=0.2, high=0.3, dual=None)
 
@@ -122,13 +122,6 @@ def test_cispo() -> None:
     assert token_loss.loss.tolist() == pytest.approx([0.0693147, 0.9010913, -0.9010913])
     assert token_loss.clipped.tolist() == [0, 1, 1]
     assert gradient == pytest.approx([-0.1, -1.3, 1.3])
-
-
-def test_nll() -> None:
-    token_loss = nll(torch.tensor([-0.5, -2.0], requires_grad=True))
-    assert token_loss.loss.tolist() == [0.5, 2.0]
-    assert token_loss.clipped.tolist() == [0, 0]
-    assert not token_loss.clipped.requires_grad
 
 
 @pytest.mark.parametrize("name", list(POLICY_LOSSES))

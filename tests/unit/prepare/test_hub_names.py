@@ -13,7 +13,7 @@ _SCRIPT = """
 import sys
 from slurm_rl.config.data import DataConfig
 from slurm_rl.errors import DataError
-from slurm_rl.data.load import load_prompts
+from slurm_rl.data.load_data import load_prompts
 try:
     for revision in sys.argv[1:]:
         config = DataConfig(train="org/name", eval="org/name", input_key="question", revision=revision or None)

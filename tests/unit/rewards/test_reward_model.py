@@ -21,8 +21,7 @@ from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rl.workers.critic import Critic, CriticWorker, read_unit
 from slurm_rl.rl.workers.ray_driver import Actor
-from slurm_rl.rl.workers.train_worker import WorkerRank
-from slurm_rl.rl.workers.worker_group import WorkerGroup
+from slurm_rl.rl.workers.worker_group import WorkerGroup, WorkerRank
 
 TOKENIZER = build_character_tokenizer(TinyModelConfig())
 

@@ -122,7 +122,7 @@ def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 def test_nothing_heavy_is_imported() -> None:
     """The pool is used beside vLLM and torch; its workers need neither, nor does importing it."""
     code = (
-        "import sys, slurm_rl.rewards.pool, slurm_rl.rewards.results, slurm_rl.data.load,"
+        "import sys, slurm_rl.rewards.pool, slurm_rl.rewards.results, slurm_rl.data.load_data,"
         "slurm_rl.data.split, slurm_rl.data.tokenize;"
         "print(sorted({'torch', 'ray', 'vllm', 'sympy', 'math_verify', 'transformers'} & set(sys.modules)))"
     )

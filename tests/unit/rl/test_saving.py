@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_rl.checkpoints.background import BackgroundWriter
+from slurm_rl.checkpoints.step_saver import parse_state
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import CheckpointError
 from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
 from slurm_rl.run_dir import RunDir
+from slurm_rl.supervised.state import LoopState
 
 
 class FakePolicy:
@@ -107,3 +110,14 @@ def test_a_run_that_ends_does_not_wait_for_a_dead_worker(saver: RunSaver) -> Non
     with pytest.raises(CheckpointError, match="a worker that died"):
         saver.wait()
     assert names(saver) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "retired"),
+    [(TrainerState(step=3), ("accuracy_before", "accuracy_after")), (LoopState(step=3), ("before", "after"))],
+)
+def test_a_state_of_an_earlier_version_loads_without_what_nobody_read(state: Any, retired: tuple[str, str]) -> None:
+    written = {**asdict(state), **dict.fromkeys(retired, {"sampled": 0.5})}
+    assert parse_state(type(state), written) == state
+    with pytest.raises(CheckpointError, match="'unknown'"):
+        parse_state(type(state), {**written, "unknown": 1})

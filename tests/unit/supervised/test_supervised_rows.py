@@ -16,7 +16,7 @@ from slurm_rl.math.sequences import FloatArray, TrainSequence
 from slurm_rl.run_dir import RunDir
 from slurm_rl.supervised.objective import Example, Objective, make_sequence
 from slurm_rl.supervised.reference import add_cached_logprobs
-from slurm_rl.supervised.session import check_same_examples
+from slurm_rl.supervised.run_supervised import check_same_examples
 
 
 @dataclass

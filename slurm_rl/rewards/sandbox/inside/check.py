@@ -1,4 +1,4 @@
-"""Runs the checks of a row beside the code, in a process of their own, and reports each verdict.
+"""Runs the checks of a row in another process than the code, and reports each verdict.
 
 The code's functions are called through a pipe. What comes back is plain data or a `RemoteObject`, which is
 equal to nothing but itself and neither true nor false: so no class of the code can pass for a result.

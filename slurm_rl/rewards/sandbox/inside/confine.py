@@ -72,7 +72,7 @@ _PDEATHSIG, _NO_NEW_PRIVS = 1, 38
 _CAPABILITY_VERSION = 0x20080522
 _OPEN_FILES = 64
 DEVICES = ("/dev/null",)
-"""What may be written, beside the pipes."""
+"""What may be written, besides the pipes."""
 
 
 def confine(limits: dict[str, Any], parent: int) -> dict[str, str]:

@@ -106,7 +106,7 @@ def build_filter(machine: str, pid: int) -> list[_Ins]:
     """
     words = _PLAIN[machine].split()
     number = _CHECKED[machine]
-    own, stream = (pid,), 1
+    stream = 1
     program: list[_Ins] = [
         (_LOAD, 0, 0, _ARCH),
         (_EQUAL, 1, 0, _AUDIT_ARCH[machine]),
@@ -117,8 +117,8 @@ def build_filter(machine: str, pid: int) -> list[_Ins]:
         program += [(_EQUAL, 0, 1, int(plain)), (_RETURN, 0, 0, _ALLOW)]
     program += _case(number["fcntl"], _one_of(1, _FCNTL))
     program += _case(number["ioctl"], _one_of(1, _IOCTL))
-    program += _case(number["kill"], _one_of(0, own))
-    program += _case(number["tgkill"], _one_of(0, own))
+    program += _case(number["kill"], _one_of(0, (pid,)))
+    program += _case(number["tgkill"], _one_of(0, (pid,)))
     program += _case(number["prlimit64"], _one_of(0, (0, pid)))
     program += _case(
         number["clone"],

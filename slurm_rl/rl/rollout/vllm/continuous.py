@@ -62,7 +62,7 @@ class ContinuousEngine:
         threading.Thread(target=self._loop, name="continuous-engine", daemon=True).start()
 
     def generate(self, prompts: Sequence[dict[str, Any]], params: Sequence[Any]) -> list[list[SampledTokens]]:
-        """Sample completions of each prompt, in order, beside whatever else is in flight.
+        """Sample completions of each prompt, in order, while other requests are in flight.
 
         Args:
             prompts: in vLLM's form, such as `{"prompt_token_ids": [...]}`.

@@ -107,7 +107,7 @@ class VLLMEngine:
         return self._take(version, lambda: self._load(records), probe)
 
     def _load(self, records: Sequence[WeightRecord]) -> list[str]:
-        # Weights first, the cache after them: at no moment are both here beside a copy on its way.
+        # Weights first, the cache after them: at no moment are both here together with a copy on its way.
         self._wake("weights")
         if self.model.lora is None:
             return list(self.llm.collective_rpc("load_named_weights", args=(records,)))

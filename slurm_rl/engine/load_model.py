@@ -129,7 +129,7 @@ def model_class(architecture: PreTrainedConfig) -> Any:
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer beside the model.
+    """The tokenizer in the model's folder.
 
     Raises:
         ConfigError: there is none, or it has no padding or end-of-text token.

@@ -16,10 +16,9 @@ from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.identity import check_same_rows, prompt_content
-from slurm_rl.data.load import load_prompts
-from slurm_rl.data.prompts import PromptRow
+from slurm_rl.data.load_data import load_prompts
 from slurm_rl.data.split import RowCounts, count_rows
-from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.engine.lora import check_targets
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.math.sequences import TokenPrompt
@@ -50,7 +49,7 @@ _PROBE_TOKENS = 64
 
 def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCounts]:
     """Load, check and tokenize all rows; every bad row is named before anything is trained."""
-    from slurm_rl.engine.model import load_tokenizer
+    from slurm_rl.engine.load_model import load_tokenizer
     from slurm_rl.engine.vision import load_image_reader
 
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
@@ -65,18 +64,16 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
             action="choose a Qwen2.5-VL or Qwen3-VL, or set data.image_key=null",
         )
 
-    def encode(rows: Sequence[PromptRow]) -> list[EncodedPrompt]:
-        return encode_prompts(
-            rows,
-            tokenizer,
-            template=template,
-            max_prompt_tokens=config.data.max_prompt_tokens,
-            context_length=context_length,
-            max_tokens=config.rollout.max_tokens,
-            overlong=config.data.overlong,
-            images=images,
-        )
-
+    encode = functools.partial(
+        encode_prompts,
+        tokenizer=tokenizer,
+        template=template,
+        max_prompt_tokens=config.data.max_prompt_tokens,
+        context_length=context_length,
+        max_tokens=config.rollout.max_tokens,
+        overlong=config.data.overlong,
+        images=images,
+    )
     train, held_out = encode(split.train), encode(split.held_out)
     counts = count_rows(split, len(train), len(held_out))
     answers = encode_answers([prompt.answer for prompt in train], tokenizer) if config.warmup.num_steps else []

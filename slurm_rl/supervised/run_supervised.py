@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
-from typing import Any
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TASKS, TORCHRUN_TASKS
 from slurm_rl.data.identity import check_same_rows
-from slurm_rl.data.load import require_one_batch
-from slurm_rl.data.placeholders import ImageCounter
+from slurm_rl.data.load_data import require_one_batch
 from slurm_rl.engine import distributed
-from slurm_rl.engine.model import load_tokenizer
+from slurm_rl.engine.load_model import load_tokenizer
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.reward_model import describe_scores
 from slurm_rl.engine.vision import load_image_reader
@@ -31,9 +28,6 @@ from slurm_rl.supervised.rm import measure_scores
 from slurm_rl.supervised.state import PolicySaver
 from slurm_rl.train.model_folder import load_text_config, prepare_model, tell_rows
 from slurm_rl.train.stop import StopFlag
-
-BuildObjective = Callable[[RunConfig, Any, ImageCounter | None], Objective]
-"""What a row of config/tasks.py names."""
 
 
 def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo) -> None:
@@ -53,7 +47,7 @@ def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo) -> None:
 
 
 def train(run: RunDir, config: RunConfig, rank_info: RankInfo, stop: StopFlag) -> None:
-    """What follows once this rank stands in the process group."""
+    """What follows once this rank has joined the process group."""
     model_path = distributed.call_on_rank_0(lambda: prepare_model(run, config))
     objective = build_objective(config, model_path)
     distributed.call_on_rank_0(lambda: check_same_examples(run, objective))
@@ -100,8 +94,7 @@ def build_objective(config: RunConfig, model_path: str) -> Objective:
             action=f"set supervised.max_tokens={context}",
         )
     tokenizer, images = load_tokenizer(model_path, trust_remote_code=trust), load_image_reader(model_path, config.model)
-    build: BuildObjective = load_function(name)
-    objective = build(config, tokenizer, images)
+    objective: Objective = load_function(name)(config, tokenizer, images)
     require_one_batch(len(objective.train), config.supervised.batch_size)
     return objective
 
