@@ -117,7 +117,7 @@ def test_a_run_that_ends_does_not_wait_for_a_dead_worker(saver: RunSaver) -> Non
     [(TrainerState(step=3), ("accuracy_before", "accuracy_after")), (LoopState(step=3), ("before", "after"))],
 )
 def test_a_state_of_an_earlier_version_loads_without_what_nobody_read(state: Any, retired: tuple[str, str]) -> None:
-    written = {**asdict(state), **dict.fromkeys(retired, {"sampled": 0.5})}
+    written = {**asdict(state), **{key: {"sampled": 0.5} for key in retired}}
     assert parse_state(type(state), written) == state
     with pytest.raises(CheckpointError, match="'unknown'"):
         parse_state(type(state), {**written, "unknown": 1})
