@@ -1,7 +1,7 @@
 """Which charts a report shows, and how rows of metrics become them; pygal draws them as inline SVG.
 
 pygal is plain Python without numpy, so it is there on a login node, and what it draws needs no script: values are
-told by the browser's own tips. Colours, fonts and the dark theme are those of the page (page.css).
+told by the browser's own tips. Colours, fonts and the dark theme are those of page.html.
 """
 
 from __future__ import annotations

@@ -5,30 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.report.charts import build_charts, compare_runs, format_number
 from slurm_rl.report.leaderboard import RankedRun, build_table
-from slurm_rl.report.meta import RunMeta, collect_meta, describe_event, read_config_text, read_events
-from slurm_rl.report.summary import MAIN_STAGES, build_summary, describe_rows, format_seconds
+from slurm_rl.report.meta import describe_event, read_config_text, read_events
+from slurm_rl.report.summary import MAIN_STAGES, describe_rows, format_seconds, summarize_run
 from slurm_rl.run_dir import RunDir, write_text
 
-STYLE = Path(__file__).with_name("page.css")
-"""Its look goes into each page, which opens without a network and travels alone."""
+PAGE = Path(__file__).with_name("page.html")
+"""With its style sheet inside: a report opens without a network and travels alone. Should an escape ever be missed, the
+policy in its head keeps the browser from running or fetching anything."""
 
 
 def render_page(title: str, sections: list[str]) -> str:
     """A whole document; `title` is plain text, the sections are HTML."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        # Should an escape ever be missed, the browser still runs and fetches nothing.
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n"
-        f"<title>{escape(title)}</title>\n<style>\n{STYLE.read_text(encoding='utf-8')}</style>\n</head>\n<body>\n"
-        + "\n".join(sections)
-        + "\n</body>\n</html>\n"
-    )
+    page = Template(PAGE.read_text(encoding="utf-8"))
+    return page.substitute(title=escape(title), sections="\n".join(section for section in sections if section))
 
 
 def render_section(title: str, body: str) -> str:
@@ -60,15 +55,14 @@ BEST_RUNS = 6
 
 def write_report(run: RunDir) -> Path:
     """Write report.html from whatever the run directory holds, and return its path."""
-    rows, meta = read_rows(run.metrics), collect_meta(run)
     sections = [
-        render_header(build_summary(rows, meta), meta),
-        render_section("Curves", render_charts(build_charts(rows))),
+        render_header(summarize_run(run)),
+        render_section("Curves", render_charts(build_charts(read_rows(run.metrics)))),
         render_section("Completions, first and last", render_samples(read_rows(run.samples))),
         render_section("Events", render_events(read_events(run))),
         render_section("Config", render_config(read_config_text(run))),
     ]
-    write_text(run.report, render_page(meta.name, [section for section in sections if section]))
+    write_text(run.report, render_page(run.path.name, sections))
     return run.report
 
 
@@ -86,17 +80,17 @@ def write_sweep_report(path: Path, standings: Sequence[RankedRun], metric: str) 
     return report
 
 
-def render_header(summary: dict[str, Any], meta: RunMeta) -> str:
+def render_header(summary: dict[str, Any]) -> str:
     """Name, state, model, and the few numbers one looks for first."""
-    state = f'<span class="state {escape(meta.state, quote=True)}">{escape(meta.state)}</span>'
+    name, state, model = (escape(summary[key]) for key in ("name", "state", "model"))
     tiles = "".join(
         f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div></div>'
         for name, value in _tiles(summary)
     )
-    rows = f" · rows: {escape(describe_rows(meta.rows))}" if meta.rows else ""
+    rows = f" · rows: {escape(describe_rows(summary['rows']))}" if summary["rows"] else ""
     return (
-        f'<header><h1>{escape(meta.name)}</h1><p class="sub">{state} · model: {escape(meta.model)} · '
-        f'attempts: {meta.attempts}{rows}</p><div class="tiles">{tiles}</div></header>'
+        f'<header><h1>{name}</h1><p class="sub"><span class="state {state}">{state}</span> · model: {model} · '
+        f'attempts: {summary["attempts"]}{rows}</p><div class="tiles">{tiles}</div></header>'
     )
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.jsonl import read_rows
-from slurm_rl.report.meta import collect_meta
-from slurm_rl.report.summary import build_summary
+from slurm_rl.report.summary import summarize_run
 from slurm_rl.run_dir import RunDir
 
 
@@ -38,13 +37,7 @@ def read_metric(run: RunDir, metric: str) -> float | None:
     if "/" in metric:
         return next((_number(row[metric]) for row in reversed(rows) if metric in row), None)
     # Made anew, because summary.json is written at the end of runs in the foreground and by `report`.
-    return _number(_look_up(build_summary(rows, collect_meta(run)), metric)) if rows else None
-
-
-def _look_up(tree: Any, path: str) -> Any:
-    for part in path.split("."):
-        tree = tree.get(part) if isinstance(tree, dict) else None
-    return tree
+    return _number(_flatten(summarize_run(run)).get(metric)) if rows else None
 
 
 def _number(value: Any) -> float | None:
@@ -72,11 +65,13 @@ def check_metric(runs: Sequence[RunDir], metric: str) -> None:
     """
     for run in runs:
         if rows := read_rows(run.metrics):
-            known = [*_paths_of(build_summary(rows, collect_meta(run))), *sorted({key for row in rows for key in row})]
+            summary = summarize_run(run)
+            # What is not measured yet may still become a number.
+            found = [path for path, told in _flatten(summary).items() if told is None or _number(told) is not None]
+            known = [*found, *sorted({key for row in rows for key in row})]
             if metric in known:
                 return
-            rows_held_out = collect_meta(run).rows.get("held_out")
-            why = " (with data.num_eval=0 nothing is evaluated)" if rows_held_out == 0 else ""
+            why = " (with data.num_eval=0 nothing is evaluated)" if summary["rows"].get("held_out") == 0 else ""
             numbers = [key for key in known if "/" in key or "." in key]
             raise ConfigError(
                 "--metric must be a number in the summary or in metrics.jsonl",
@@ -85,14 +80,11 @@ def check_metric(runs: Sequence[RunDir], metric: str) -> None:
             )
 
 
-def _paths_of(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """Dotted paths of the numbers in a summary, and of what is not measured yet."""
-    found = []
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What a summary holds, by dotted path."""
+    found: dict[str, Any] = {}
     for key, value in tree.items():
-        if isinstance(value, dict):
-            found += _paths_of(value, f"{prefix}{key}.")
-        elif value is None or _number(value) is not None:
-            found.append(f"{prefix}{key}")
+        found |= _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
 
 

@@ -84,7 +84,7 @@ class RunMeta:
     attempts: int
     """How often the job started."""
     wall_s: float
-    """Seconds in which the run held its nodes, over all attempts; waiting in the queue is left out."""
+    """Seconds, to the millisecond, in which the run held its nodes, over all attempts; waiting is left out."""
     rows: dict[str, int]
     """What became of the rows of the data (RowCounts); empty before they are loaded."""
     paths: dict[str, str]
@@ -99,7 +99,7 @@ def collect_meta(run: RunDir) -> RunMeta:
         state=find_state(events),
         model=find_model(read_config_text(run)),
         attempts=sum(event["kind"] == "attempt/started" for event in events),
-        wall_s=compute_wall_s(events, last_stamp=_last_stamp(run)),
+        wall_s=round(compute_wall_s(events, last_stamp=_last_stamp(run)), 3),
         rows=find_rows(events),
         paths=_paths(run),
     )

@@ -61,14 +61,11 @@ def _advance(progress: Progress, events: RowTail, metrics: RowTail, attempt: int
 @contextmanager
 def _open_display(run: RunDir, progress: Progress) -> Iterator[Show]:
     """A live panel on a terminal, plain lines anywhere else."""
-    if not sys.stdout.isatty():
-        yield PlainDisplay(progress)
-        return
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
-    if console.is_dumb_terminal:
+    if not sys.stdout.isatty() or console.is_dumb_terminal:
         yield PlainDisplay(progress)
         return
     with Live(console=console, auto_refresh=False) as live:

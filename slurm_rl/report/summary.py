@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from slurm_rl.config.tasks import OUR_TASKS, TASKS
@@ -33,22 +34,16 @@ def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
     before, after = split_evaluations(rows)
     rewards = [row["reward/mean"] for row in main if "reward/mean" in row]
     return {
-        "name": meta.name,
-        "state": meta.state,
-        "model": meta.model,
-        "attempts": meta.attempts,
+        **asdict(meta),
         "warmup_steps": len(_of_stage(rows, "warmup")),
         "stage": stage,
-        "rows": meta.rows,
         "steps": len(main),
         "accuracy": {"before": _accuracy(before), "after": _accuracy(after)},
         "held_out": {"before": _held_out(before), "after": _held_out(after)},
         "reward": {"first": rewards[0] if rewards else None, "last": rewards[-1] if rewards else None},
         "packed": all(row.get("policy/packed", 1.0) for row in main),
         "tokens_per_s": _tokens_per_s(main),
-        "wall_s": round(meta.wall_s, 3),
         "time": sum_phases(rows),
-        "paths": meta.paths,
     }
 
 
@@ -80,9 +75,14 @@ def sum_phases(rows: list[Row]) -> dict[str, dict[str, float]]:
     }
 
 
+def summarize_run(run: RunDir) -> dict[str, Any]:
+    """The summary of what the run directory holds now."""
+    return build_summary(read_rows(run.metrics), collect_meta(run))
+
+
 def write_summary(run: RunDir) -> dict[str, Any]:
     """Write summary.json and return what it holds."""
-    summary = build_summary(read_rows(run.metrics), collect_meta(run))
+    summary = summarize_run(run)
     write_json(run.summary, summary)
     return summary
 

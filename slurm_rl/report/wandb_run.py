@@ -60,14 +60,11 @@ def open_wandb(run: RunDir, config: WandbConfig, run_name: str, config_dict: dic
     key = find_key()
     if config.mode == "disabled" or (config.mode == "auto" and not key):
         return None
-    if config.mode == "offline":
-        return _try_open(run, config, run_name, config_dict, online=False)
-    if not key:
+    if config.mode != "offline" and not key:
         _report_offline(run, "no API key: set WANDB_API_KEY or run `wandb login`")
-        return _try_open(run, config, run_name, config_dict, online=False)
-    return _try_open(run, config, run_name, config_dict, online=True) or _try_open(
-        run, config, run_name, config_dict, online=False
-    )
+    modes = [False] if config.mode == "offline" or not key else [True, False]
+    tries = (_try_open(run, config, run_name, config_dict, online=online) for online in modes)
+    return next((opened for opened in tries if opened is not None), None)
 
 
 def _try_open(
@@ -97,9 +94,7 @@ def _try_open(
         else:
             append_event(run, "wandb/failed", cause=_cause(error))
         return None
-    append_event(
-        run, "wandb/started", mode="online" if online else "offline", **({"url": opened.url} if online else {})
-    )
+    append_event(run, "wandb/started", mode=mode, **({"url": opened.url} if online else {}))
     return WandbRun(run, opened)
 
 
