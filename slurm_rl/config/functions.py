@@ -11,10 +11,11 @@ that copy. What a row of tables.py says by its flags, such a function says by th
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
+from slurm_rl.config.section import Section
 from slurm_rl.config.tables import ADVANTAGES, POLICY_LOSSES, AdvantageRow, LossRow, Row
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import is_file
@@ -22,6 +23,8 @@ from slurm_rl.functions.read import Form, read_function
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
+
+SomeSection = TypeVar("SomeSection", bound=Section)
 
 _ADVANTAGE = Form("algorithm.advantage", ("rewards", "known"), ("needs_group", "per_token"))
 _LOSS = Form("algorithm.loss", ("inputs", "clip"), ("per_sequence",))
@@ -55,9 +58,8 @@ def load_parts(config: RunConfig) -> None:
 
 def named_functions(config: RunConfig) -> dict[str, str]:
     """Key to `file.py:name` of each function of the user's own."""
-    algorithm = config.algorithm
-    values = (algorithm.advantage, algorithm.loss, algorithm.filters.function, config.reward.function)
-    return {key: value for key, value in zip(FORMS, values, strict=True) if value is not None and is_file(value)}
+    values = {key: reduce(getattr, key.split("."), config) for key in FORMS}
+    return {key: str(value) for key, value in values.items() if value is not None and is_file(str(value))}
 
 
 def check_function(config: RunConfig, key: str, spec: str) -> None:
@@ -97,19 +99,12 @@ def resolve_spec(spec: str) -> str:
 
 def with_absolute_files(config: RunConfig) -> RunConfig:
     """The config with every user's file as an absolute path, whatever folder a later command starts in."""
-    found = {key: resolve_spec(spec) for key, spec in named_functions(config).items()}
-    if not found:
-        return config
-    algorithm, reward = config.algorithm, config.reward
-    filters = algorithm.filters.model_copy(update=_field(found, _FILTER))
-    changed = {**_field(found, _ADVANTAGE), **_field(found, _LOSS), "filters": filters}
-    return config.model_copy(
-        update={
-            "algorithm": algorithm.model_copy(update=changed),
-            "reward": reward.model_copy(update=_field(found, _REWARD)),
-        }
-    )
+    for key, spec in named_functions(config).items():
+        config = _replace(config, key.split("."), resolve_spec(spec))
+    return config
 
 
-def _field(found: dict[str, str], form: Form) -> dict[str, str]:
-    return {form.key.rpartition(".")[2]: found[form.key]} if form.key in found else {}
+def _replace(section: SomeSection, keys: list[str], value: str) -> SomeSection:
+    """The section with another value under a key, or under one of a section in it."""
+    name, *below = keys
+    return section.model_copy(update={name: _replace(getattr(section, name), below, value) if below else value})

@@ -101,34 +101,36 @@ class Buildah(Podman):
         return None if done.returncode else ImageConfig.from_json(json.loads(done.stdout)["OCIv1"].get("config") or {})
 
     def load_root(self, tar: Path, ref: str, label: str) -> None:
-        name = tell_tool([self.program, "from", "scratch"]).split()[-1]
-        try:
+        with self._container("scratch") as name:
             tell_tool([self.program, "add", name, str(tar), "/"])
             tell_tool([self.program, "config", f"--label={LABEL}={label}", name])
             run_tool([self.program, "commit", name, ref])
-        finally:
-            ask_tool([self.program, "rm", name])
 
     def save(self, ref: str, path: Path) -> None:
         run_tool([self.program, "push", ref, f"docker-archive:{path}"])
 
     @contextmanager
     def export(self, ref: str) -> Iterator[BinaryIO]:
-        name = tell_tool([self.program, "from", "--pull-never", ref]).split()[-1]
         # Without root, a file system can be mounted in a namespace of buildah's only.
         inside = [] if os.getuid() == 0 else [self.program, "unshare"]
         script = 'cd "$(buildah mount "$1")" && tar --create --file=- .'
-        try:
-            with open_output([*inside, "/bin/sh", "-c", script, "sh", name]) as stream:
-                yield stream
-        finally:
-            ask_tool([self.program, "rm", name])
+        with (
+            self._container("--pull-never", ref) as name,
+            open_output([*inside, "/bin/sh", "-c", script, "sh", name]) as stream,
+        ):
+            yield stream
 
     def run_python(self, ref: str, script: Path) -> str:
-        name = tell_tool([self.program, "from", "--pull-never", ref]).split()[-1]
         mount = f"--volume={script}:/report.py:ro"
-        try:
+        with self._container("--pull-never", ref) as name:
             return tell_tool([self.program, "run", mount, name, "--", "python3", "/report.py"])
+
+    @contextmanager
+    def _container(self, *words: str) -> Iterator[str]:
+        """The name of a working container, which is removed afterwards."""
+        name = tell_tool([self.program, "from", *words]).split()[-1]
+        try:
+            yield name
         finally:
             ask_tool([self.program, "rm", name])
 

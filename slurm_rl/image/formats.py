@@ -99,24 +99,23 @@ def enroot_uri(ref: str) -> str:
     return f"docker://{registry}#{rest}" if is_host else f"docker://{ref}"
 
 
+_MAKERS = {
+    "pyxis": (".sqsh", "mksquashfs", "install squashfs-tools, or build on a node that has enroot, which brings it"),
+    "apptainer": (".sif", "apptainer", "load its module, or build on a node with it"),
+}
+"""Runtime to the suffix of its files, the program that makes them, and what to do where it is missing."""
+
+
 def check_maker(runtime: str) -> None:
     """Before minutes of building: is the program there that makes the file at the end?
 
     Raises:
         ConfigError: it is not; names what to install.
     """
-    if runtime == "pyxis" and shutil.which("mksquashfs") is None:
-        raise ConfigError(
-            "a .sqsh is made by mksquashfs",
-            seen="it is not on PATH",
-            action="install squashfs-tools, or build on a node that has enroot, which brings it",
-        )
-    if runtime == "apptainer" and shutil.which("apptainer") is None:
-        raise ConfigError(
-            "a .sif is made by apptainer",
-            seen="it is not on PATH",
-            action="load its module, or build on a node with it",
-        )
+    if runtime in _MAKERS:
+        suffix, program, action = _MAKERS[runtime]
+        if shutil.which(program) is None:
+            raise ConfigError(f"a {suffix} is made by {program}", seen="it is not on PATH", action=action)
 
 
 @contextmanager

@@ -8,9 +8,10 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from slurm_rl.config.runtimes import RUNTIMES
@@ -187,44 +188,26 @@ def _make_file(target: Target, source: Source, source_hash: str, facts: dict[str
     name = RUNTIMES[target.runtime].maker
     assert name is not None, "a runtime with files of its own has what makes them"
     make: Callable[[Source, Path], None] = load_function(name)
-    versions, bom = _report(source), _list_parts(source, target.image)
+    # As `image check` will see it.
+    report = image_report.parse_report(_ask(source, image_report, "versions unknown")) or {}
+    bom = parts.build_bom(_ask(source, parts, "no bill of materials"), target.image)
     make(source, target.path)
     made_by = source.engine.program if source.engine else "tar"
-    _write_manifest(target.path, source_hash, facts | {"made_by": made_by}, versions)
+    _write_manifest(target.path, source_hash, facts | {"made_by": made_by}, report.get("versions"))
     if bom is not None:
         write_json(bom_path(target.path), bom)
 
 
-def _list_parts(source: Source, image: str) -> dict[str, Any] | None:
-    if source.engine is None:
-        return None
+def _ask(source: Source, module: ModuleType, otherwise: str) -> str:
+    """What a module of the standard library alone prints in the image; nothing where it has no Python to ask."""
     try:
-        return parts.build_bom(source.engine.run_python(source.ref, Path(parts.__file__)), image)
+        return source.engine.run_python(source.ref, Path(str(module.__file__))) if source.engine else ""
     except SlurmRLError as error:
-        say(f"no bill of materials: {error}")
-        return None
+        say(f"{otherwise}: {error}")
+        return ""
 
 
-def _report(source: Source) -> dict[str, Any] | None:
-    """What is in the image, as `image check` will see it; None where it has no Python to ask."""
-    if source.engine is None:
-        return None
-    try:
-        output = source.engine.run_python(source.ref, Path(image_report.__file__))
-    except SlurmRLError as error:
-        say(f"versions unknown: {error}")
-        return None
-    return (image_report.parse_report(output) or {}).get("versions")
-
-
-def _write_manifest(path: Path, source_hash: str, facts: Sequence[Any] | dict[str, Any], versions: Any) -> None:
-    write_json(
-        manifest_path(path),
-        {
-            **dict(facts),
-            "source_hash": source_hash,
-            "size": path.stat().st_size,
-            "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "versions": versions,
-        },
-    )
+def _write_manifest(path: Path, source_hash: str, facts: dict[str, Any], versions: Any) -> None:
+    made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    told = {"source_hash": source_hash, "size": path.stat().st_size, "made": made, "versions": versions}
+    write_json(manifest_path(path), {**facts, **told})

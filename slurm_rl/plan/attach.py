@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.functions.load import load_function
@@ -59,18 +60,18 @@ def enter_enroot(name: str, pid: int, env: Mapping[str, str], tty: bool) -> list
     return ["enroot", "exec", *(f"--env={name}" for name in names), str(pid)]
 
 
-def enter_podman(name: str, pid: int, env: Mapping[str, str], tty: bool) -> list[str]:
-    """By the container's name."""
-    return ["podman", "exec", *_flags(env, tty), name]
+def _enter_by_name(program: str, name: str, pid: int, env: Mapping[str, str], tty: bool) -> list[str]:
+    return [
+        program,
+        "exec",
+        "--interactive",
+        *(["--tty"] if tty else []),
+        *(f"--env={key}" for key in sorted(env)),
+        name,
+    ]
 
 
-def enter_docker(name: str, pid: int, env: Mapping[str, str], tty: bool) -> list[str]:
-    """By the container's name."""
-    return ["docker", "exec", *_flags(env, tty), name]
-
-
-def _flags(env: Mapping[str, str], tty: bool) -> list[str]:
-    return ["--interactive", *(["--tty"] if tty else []), *(f"--env={key}" for key in sorted(env))]
+enter_podman, enter_docker = partial(_enter_by_name, "podman"), partial(_enter_by_name, "docker")
 
 
 def _on(

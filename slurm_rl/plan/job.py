@@ -16,22 +16,9 @@ from slurm_rl.errors import RunDirError
 from slurm_rl.functions.load import load_function
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, debug_env, merge_env, ray_env
 from slurm_rl.plan.expected import expected_versions
-from slurm_rl.plan.layout import (
-    LayoutPlan,
-    build_layout,
-    check_context,
-    check_heads,
-    choose_tensor_parallel_size,
-)
+from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_heads, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
-from slurm_rl.plan.task import (
-    ExternalPlan,
-    TorchrunPlan,
-    build_driver_argv,
-    read_external,
-    read_torchrun,
-    secret_names,
-)
+from slurm_rl.plan.task import ExternalPlan, TorchrunPlan, build_driver_argv, secret_names
 from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, check_idle, place_ranks
 
 if TYPE_CHECKING:
@@ -135,22 +122,17 @@ class JobPlan:
                 seen=tree.get("version"),
                 action=f"use slurm_rl {tree.get('slurm_rl_version', 'of the run')}, or start a new run with init_from",
             )
-        actors = tuple(ActorPlan(**{**actor, "gpus": tuple(actor["gpus"])}) for actor in tree["actors"])
-        return JobPlan(
-            **{
-                **tree,
-                "setup": tuple(tree["setup"]),
-                "secret_names": tuple(tree["secret_names"]),
-                "driver_argv": tuple(tree["driver_argv"]),
-                "node_features": tuple(tree["node_features"]),
-                "actors": actors,
-                "layout": LayoutPlan.from_json(tree["layout"]),
-                "ray": RayPlan(**tree["ray"]),
-                "limits": LimitsPlan(**tree["limits"]),
-                "torchrun": read_torchrun(tree.get("torchrun")),
-                "external": read_external(tree.get("external")),
-            }
-        )
+        torchrun, external = tree.get("torchrun"), tree.get("external")
+        lists = {name: tuple(tree[name]) for name in ("setup", "secret_names", "driver_argv", "node_features")}
+        sections = {
+            "actors": tuple(ActorPlan(**{**actor, "gpus": tuple(actor["gpus"])}) for actor in tree["actors"]),
+            "layout": LayoutPlan.from_json(tree["layout"]),
+            "ray": RayPlan(**tree["ray"]),
+            "limits": LimitsPlan(**tree["limits"]),
+            "torchrun": TorchrunPlan(**torchrun) if torchrun else None,
+            "external": ExternalPlan(tuple(external["first"]), tuple(external["later"])) if external else None,
+        }
+        return JobPlan(**{**tree, **lists, **sections})
 
 
 def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:

@@ -25,8 +25,6 @@ from slurm_rl.plan.topology import ActorPlan
 
 if TYPE_CHECKING:  # the node agent imports this without pydantic
     from slurm_rl.config.run import RunConfig
-if TYPE_CHECKING:
-    from slurm_rl.config.run import RunConfig
 
 
 DEFAULT_MICRO_BATCH_TOKENS = 8192

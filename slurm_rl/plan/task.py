@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slurm_rl.config.paths import is_url
 from slurm_rl.config.tasks import TASKS
@@ -82,18 +81,6 @@ def build_torchrun_argv(
         "--no-python",
         *rank_argv,
     ]
-
-
-def read_torchrun(tree: Mapping[str, int | None] | None) -> TorchrunPlan | None:
-    """Back from JSON; a plan without the key was made for Ray."""
-    if tree is None:
-        return None
-    return TorchrunPlan(int(tree["ranks_per_node"] or 1), tree["num_threads"])
-
-
-def read_external(tree: Mapping[str, Any] | None) -> ExternalPlan | None:
-    """From plan.json."""
-    return None if tree is None else ExternalPlan(tuple(tree["first"]), tuple(tree["later"]))
 
 
 SECRET_NAMES = ("WANDB_API_KEY", "HF_TOKEN")

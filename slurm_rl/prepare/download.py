@@ -7,7 +7,6 @@ come here, over its session and to its rules, into a partial file that stays: be
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from pathlib import Path
@@ -42,7 +41,9 @@ def fetch(snapshot: Snapshot, file: RemoteFile, target: Path, revision: str) -> 
         with naming(part), explain_hub_errors(snapshot.repo, snapshot.kind, revision):
             _download(snapshot, file, part)
     _check(snapshot, file, part)
-    _move(part, target)
+    fsync_path(part)
+    part.replace(target)
+    fsync_path(target.parent)
 
 
 def _download(snapshot: Snapshot, file: RemoteFile, part: Path) -> None:
@@ -122,10 +123,3 @@ def _check(snapshot: Snapshot, file: RemoteFile, part: Path) -> None:
         seen=f"{size} bytes with another",
         action="run it again: the damaged file was removed",
     )
-
-
-def _move(part: Path, target: Path) -> None:
-    with part.open("rb") as file:
-        os.fsync(file.fileno())
-    part.replace(target)
-    fsync_path(target.parent)

@@ -10,8 +10,8 @@ from typing import Any
 
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.prepare.hf_hub import Wanted
-from slurm_rl.prepare.make_dataset import Say, fetch_files, find_whole, open_folder
-from slurm_rl.prepare.manifest import Manifest, Output, load_manifest
+from slurm_rl.prepare.make_dataset import Say, fetch_files, make_folder
+from slurm_rl.prepare.manifest import Manifest, Output
 
 WANTED = Wanted(
     patterns=("*.safetensors", "*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py", "LICENSE*"),
@@ -30,11 +30,8 @@ def prepare_model(repo: str, folder: Path, revision: str, say: Say) -> Manifest:
         ConfigError, DataError: a wrong name, no safetensors, no tokenizer, a damaged file, offline without the files.
         PrepareError: the download failed; what came stays for the next call.
     """
-    with open_folder(folder):
-        before = load_manifest(folder)
-        manifest = find_whole(folder, revision, say)
-        if manifest is not None:
-            return manifest
+
+    def build(before: Manifest | None) -> Manifest:
         fetched = fetch_files(repo, "model", revision, WANTED, folder, say)
         for name, path in fetched.paths.items():
             if path != folder / name:
@@ -42,16 +39,9 @@ def prepare_model(repo: str, folder: Path, revision: str, say: Say) -> Manifest:
         _remove_leftovers(folder, before, set(fetched.paths))
         check_model(folder)
         outputs = [Output(file=source.file, size=source.size) for source in fetched.sources]
-        manifest = Manifest(
-            name=repo,
-            folder=str(folder),
-            revision=revision,
-            commit=fetched.commit,
-            sources=fetched.sources,
-            outputs=outputs,
-        )
-        manifest.save()
-        return manifest
+        return fetched.make_manifest(repo, folder, revision, outputs)
+
+    return make_folder(folder, revision, say, build)
 
 
 def check_model(folder: Path) -> None:

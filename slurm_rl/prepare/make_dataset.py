@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.prepare.dataset import BadRows, DatasetRecipe, Workspace
 from slurm_rl.prepare.download import fetch
 from slurm_rl.prepare.hf_hub import Kind, Wanted, is_offline, list_cached, list_snapshot
-from slurm_rl.prepare.manifest import NAME, Manifest, Source, load_manifest, sha256_of
+from slurm_rl.prepare.manifest import NAME, Manifest, Output, Source, load_manifest, sha256_of
 
 _LOCK = ".prepare.lock"
 _SOURCES = ".sources"
@@ -28,23 +28,35 @@ def prepare_dataset(recipe: DatasetRecipe, folder: Path, revision: str, leave_ou
         ConfigError, DataError: a wrong name, a bad row or image (by number and name), offline without the files.
         PrepareError: the download or the disk failed; what came stays for the next call.
     """
-    with open_folder(folder):
-        manifest = find_whole(folder, revision, say)
-        if manifest is not None:
-            return manifest
+
+    def build(_: Manifest | None) -> Manifest:
         wanted = Wanted(patterns=recipe.files, required=recipe.files)
         fetched = fetch_files(recipe.repo, "dataset", revision, wanted, folder / _SOURCES, say)
         bad_rows = BadRows(leave_out_bad_rows)
         outputs = recipe.build(Workspace(folder=folder, sources=fetched.paths, bad_rows=bad_rows, say=say))
-        manifest = Manifest(
-            name=recipe.name,
-            folder=str(folder),
-            revision=revision,
-            commit=fetched.commit,
-            sources=fetched.sources,
-            outputs=outputs,
-            left_out=bad_rows.found + bad_rows.unscorable,
-        )
+        left_out = bad_rows.found + bad_rows.unscorable
+        return fetched.make_manifest(recipe.name, folder, revision, outputs, left_out)
+
+    return make_folder(folder, revision, say, build)
+
+
+def make_folder(folder: Path, revision: str, say: Say, build: Callable[[Manifest | None], Manifest]) -> Manifest:
+    """The manifest of the folder: as it is when it is whole, else what `build` makes, given the one from before.
+
+    Raises:
+        ConfigError: the folder is not ours, or another `prepare` works in it.
+        Exception: what `build` raises.
+    """
+    with open_folder(folder):
+        before = load_manifest(folder)
+        change = before.find_change(folder, revision) if before else ""
+        if before and not change:
+            say(f"already there: {folder}")
+            return before
+        if before:
+            say(f"made again, since {change}")
+            (folder / NAME).unlink()
+        manifest = build(before)
         manifest.save()
         shutil.rmtree(folder / _SOURCES, ignore_errors=True)
         return manifest
@@ -84,20 +96,6 @@ def open_folder(folder: Path) -> Iterator[None]:
         yield
 
 
-def find_whole(folder: Path, revision: str, say: Say) -> Manifest | None:
-    """The manifest of a folder that is as it says; a folder that is not loses its manifest."""
-    manifest = load_manifest(folder)
-    if manifest is None:
-        return None
-    change = manifest.find_change(folder, revision)
-    if not change:
-        say(f"already there: {folder}")
-        return manifest
-    say(f"made again, since {change}")
-    (folder / NAME).unlink()
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
     """Files of a repository on this machine."""
@@ -105,6 +103,12 @@ class Fetched:
     commit: str
     paths: dict[str, Path]
     sources: list[Source]
+
+    def make_manifest(
+        self, name: str, folder: Path, revision: str, outputs: list[Output], left_out: Sequence[str] = ()
+    ) -> Manifest:
+        """Of a folder that these files became."""
+        return Manifest(name, str(folder), revision, self.commit, self.sources, outputs, list(left_out))
 
 
 def fetch_files(repo: str, kind: Kind, revision: str, wanted: Wanted, folder: Path, say: Say) -> Fetched:

@@ -53,7 +53,7 @@ class Output:
     """Rows of a data file."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Manifest:
     """What `prepare` made, and from what."""
 

@@ -107,18 +107,13 @@ def collect_meta(run: RunDir) -> RunMeta:
 
 def find_state(events: list[Row]) -> str:
     """The state the newest event leaves the run in."""
-    state = "unknown"
-    for event in events:
-        match event["kind"]:
-            case "job/submitted":
-                state = "queued"
-            case "attempt/started":
-                state = "running"
-            case "trainer/finished":
-                state = "finished"
-            case "attempt/ended":
-                state = str(event.get("outcome", "ended"))
-    return state
+    states = {"job/submitted": "queued", "attempt/started": "running", "trainer/finished": "finished"}
+    for event in reversed(events):
+        if event["kind"] == "attempt/ended":
+            return str(event.get("outcome", "ended"))
+        if event["kind"] in states:
+            return states[event["kind"]]
+    return "unknown"
 
 
 def find_rows(events: list[Row]) -> dict[str, int]:
