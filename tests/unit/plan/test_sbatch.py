@@ -48,7 +48,7 @@ def test_every_option_stays_one_argument(value: str) -> None:
 
 
 @settings(max_examples=20, deadline=None)
-@given(run=printable, python=printable)
+@given(run=printable.filter(lambda text: not set(text) & set("%\\")), python=printable)  # a plan refuses these two
 def test_the_script_runs_nothing_but_the_controller(run: str, python: str) -> None:
     """bash itself reads the script; `exec` shows the words it would become, though no check before it passes here."""
     from slurm_rl.plan.sbatch import controller_command, render_batch_script
