@@ -26,7 +26,7 @@ class CriticConfig(Section):
     """The model that says what reward is still to come; read with algorithm.advantage=gae."""
 
     apart: bool = False
-    """It has GPUs of its own, and works while the policy does; false: one process of it beside each policy worker, on
+    """It has GPUs of its own, and works while the policy does; false: one process of it next to each policy worker, on
     its GPU, and they take turns."""
     num_workers: PositiveInt | None = None
     """Processes of one GPU each that hold it; null, with `apart`: as many as the policy has."""

@@ -182,5 +182,5 @@ class ClusterConfig(Section):
         if self.node_features and self.slurm.constraint:
             yield (
                 f"cluster.node_features makes --constraint; got cluster.slurm.constraint={self.slurm.constraint!r} "
-                "beside it. Next: leave one out"
+                "as well. Next: leave one out"
             )

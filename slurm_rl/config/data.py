@@ -40,7 +40,7 @@ class DataConfig(Section):
     """Column with the reference answer, a string; null when the reward needs none."""
     image_key: str | None = None
     """Column with the images of the prompt, or of the conversation: a path, bytes, or a list of them. They take the
-    places of the `{"type": "image"}` parts or of `<image>` in the text, or stand before it; relative paths start at
+    places of the `{"type": "image"}` parts or of `<image>` in the text, or come before it; relative paths start at
     the data file."""
     messages_key: str = "messages"
     """Column with a whole conversation, for task=sft; a row without it has `input_key` and `label_key`."""

@@ -36,7 +36,7 @@ def conf_dir() -> Path:
 
 
 def shipped_dir(name: str, example: str) -> Path:
-    """A folder that ships with the package: beside it in a checkout, inside it in an installed wheel."""
+    """A folder that ships with the package: next to it in a checkout, inside it in an installed wheel."""
     package = Path(__file__).resolve().parent.parent
     for candidate in (package / name, package.parent / name):
         if (candidate / example).is_file():

@@ -66,7 +66,7 @@ class TinyModelConfig(Section):
     """A small randomly initialised Qwen3 with one token a character, for demos and tests."""
 
     characters: str = "0123456789+="
-    """The vocabulary: one token a character, beside padding and end of text."""
+    """The vocabulary: one token a character, in addition to padding and end of text."""
     hidden_size: PositiveInt = 128
     """Width of the residual stream."""
     num_layers: PositiveInt = 3

@@ -1,7 +1,7 @@
 """The words of a command line as Hydra wants them: +group=x and group=x mean the same, in any order. Pure.
 
-What presets may read of the environment, `${oc.env:SCRATCH}`, is no secret: a composed config stands in config.yaml,
-plan.json, the report and W&B, for everybody who may read one of them.
+What presets may read of the environment, `${oc.env:SCRATCH}`, is no secret: a composed config is written to
+config.yaml, plan.json, the report and W&B, for everybody who may read one of them.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class RewardConfig(Section):
 
     verifiers: dict[VerifierName, float] = Field(default={})
     """Verifier name to weight; the reward is the weighted sum, and a weight of null leaves a verifier out. Not used
-    beside `function`, `model` or `url`."""
+    with `function`, `model` or `url`."""
     function: str | None = None
     """`file.py:name`, a function (queries, prompts, labels) that makes the whole reward; runs in the workers."""
     model: RewardModelConfig = RewardModelConfig()

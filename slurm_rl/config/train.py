@@ -36,7 +36,7 @@ class PolicyConfig(Section):
     num_threads: PositiveInt | None = None
     """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
     node_feature: str | None = None
-    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
+    """One of cluster.node_features, on whose nodes these processes run; null: on any."""
 
     def problems(self) -> Iterator[str]:
         least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
@@ -53,7 +53,7 @@ class ReferenceConfig(Section):
     num_workers: PositiveInt | None = None
     """Processes of one GPU each that hold it, apart from the policy; null: every policy worker holds it as well."""
     node_feature: str | None = None
-    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
+    """One of cluster.node_features, on whose nodes these processes run; null: on any."""
 
 
 class RolloutConfig(Section):
@@ -66,7 +66,7 @@ class RolloutConfig(Section):
     colocate: bool = False
     """Engines share the policy workers' GPUs: they sleep while it trains, and wake up for new weights."""
     node_feature: str | None = None
-    """One of cluster.node_features, on whose nodes these processes stand; null: on any."""
+    """One of cluster.node_features, on whose nodes these processes run; null: on any."""
     max_staleness: NonNegativeInt = 0
     """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
     continuous: bool = False
@@ -236,7 +236,7 @@ class EvalConfig(Section):
     every: NonNegativeInt = 0
     """Evaluate every so many steps; 0 only before the first and after the last."""
     greedy: bool = True
-    """Measure greedy decoding beside sampling."""
+    """Measure greedy decoding in addition to sampling."""
     num_samples: PositiveInt = 1
     """Completions of each held-out prompt; accuracy/sampled is their mean (mean@k), and above 1 pass@k is logged."""
 

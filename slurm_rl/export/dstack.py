@@ -1,6 +1,6 @@
 """A run as a dstack task: https://dstack.ai/docs/concepts/tasks. Pure.
 
-Every node runs `python -m slurm_rl node`, which finds its place in DSTACK_*. Secrets stand in it by name alone, which
+Every node runs `python -m slurm_rl node`, which finds its place in DSTACK_*. Secrets are in it by name alone, which
 dstack takes from the shell that calls `dstack apply`.
 """
 
@@ -95,7 +95,7 @@ def build_task(
 
 
 def node_overrides(config: RunConfig, overrides: Sequence[str]) -> list[str]:
-    """What a machine that is a container already must be told beside the user's own words."""
+    """What a machine that is a container already must be told in addition to the user's own words."""
     added = []
     if not LAUNCHERS[config.cluster.launcher].by_node:
         added.append("cluster.launcher=machines")
@@ -114,7 +114,7 @@ def quote_for_hydra(text: str) -> str:
     ('runs/a', "'a b'")
     """
     if re.fullmatch(r"[A-Za-z0-9_.-]*/[A-Za-z0-9_./-]*", text):
-        return text  # no number, no word that stands for something
+        return text  # no number, no word with a meaning of its own
     # Backslashes count only before a quote, the closing one included.
     return "'" + re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
 

@@ -1,7 +1,7 @@
 """From the `external` section to the command line of its program.
 
 The section holds the program's own arguments; what is left to say here is how they are written, and the values that
-only the plan knows, which stand in them as `${plan:...}` (see RunValues).
+only the plan knows, which are written as `${plan:...}` (see RunValues).
 """
 
 from __future__ import annotations

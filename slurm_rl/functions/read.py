@@ -116,7 +116,7 @@ def copy_files(code: Path, specs: Iterable[str]) -> None:
     """Copy the files of these `file.py:name` into `code`; one that is there already, in a sweep, stays as it is.
 
     Raises:
-        ConfigError: a file or one beside it cannot be read.
+        ConfigError: a file, or a module that it imports from its folder, cannot be read.
         OSError: `code` cannot be written.
     """
     for file in dict.fromkeys(Path(spec.rpartition(":")[0]) for spec in specs):

@@ -2,8 +2,8 @@
 
     python -m slurm_rl image bases        asks the registries, and writes containers/bases.json anew
 
-A base whose digest stands in bases.json is built on as that. Of another the registry is asked while it is built, and
-where it does not answer the tag has to do; the manifest beside the image says which.
+A base whose digest is in bases.json is used by that digest. Of another the registry is asked while it is built, and
+where it does not answer the tag has to do; the manifest next to the image says which.
 """
 
 from __future__ import annotations

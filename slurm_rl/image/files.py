@@ -1,4 +1,4 @@
-"""Image files: is one whole, by its own header; the manifest beside it; what `submit` says of one, or refuses."""
+"""Image files: is one whole, by its own header; the manifest next to it; what `submit` says of one, or refuses."""
 
 from __future__ import annotations
 

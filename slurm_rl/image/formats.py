@@ -30,7 +30,7 @@ class Source:
 
 @contextmanager
 def write_beside(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to, renamed when the block is through and the image verifies; else removed.
+    """A temporary name in the folder of `path`, renamed when the block is through and the image verifies; else removed.
 
     Raises:
         ConfigError: the folder cannot be written to, or what was written is no whole image.

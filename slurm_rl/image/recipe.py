@@ -40,7 +40,7 @@ def write_context(recipe: Recipe, folder: Path) -> None:
         ConfigError: the recipe must be told its base and was not.
     """
     shipped = shipped_dir("containers", "requirements.py")
-    # In a checkout the lists of packages lie beside the folder; a wheel has them inside.
+    # In a checkout the lists of packages lie next to the folder; a wheel has them inside.
     lists = shipped if (shipped / "pyproject.toml").is_file() else shipped.parent
     (folder / recipe.containerfile).parent.mkdir(parents=True)
     for source, name in (

@@ -15,7 +15,7 @@ from slurm_rl.plan.step import own_mounts, with_host_setup
 
 @dataclass(frozen=True)
 class Attach:
-    """What to run, and what to add to its environment; no value of it stands in argv."""
+    """What to run, and what to add to its environment; no value of it is in argv."""
 
     argv: list[str]
     env: dict[str, str]

@@ -31,7 +31,7 @@ DEFAULT_MICRO_BATCH_TOKENS = 8192
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Of vLLM's attention on CPU; tests/train/test_gloo_transfer.py holds them against the installed one."""
 _FROZEN = {"policy": "reference", "critic": "reward model"}
-"""Whose frozen model stands beside whom."""
+"""The frozen model on the GPUs of each role."""
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ def _what_is_unknown(config: RunConfig, shape: ModelShape | None) -> str:
 
 
 def _policy(config: RunConfig, shape: ModelShape, num_workers: int, tokens: int) -> PolicyMemory:
-    """Of a policy worker with what else its process, or one beside it, keeps on the GPU."""
+    """Of a policy worker with what else its process, or another, keeps on the GPU."""
     memory = estimate_policy(shape, _load(config, num_workers, tokens))
     if _holds_reference(config):
         memory = with_frozen_model(memory, shape, _bytes(config))

@@ -133,7 +133,7 @@ _FIND_MODULES = (
     'm = [n for n in ("pydantic", "submitit", "yaml") if u.find_spec(n) is None]; '
     'sys.exit("missing: " + " ".join(m) if m else 0)'
 )
-# $1 is a cause as it stands inside a JSON string. A node has no spaces and quotes in its name.
+# $1 is a cause, escaped for a JSON string. A node has no spaces and quotes in its name.
 _FAIL = """fail() {{
   cause="$1 [$(uname -n)]" end={end}
   echo "slurm_rl: $cause" >&2

@@ -59,7 +59,7 @@ def build_torchrun_argv(
 ) -> list[str]:
     """argv of the one torchrun of a node.
 
-    The static rendezvous keeps our node ranks, so that rank 0 stands on the head node, whose port is the one
+    The static rendezvous keeps our node ranks, so that rank 0 is on the head node, whose port is the one
     that was proven free; c10d would number the nodes by host name. torchrun itself restarts nothing: after a
     dead rank the controller starts a new attempt, from the newest checkpoint.
 

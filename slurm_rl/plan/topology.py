@@ -1,4 +1,4 @@
-"""Nodes x GPUs -> which process stands where. Pure: no machine is looked at."""
+"""Nodes x GPUs -> which process runs where. Pure: no machine is looked at."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ActorPlan:
     index: int
     """Rank within the role."""
     node: int
-    """Rank of the node it stands on."""
+    """Rank of the node it runs on."""
     gpus: tuple[int, ...]
     """Indices of the node's GPUs it uses; empty on CPU."""
     num_threads: int | None
@@ -42,10 +42,10 @@ class Demand:
     colocate: bool
     """Engines share the policy's GPUs."""
     has_critic: bool = False
-    """A critic's worker stands beside each of the policy's, on its GPU."""
+    """A critic's worker shares the GPU of each of the policy's."""
     num_critics: int | None = 0
-    """Processes that hold the critic apart from the policy; None: as many as the policy's; 0 with `has_critic`: beside
-    each of the policy's."""
+    """Processes that hold the critic apart from the policy; None: as many as the policy's; 0 with `has_critic`: on
+    the GPU of each of the policy's."""
     num_references: int = 0
     """Processes that hold the reference apart from the policy."""
     overlaps: bool = False
@@ -53,10 +53,10 @@ class Demand:
     features: tuple[str, ...] = ()
     """Slurm feature of each node, by rank; empty where all are alike."""
     feature_of: Mapping[str, str | None] = field(default_factory=dict)
-    """Role -> the feature of the nodes it must stand on."""
+    """Role -> the feature of the nodes it must run on."""
 
     def nodes_for(self, role: str) -> list[int]:
-        """Ranks of the nodes that the role may stand on."""
+        """Ranks of the nodes that the role may run on."""
         wanted = self.feature_of.get(role)
         return [node for node in range(self.num_nodes) if wanted is None or self.features[node] == wanted]
 
@@ -69,7 +69,7 @@ def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
     """
     if demand.tensor_parallel_size > max(demand.gpus_per_node, 1):
         raise ConfigError(
-            "rollout.tensor_parallel_size must be <= cluster.gpus_per_node (1 on CPU): an engine stands on one node",
+            "rollout.tensor_parallel_size must be <= cluster.gpus_per_node (1 on CPU): an engine runs on one node",
             seen=f"{demand.tensor_parallel_size} > {demand.gpus_per_node}",
             action="lower rollout.tensor_parallel_size",
         )

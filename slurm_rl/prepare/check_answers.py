@@ -3,7 +3,7 @@
 Some cannot be parsed (`10\\%`, `0.\\overline{3}`), and a run ends at the first such row it meets, since scoring it 0
 or 1 would both be wrong. So these rows are left out when the data set is made, and named.
 
-The verifier runs in a process beside: sympy can take forever over a few characters, also inside C, and only a
+The verifier runs in another process: sympy can take forever over a few characters, also inside C, and only a
 process can be ended then.
 """
 

@@ -64,7 +64,7 @@ def drop_unscorable(
     """The rows whose `answer` the math verifier can judge by; the others are noted as left out.
 
     Args:
-        rows: (where it stands, row).
+        rows: (file and number, row).
 
     Raises:
         DataError: there are so many of the others that the data set must be another one.
@@ -108,7 +108,7 @@ def read_parquet(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[int, di
 def read_splits(
     work: Workspace, name: str, columns: tuple[str, ...], convert: Callable[[Row], Row | str]
 ) -> Iterator[tuple[str, list[tuple[str, Row]]]]:
-    """Yield (split, its rows with where each stands) of train and test, from the parquet files of each.
+    """Yield (split, its rows with file and number) of train and test, from the parquet files of each.
 
     Args:
         name: of the data set.
@@ -129,7 +129,7 @@ def read_splits(
 
 
 def write_rows(folder: Path, name: str, rows: Iterable[Mapping[str, Any]]) -> Output:
-    """Write one JSON object a line, beside and renamed."""
+    """Write one JSON object a line, to a temporary name that is then renamed."""
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     path = folder / name
     write_text(path, "".join(lines))
@@ -145,7 +145,7 @@ class Workspace:
     """Where a recipe reads and writes."""
 
     folder: Path
-    """Absolute; what a recipe makes goes here, each file or folder beside and renamed."""
+    """Absolute; what a recipe makes goes here, each file or folder under a temporary name first."""
     sources: Mapping[str, Path]
     """Name in the repository -> file on this machine."""
     bad_rows: BadRows

@@ -1,7 +1,7 @@
 """One file from the hub to this machine, resumed where an earlier process was killed, and checked.
 
 huggingface_hub itself resumes within one process only, since its partial file is unique to that. So the bytes
-come here, over its session and to its rules, into a partial file that stays: beside the target,
+come here, over its session and to its rules, into a partial file that stays, next to the target:
 `<name>.<first 16 digits of the checksum>.part`.
 """
 

@@ -1,4 +1,4 @@
-"""What is known of a run beside its metrics: name, state, model, time, and where its files are.
+"""What is known of a run apart from its metrics: name, state, model, time, and where its files are.
 
 Its events too, in words, one line each; a kind that is not in the table is shown with its fields.
 """
@@ -156,7 +156,7 @@ def find_model(config_text: str) -> str:
 
 
 def read_config_text(run: RunDir) -> str:
-    """config.yaml as it stands, or nothing."""
+    """The text of config.yaml, or nothing."""
     return run.config.read_text(encoding="utf-8") if run.config.is_file() else ""
 
 

@@ -3,7 +3,7 @@
     {"step": 412, "stage": "grpo", "reward/mean": 0.53, ..., "time/step_s": 2.1, "time/stamp": 1795223958.8}
 
 Steps count on over the whole run: with 400 warm-up steps the first GRPO step is 401, and an
-evaluation carries the step after which it was made. So one number says where a checkpoint stands,
+evaluation carries the step after which it was made. So one number says which step a checkpoint is of,
 and `rewind` needs no second one.
 
 Keys under `time/` are wall-clock. All others must be equal digit for digit in a resumed run, so

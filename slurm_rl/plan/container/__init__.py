@@ -36,7 +36,7 @@ def wrap(
     Args:
         argv: the command; with runtime none it comes back as it is.
         env: variables it must have. Their values go into `Wrapped.env`, only their names into argv.
-        mounts: beside those of the config: the run directory, the code.
+        mounts: in addition to those of the config: the run directory, the code.
         container: from the plan.
         accelerator: which devices the container gets.
         name: unique on the node; podman and docker name the container so, and `cleanup_argv` ends it by it.

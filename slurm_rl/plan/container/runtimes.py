@@ -1,7 +1,7 @@
 """One function per runtime: Request -> Wrapped. To add one, write it and its row in RUNTIMES of config/runtimes.py.
 
 No runtime gets a privilege (--privileged, capabilities, seccomp off) that the user did not write in
-`container.extra_args`, and values of variables never stand in argv, where `ps` shows them to everybody.
+`container.extra_args`, and values of variables are never in argv, where `ps` shows them to everybody.
 """
 
 from __future__ import annotations

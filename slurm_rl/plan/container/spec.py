@@ -24,7 +24,7 @@ class Mount:
 
 @dataclass(frozen=True)
 class ContainerPlan:
-    """The container section of the config as plain data, as it stands in plan.json."""
+    """The container section of the config as plain data, as plan.json holds it."""
 
     runtime: str
     image: str | None
@@ -70,7 +70,7 @@ class Wrapped:
     """To insert after `srun`; pyxis alone has any."""
     argv: tuple[str, ...]
     env: dict[str, str]
-    """To add to the environment in which argv (or srun) starts; no value of it stands in argv."""
+    """To add to the environment in which argv (or srun) starts; no value of it is in argv."""
     cleanup_argv: tuple[str, ...] = ()
     """Ends the container if it still runs, and only that one; empty where it ends with its processes."""
 

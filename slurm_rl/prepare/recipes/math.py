@@ -25,7 +25,7 @@ def _convert(row: Row) -> Row | str:
 
 
 def find_boxed(solution: str) -> str:
-    r"""What stands in the last \boxed or \fbox; "" when there is none, or its braces do not close.
+    r"""What is in the last \boxed or \fbox; "" when there is none, or its braces do not close.
 
     >>> find_boxed(r"so \boxed{1} or rather \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
