@@ -123,14 +123,10 @@ def resolve_tree(config: Any) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     # Stays as it is until there is a plan; see external/argv.py.
-    OmegaConf.register_new_resolver("plan", _keep_for_the_plan, replace=True)
+    OmegaConf.register_new_resolver("plan", lambda *words: f"${{plan:{','.join(map(str, words))}}}", replace=True)
     tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
-
-
-def _keep_for_the_plan(*words: object) -> str:
-    return "${plan:" + ",".join(str(word) for word in words) + "}"
 
 
 def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:

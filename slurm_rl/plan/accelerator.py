@@ -102,20 +102,16 @@ def merge_env(base: Iterable[EnvVar], overrides: Mapping[str, str | None]) -> li
     """The table with the user's own values, which win; None removes a variable. Sorted by name."""
     merged = {var.name: var for var in base}
     for name, value in overrides.items():
-        _check_name(name)
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise ConfigError(
+                "the name of an environment variable holds letters, digits and _",
+                seen=repr(name),
+                action="write NAME: value, one variable a line",
+            )
         merged.pop(name, None)
         if value is not None:
             merged[name] = EnvVar(name, value, "set by the user")
     return sorted(merged.values(), key=lambda var: var.name)
-
-
-def _check_name(name: str) -> None:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise ConfigError(
-            "the name of an environment variable holds letters, digits and _",
-            seen=repr(name),
-            action="write NAME: value, one variable a line",
-        )
 
 
 def debug_env(kind: AcceleratorKind, debugger: str, log_dir: str) -> list[EnvVar]:

@@ -18,10 +18,12 @@ from slurm_rl.plan.topology import find_idle
 def render_plan(plan: JobPlan) -> str:
     """Nodes, placement, environment with reasons, argv, sbatch options."""
     gpus = f"{plan.gpus_per_node} {plan.accelerator} GPUs" if plan.gpus_per_node else "CPU only"
+    cores = plan.cpus_per_node or ("the cluster's" if plan.address else "Slurm default")
+    secrets = "not sent, the cluster must have them" if plan.address else "passed on by name, never written"
     lines = [
         f"run        {plan.run_dir}",
         f"launcher   {plan.launcher}" + (f", {plan.address}" if plan.address else ""),
-        f"nodes      {plan.num_nodes} x {gpus}, {plan.cpus_per_node or _default_cores(plan)} cores",
+        f"nodes      {plan.num_nodes} x {gpus}, {cores} cores",
         f"limits     {_limits(plan)}",
         f"container  {plan.container.get('runtime', 'none')} {plan.container.get('image') or ''}".rstrip(),
         *_network(plan),
@@ -33,7 +35,7 @@ def render_plan(plan: JobPlan) -> str:
         "",
         "environment",
         *(f"  {name}={value}    # {plan.env_reasons[name]}" for name, value in plan.env.items()),
-        f"  {_secrets(plan)}: {', '.join(plan.secret_names)}",
+        f"  {secrets}: {', '.join(plan.secret_names)}",
     ]
     if plan.setup:
         lines += ["", "setup", *(f"  {line}" for line in plan.setup)]
@@ -94,14 +96,6 @@ def _layout(plan: JobPlan) -> list[str]:
     idle = find_idle(plan.num_nodes, plan.gpus_per_node, plan.actors)
     lines = [f"idle: {len(idle)} GPUs, from GPU {idle[0][1]} of node {idle[0][0]}"] if idle else []
     return [*lines, *render_layout(plan.layout, has_engines=plan.torchrun is None)]
-
-
-def _default_cores(plan: JobPlan) -> str:
-    return "the cluster's" if plan.address else "Slurm default"
-
-
-def _secrets(plan: JobPlan) -> str:
-    return "not sent, the cluster must have them" if plan.address else "passed on by name, never written"
 
 
 def _limits(plan: JobPlan) -> str:

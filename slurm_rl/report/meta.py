@@ -94,12 +94,13 @@ class RunMeta:
 def collect_meta(run: RunDir) -> RunMeta:
     """Read what is there; a run that is still going, or died before its first step, gives less."""
     events = read_events(run)
+    newest_row: Row = next(reversed(read_rows(run.metrics)), {})
     return RunMeta(
         name=run.path.name,
         state=find_state(events),
         model=find_model(read_config_text(run)),
         attempts=sum(event["kind"] == "attempt/started" for event in events),
-        wall_s=round(compute_wall_s(events, last_stamp=_last_stamp(run)), 3),
+        wall_s=round(compute_wall_s(events, last_stamp=float(newest_row.get("time/stamp", 0.0))), 3),
         rows=find_rows(events),
         paths=_paths(run),
     )
@@ -158,11 +159,6 @@ def find_model(config_text: str) -> str:
 def read_config_text(run: RunDir) -> str:
     """The text of config.yaml, or nothing."""
     return run.config.read_text(encoding="utf-8") if run.config.is_file() else ""
-
-
-def _last_stamp(run: RunDir) -> float:
-    rows = read_rows(run.metrics)
-    return float(rows[-1].get("time/stamp", 0.0)) if rows else 0.0
 
 
 def _paths(run: RunDir) -> dict[str, str]:

@@ -25,11 +25,8 @@ Show = Callable[[list[Row]], None]
 """Shows the state, given the events that are new."""
 
 
-def follow(run: RunDir, is_alive: Callable[[], bool], attempt: int = 1) -> None:
-    """Show the run until `is_alive` says it ended; what it wrote last is still shown.
-
-    Events before `attempt` began are history: they set the state and are not shown.
-    """
+def follow(run: RunDir, is_alive: Callable[[], bool]) -> None:
+    """Show the run until `is_alive` says it ended; what it wrote last is still shown."""
     progress = Progress()
     events, metrics = RowTail(run.events), RowTail(run.metrics)
     with _open_display(run, progress) as show:
@@ -37,25 +34,23 @@ def follow(run: RunDir, is_alive: Callable[[], bool], attempt: int = 1) -> None:
         while alive:
             # Asked before the files are read, so that the last lines of a dying run are not missed.
             alive = is_alive()
-            show(_advance(progress, events, metrics, attempt))
+            show(_advance(progress, events, metrics))
             if alive:
                 time.sleep(REFRESH_S)
 
 
-def _advance(progress: Progress, events: RowTail, metrics: RowTail, attempt: int) -> list[Row]:
-    """Fold in what is new, and return the new events of this attempt."""
-    added, rows, shown = events.read_new(), metrics.read_new(), []
+def _advance(progress: Progress, events: RowTail, metrics: RowTail) -> list[Row]:
+    """Fold in what is new, and return the new events."""
+    added, rows = events.read_new(), metrics.read_new()
     # The two files tell one story: a row comes after the events that happened before it.
     told = [(event["time"], event, True) for event in added]
     told += [(row.get("time/stamp", 0.0), row, False) for row in rows]
     for _, item, is_event in sorted(told, key=lambda entry: entry[0]):
-        if not is_event:
+        if is_event:
+            progress.apply_event(item)
+        else:
             progress.apply_row(item)
-            continue
-        progress.apply_event(item)
-        if attempt == 1 or progress.attempt >= attempt:
-            shown.append(item)
-    return shown
+    return sorted(added, key=lambda event: float(event["time"]))
 
 
 @contextmanager

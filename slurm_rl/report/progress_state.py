@@ -37,7 +37,6 @@ class Progress:
     total: int = 0
     """Steps of this stage; 0 before training starts, when there is nothing to count."""
     last_event: str = ""
-    attempt: int = 0
     attempt_started: float = 0.0
     first_time: float | None = None
     warmup_steps: int = 0
@@ -51,7 +50,6 @@ class Progress:
         self.last_event = describe_event(event)
         self.first_time = event["time"] if self.first_time is None else self.first_time
         if kind == "attempt/started":
-            self.attempt = int(event.get("attempt", self.attempt + 1))
             self.attempt_started = event["time"]
         if kind == "trainer/started":
             self.warmup_steps = int(event.get("warmup_steps", 0))

@@ -30,13 +30,8 @@ MAX_ASPECT = 200
 """Longer side over shorter: the image processor of the Qwen-VL families refuses more."""
 
 
-def find_bad_images(
-    paths: Sequence[Path], say: Callable[[int, int], None] = lambda done, total: None
-) -> dict[Path, str]:
+def find_bad_images(paths: Sequence[Path], say: Callable[[str], None]) -> dict[Path, str]:
     """What is wrong with each image that cannot be trained on; empty when all are whole.
-
-    Args:
-        say: called with (images looked at, all images).
 
     Raises:
         ConfigError: Pillow is not installed.
@@ -48,7 +43,8 @@ def find_bad_images(
         for done, (path, why) in enumerate(zip(paths, pool.map(describe_damage, paths), strict=True), 1):
             if why:
                 bad[path] = why
-            say(done, len(paths))
+            if done % 5000 == 0 or done == len(paths):
+                say(f"checked {done} of {len(paths)} images")
     return bad
 
 
@@ -123,7 +119,7 @@ class RowReader:
             except DataError as error:
                 work.bad_rows.add(where, f"{error.rule.removeprefix(where + ': ')}; got {error.seen}")
         unique = sorted(set(self.found.values()))
-        bad = find_bad_images([self._unpacked / name for name in unique], _say_every(work, 5000))
+        bad = find_bad_images([self._unpacked / name for name in unique], work.say)
         broken = {str(path.relative_to(self._unpacked)): why for path, why in bad.items()}
         good = []
         for where, row, images in rows:
@@ -184,14 +180,6 @@ def _parse_messages(value: Any) -> list[dict[str, Any]]:
     if not whole or not messages:
         raise DataError(rule, seen=repr(value)[:80])
     return list(messages)
-
-
-def _say_every(work: Workspace, step: int) -> Any:
-    def say(done: int, total: int) -> None:
-        if done % step == 0 or done == total:
-            work.say(f"checked {done} of {total} images")
-
-    return say
 
 
 RECIPE = DatasetRecipe(

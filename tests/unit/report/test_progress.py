@@ -107,15 +107,6 @@ def test_progress_lines_come_every_ten_steps(
     assert capsys.readouterr().out.splitlines()[1:] == ["GRPO 1/30", "GRPO 11/30", "GRPO 21/30", "GRPO 30/30"]
 
 
-def test_events_of_earlier_attempts_are_not_shown_again(
-    run: RunDir, capsys: pytest.CaptureFixture[str], scripted_is_alive: Script
-) -> None:
-    fill(run.events, make_events())
-    second = [{"time": START + 90, "kind": "attempt/started"}, {"time": START + 91, "kind": "ray/head_ready"}]
-    follow(run, scripted_is_alive(lambda: None, lambda: fill(run.events, second)), attempt=2)
-    assert [line[9:] for line in capsys.readouterr().out.splitlines()] == ["attempt started", "Ray head is up"]
-
-
 def test_the_panel_shows_stage_numbers_and_last_event_without_markup() -> None:
     progress = started(warmup_steps=0, num_steps=100)
     progress.apply_row(make_row(37, "grpo", **{"reward/mean": 0.5, "time/tokens_per_s": 1234.5, "time/step_s": 2.0}))
