@@ -11,7 +11,7 @@ that copy. What a row of tables.py says by its flags, such a function says by th
 
 from __future__ import annotations
 
-from functools import cache, reduce
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -58,8 +58,9 @@ def load_parts(config: RunConfig) -> None:
 
 def named_functions(config: RunConfig) -> dict[str, str]:
     """Key to `file.py:name` of each function of the user's own."""
-    values = {key: reduce(getattr, key.split("."), config) for key in FORMS}
-    return {key: str(value) for key, value in values.items() if value is not None and is_file(str(value))}
+    algorithm = config.algorithm
+    values = (algorithm.advantage, algorithm.loss, algorithm.filters.function, config.reward.function)
+    return {key: value for key, value in zip(FORMS, values, strict=True) if value is not None and is_file(value)}
 
 
 def check_function(config: RunConfig, key: str, spec: str) -> None:
