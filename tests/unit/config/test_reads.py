@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 
-from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import compose, load_config, parse_config, valid_keys
 from slurm_rl.config.reads import EVERY_TASK, READERS, find_changed, find_readers
 from slurm_rl.config.run import RunConfig
@@ -76,15 +75,7 @@ ENTRIES = {
     **dict.fromkeys(("openrlhf", "verl", "maxtext", "command"), ("node.external", "external.argv")),
 }
 """Modules that a task begins in, beside what brings it up."""
-BRING_UP = (
-    *("plan.job", "node.agent", "cli.submit", "cli.node", "launchers.jobs"),
-    *(
-        str(name).removeprefix("slurm_rl.").partition(":")[0]
-        for row in LAUNCHERS.values()
-        for name in (row.launcher, row.allocation, row.options, row.sweep)
-        if name
-    ),
-)
+BRING_UP = ("plan.job", "node.agent", "cli.submit", "cli.node", "launchers.jobs")
 WHOLE = ("cluster.slurm", "container", "reward.code")
 """Sections that are passed on as they are."""
 
@@ -102,6 +93,10 @@ def look_into(module: str) -> tuple[frozenset[str], frozenset[str]]:
             is_package = PACKAGE.joinpath(*parent.split(".")).is_dir()
             imports |= {child for child in children if is_module(child)} or ({parent} if not is_package else set())
             imports |= {parent} if is_package else set()
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("slurm_rl."):
+            # A row of a table: "slurm_rl.engine.fsdp2:FSDP2Backend".
+            named = node.value.removeprefix("slurm_rl.").partition(":")[0]
+            imports |= {named} if is_module(named) else set()
         elif isinstance(node, ast.Attribute):
             attributes.add(node.attr)
     return frozenset(imports), frozenset(attributes)
