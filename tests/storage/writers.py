@@ -654,7 +654,7 @@ def prepared_rows(folder: Path) -> Case:
     "prepare.download.fetch",
     "prepare.download._download",
     "prepare.download._move",
-    "prepare.fetch_model.prepare_model",
+    "prepare.fetch_model.prepare_model.build",
 )
 def prepared_images(folder: Path) -> Case:
     from slurm_rl.prepare.archive import extract_archive
