@@ -653,7 +653,6 @@ def prepared_rows(folder: Path) -> Case:
     "prepare.recipes.mathv60k.build",
     "prepare.download.fetch",
     "prepare.download._download",
-    "prepare.download._move",
     "prepare.fetch_model.prepare_model.build",
 )
 def prepared_images(folder: Path) -> Case:
