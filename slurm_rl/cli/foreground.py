@@ -14,8 +14,8 @@ from typing import Any
 from slurm_rl.cli.told import run_told
 from slurm_rl.disk import explain_refusal
 from slurm_rl.hang import ANSWER_S, Beside, Watch
+from slurm_rl.job.agents import OURS
 from slurm_rl.job.attempts import EXIT_FAILED, EXIT_FINISHED, EXIT_INTERRUPTED, EXIT_NOT_OURS
-from slurm_rl.job.silent import OURS
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.report.html import write_report
 from slurm_rl.report.progress import follow

@@ -22,9 +22,8 @@ from slurm_rl.image.bases import raise_bases
 from slurm_rl.image.files import check_image_file, image_path
 from slurm_rl.image.make import How, Target, build_image, import_image
 from slurm_rl.image.recipe import RECIPES, Recipe
-from slurm_rl.job.agents import agent_environment
+from slurm_rl.job.agents import agent_environment, choose_telling, explain_image
 from slurm_rl.job.create import snapshot_code
-from slurm_rl.job.silent import choose_telling, explain_image
 from slurm_rl.launchers.jobs import open_launcher
 from slurm_rl.node.image_report import parse_report
 from slurm_rl.plan.job import JobPlan

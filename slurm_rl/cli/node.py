@@ -32,8 +32,7 @@ from slurm_rl.errors import ConfigError, RunDirError
 from slurm_rl.image.files import check_image_is_there
 from slurm_rl.job.create import check_is_free, copy_functions, create_run, snapshot_code, write_run
 from slurm_rl.launchers.jobs import held_to_resume, submit_run
-from slurm_rl.launchers.machines.place import HeadPlace, listen, write_place
-from slurm_rl.launchers.machines.secret import head_secret, worker_secret
+from slurm_rl.launchers.machines.place import HeadPlace, head_secret, listen, worker_secret, write_place
 from slurm_rl.launchers.machines.worker import Invitation, Welcome, WorkerMachine
 from slurm_rl.launchers.protocol import Submitted
 from slurm_rl.node.discovery import discover

@@ -1,12 +1,18 @@
 """From the data section to the rows to train on and the rows to evaluate on, for each task.
 
 Nothing here knows the run's seed: it decides in which order rows are trained on (see split.py), not which ones.
+
+A run is held to the rows it began with: its data position means nothing among others. The order of the rows is a
+function of their number and the seed, so one row more, or another revision of a hub data set, would resume elsewhere
+without a word.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from slurm_rl.config.data import DataConfig
@@ -15,10 +21,13 @@ from slurm_rl.data.chat import as_messages
 from slurm_rl.data.prompts import PromptRow, Row, SourceRow, build_rows, load_rows
 from slurm_rl.data.records import DataSource
 from slurm_rl.data.split import Split, digest_prompts, split_rows
+from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import DataError
+from slurm_rl.run_dir import RunDir, read_json, write_json
 
 _LARGEST = 999
 """A million rows; every row is kept in memory."""
+_NEXT = "bring the old data, tokenizer and slurm_rl back, or start a new run with model.init_from=<run>/export"
 
 
 def build_addition_rows(largest_addend: int) -> list[PromptRow]:
@@ -117,3 +126,55 @@ def require_one_batch(num_rows: int, batch_size: int) -> None:
             seen=f"{num_rows} rows < {batch_size}",
             action=f"set supervised.batch_size={num_rows} or lower, or add rows",
         )
+
+
+def check_same_rows(run: RunDir, num_train: int, num_held_out: int, contents: Iterable[bytes]) -> None:
+    """Write number and checksum of the rows the first time; compare with them ever after.
+
+    Args:
+        contents: of each row as the model gets it, in order: those to train on, those to evaluate on.
+
+    Raises:
+        DataError: data, tokenizer, chat template, or which rows are held out changed since the run began.
+    """
+    seen = {"num_train": num_train, "num_eval": num_held_out, "sha256": digest_rows(contents)}
+    if not run.prompts.is_file():
+        if any(run.checkpoints.glob("step-*")):
+            raise DataError(
+                "a run resumes with the rows it began with, which were written down then",
+                seen=f"checkpoints and no {run.prompts.name} in {run.path}: an earlier version began this run",
+                action=_NEXT,
+            )
+        write_json(run.prompts, seen)
+        return
+    expected = read_json(run.prompts)
+    if expected != seen:
+        raise DataError(
+            "a run resumes with the rows it began with: data, tokenizer, chat template and held-out rows as they were",
+            seen=f"{_show(seen)} in place of {_show(expected)}",
+            action=_NEXT,
+        )
+
+
+def prompt_content(prompt: EncodedPrompt) -> bytes:
+    """Tokens, text, answer, and where the images are."""
+    tokens = array("q", prompt.token_ids).tobytes()
+    answer, images = prompt.answer.encode("utf-8", "surrogatepass"), [image.source.encode() for image in prompt.images]
+    return join_parts(tokens, prompt.text.encode(), answer, *images)
+
+
+def join_parts(*parts: bytes) -> bytes:
+    """The parts with their lengths, so that none can pass for the next one."""
+    return b"".join(len(part).to_bytes(8, "little") + part for part in parts)
+
+
+def digest_rows(contents: Iterable[bytes]) -> str:
+    """SHA-256 of all rows, in order."""
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def _show(rows: dict[str, object]) -> str:
+    return f"{rows['num_train']} + {rows['num_eval']} rows {str(rows['sha256'])[:12]}"

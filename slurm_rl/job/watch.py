@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import signal
 import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from slurm_rl.job.allocation import Allocation, Nodes
 from slurm_rl.job.ends import find_task_errors, read_record
-from slurm_rl.job.phases import PhaseWatch
+from slurm_rl.jsonl import read_rows
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_json
@@ -16,6 +19,16 @@ from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_json
 # Agents that have not started by then (an image on its way) have no trainer that could save.
 _LISTEN_S = 15.0
 _END_S = 30.0
+# Event -> the phase that it ends. Of several nodes the last one counts.
+PHASES = {
+    "attempt/started": "controller_s",
+    "preflight/passed": "preflight_s",
+    "node/started": "agents_s",
+    "ray/head_ready": "head_s",
+    "torchrun/started": "head_s",
+    "ray/cluster_ready": "nodes_s",
+    "trainer/started": "trainer_s",
+}
 
 
 class AttemptWatch:
@@ -37,14 +50,11 @@ class AttemptWatch:
         if is_stopped and not self.forwarded:
             self._forward_stop()
         elif time.monotonic() > self.late_at:
-            self._end_if_silent()
-
-    def _end_if_silent(self) -> None:
-        """An image that never comes starts no agent, who could look at the time; asked once."""
-        self.late_at = math.inf
-        if not self._agents_listen():
-            self.is_late = True
-            self.nodes.terminate()
+            # An image that never comes starts no agent, who could look at the time; asked once.
+            self.late_at = math.inf
+            if not self._agents_listen():
+                self.is_late = True
+                self.nodes.terminate()
 
     def _forward_stop(self) -> None:
         """SIGUSR2 to the agents: the head tells the trainer to save, the others stay until it has."""
@@ -81,3 +91,54 @@ def end_nodes(nodes: Nodes) -> None:
     nodes.terminate()
     if not comes_true(lambda: nodes.poll() is not None, _END_S):
         nodes.send_signal(signal.SIGKILL)
+
+
+class PhaseWatch:
+    """Follows the events of one attempt and writes `attempt/brought_up` once the trainer has started."""
+
+    def __init__(self, run: RunDir, attempt: AttemptDir, granted_at: Callable[[], float | None]) -> None:
+        """Args:
+        granted_at: when the job got its nodes, in seconds since 1970; None when nobody knows.
+        """
+        self.run_dir, self.attempt, self.granted_at = run, attempt, granted_at
+        self.size, self.is_done = -1, False
+
+    def look(self) -> None:
+        """Cheap when nothing has happened; call it while waiting for the nodes."""
+        if self.is_done or not self.run_dir.events.is_file():
+            return
+        size = self.run_dir.events.stat().st_size
+        if size == self.size:
+            return
+        self.size = size
+        # From this attempt's start on.
+        start = ("attempt/started", self.attempt.number)
+        rows = read_rows(self.run_dir.events)
+        events = list(itertools.dropwhile(lambda row: (row.get("kind"), row.get("attempt")) != start, rows))
+        if any(event.get("kind") == "trainer/started" for event in events):
+            self.is_done = True
+            phases = compute_phases(events, self._zero(events))
+            append_event(self.run_dir, "attempt/brought_up", attempt=self.attempt.number, **phases)
+
+    def _zero(self, events: list[dict[str, Any]]) -> float:
+        """When the allocation began; a later attempt in it counts from its own start, as a local run does."""
+        own = float(events[0]["time"])
+        is_first = self.attempt.number == 1 or self._follows_a_requeue()
+        granted = self.granted_at() if is_first else None
+        return own if granted is None else granted
+
+    def _follows_a_requeue(self) -> bool:
+        started = [row for row in read_rows(self.run_dir.events) if row.get("kind") == "attempt/started"]
+        starts = [(row["job"], row["slurm_restarts"]) for row in started]
+        return len(starts) < 2 or starts[-1] != starts[-2]
+
+
+def compute_phases(events: Iterable[Mapping[str, Any]], zero: float) -> dict[str, float]:
+    """Seconds from `zero` to the end of each phase.
+
+    >>> compute_phases([{"kind": "node/started", "time": 12.5}, {"kind": "node/started", "time": 13.0}], 10.0)
+    {'agents_s': 3.0}
+    """
+    times = {PHASES[row["kind"]]: float(row["time"]) for row in events if row.get("kind") in PHASES}
+    # Slurm counts in whole seconds, so a phase may seem to end before the job began.
+    return {name: round(max(0.0, time - zero), 2) for name, time in times.items()}

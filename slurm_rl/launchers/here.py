@@ -14,12 +14,11 @@ from typing import Any
 
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import ConfigError, RunDirError
-from slurm_rl.job.agents import clean_here, start_agent
+from slurm_rl.job.agents import clean_here, settle_late_agents, settle_silent_agent, start_agent
 from slurm_rl.job.allocation import IsStopped, Nodes, UnscheduledAllocation
 from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.job.create import snapshot_environment
 from slurm_rl.job.record import SILENT_END, Job, RunState
-from slurm_rl.job.silent import settle_late_agents, settle_silent_agent
 from slurm_rl.launchers.protocol import Launcher, Submitted, load_entry
 from slurm_rl.node.processes import all_pids, command_line
 from slurm_rl.node.ray_cluster import create_token

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from slurm_rl.launchers.ray.inside import main
+from slurm_rl.launchers.ray.allocation import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1]))

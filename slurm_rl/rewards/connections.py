@@ -23,11 +23,6 @@ _MOST = 4096
 _SHARE = 2
 
 
-def most_connections() -> int:
-    """How many may be open: half of what this process may open."""
-    return at_most(_MOST, share=_SHARE)
-
-
 def limit_log_lines() -> None:
     """To the first few, then one a minute: there is one for every request that is none."""
     for name in ("uvicorn.error", "asyncio"):
@@ -46,7 +41,8 @@ class BoundedProtocol(H11Protocol):
         self._be_quiet()
         self._set_timer(HEAD_S)
         num_busy = len(self.connections) - len(self.quiet)
-        for one in self.quiet.choose(most_connections() - num_busy):
+        # At most half of what this process may open.
+        for one in self.quiet.choose(at_most(_MOST, share=_SHARE) - num_busy):
             one.transport.abort()
 
     def data_received(self, data: bytes) -> None:

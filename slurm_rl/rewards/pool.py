@@ -160,7 +160,9 @@ class RewardPool:
             self._cause = error
         self._close()
         self._processes.stop()
-        self._abandon(self._cause or _is_closed())
+        pending = itertools.chain.from_iterable(task.units for task in self._pending.values())
+        for unit in itertools.chain(self._waiting, self._suspects, pending):
+            _finish(unit.request, self._cause or _is_closed())
         if self._cause is None:
             self.ended.set_result(None)
         else:
@@ -213,7 +215,9 @@ class RewardPool:
                 self._cancel_finished()
             else:
                 unit.request.results[unit.position] = result
-                _finish_when_whole(unit.request)
+                request = unit.request
+                if len(request.results) == len(request.items) and not request.future.done():
+                    request.future.set_result([request.results[place] for place in range(len(request.items))])
         left = task.units[len(outcomes) :]
         if outcomes:  # the worker stopped early: its items are slow, and none of them is to blame
             with self._lock:
@@ -251,11 +255,6 @@ class RewardPool:
         for task in lost:
             self._submit(task.units, is_suspect=task.is_suspect)
 
-    def _abandon(self, cause: BaseException) -> None:
-        pending = itertools.chain.from_iterable(task.units for task in self._pending.values())
-        for unit in itertools.chain(self._waiting, self._suspects, pending):
-            _finish(unit.request, cause)
-
 
 def _read_outcomes(future: Future[Outcomes], num_items: int, timeout_s: float) -> Outcomes:
     """Return what became of the first items of a task; of none when a chunk gave no answer."""
@@ -278,11 +277,6 @@ def _take(line: deque[_Unit], count: int) -> list[_Unit]:
 def _finish(request: _Request, error: BaseException) -> None:
     if not request.future.done():
         request.future.set_exception(error)
-
-
-def _finish_when_whole(request: _Request) -> None:
-    if len(request.results) == len(request.items) and not request.future.done():
-        request.future.set_result([request.results[position] for position in range(len(request.items))])
 
 
 def _is_closed() -> RewardError:

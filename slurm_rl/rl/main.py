@@ -1,6 +1,6 @@
 """The GRPO driver: `python -m slurm_rl.rl.main --run-dir <run> --attempt <n>`, on the head node.
 
-It writes outcome.json, whatever happens (see train/outcome.py).
+It writes outcome.json, whatever happens (see train/stop.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 
 from slurm_rl.node.attempt import attempt_parser, open_attempt
 from slurm_rl.run_dir import AttemptDir, RunDir
-from slurm_rl.train.outcome import run_to_outcome
+from slurm_rl.train.stop import run_to_outcome
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -15,8 +15,7 @@ from slurm_rl.config.functions import load_parts
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
-from slurm_rl.data.identity import check_same_rows, prompt_content
-from slurm_rl.data.load_data import load_prompts
+from slurm_rl.data.load_data import check_same_rows, load_prompts, prompt_content
 from slurm_rl.data.split import RowCounts, count_rows
 from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.engine.lora import check_targets
@@ -129,21 +128,17 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     cluster.connect()
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
+    report = functools.partial(append_event, run)
     try:
-        with _open_rewards(config, run, attempt, cluster.nodes.host()) as rewards:
+        with (
+            nullcontext(None)  # the critic's processes score
+            if config.reward.model.beside_critic
+            else open_scorer(config.reward, run.secrets, attempt.logs, cluster.nodes.host(), report)
+        ) as rewards:
             state = _train(run, config, cluster, model_path, prompts, rewards, metrics)
     finally:
         metrics.close()
     append_event(run, "trainer/finished", step=state.step)
-
-
-def _open_rewards(
-    config: RunConfig, run: RunDir, attempt: AttemptDir, host: str
-) -> AbstractContextManager[Scorer | None]:
-    """What scores; None where the critic's processes do."""
-    if config.reward.model.beside_critic:
-        return nullcontext(None)
-    return open_scorer(config.reward, run.secrets, attempt.logs, host, functools.partial(append_event, run))
 
 
 def _train(

@@ -4,7 +4,7 @@
     python -m slurm_rl.supervised +exp=sft_tiny run_dir=runs/a          one rank, by hand
     torchrun --nproc-per-node 8 -m slurm_rl.supervised +exp=dpo_llama3_8b run_dir=/shared/runs/a ...
 
-The same command again goes on with the run. Rank 0 writes outcome.json, whatever happens (see train/outcome.py), and
+The same command again goes on with the run. Rank 0 writes outcome.json, whatever happens (see train/stop.py), and
 all else that a run directory holds. `python -m slurm_rl` does more: it submits, brings up, starts again.
 """
 
@@ -30,7 +30,7 @@ from slurm_rl.node.attempt import open_attempt
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json, write_text
 from slurm_rl.supervised.rank_info import RankInfo, read_rank_info
-from slurm_rl.train.outcome import run_to_outcome
+from slurm_rl.train.stop import run_to_outcome
 
 BY_HAND = "torchrun"
 """The launcher of a run that nobody submitted."""

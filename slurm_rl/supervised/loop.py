@@ -18,8 +18,14 @@ from slurm_rl.errors import StopRequested
 from slurm_rl.math.schedule import derive_seed, schedule_lr
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, append_event
-from slurm_rl.supervised.objective import Example, Objective, deal, micro_batches_of
-from slurm_rl.supervised.reference import AddReference, MicroBatches
+from slurm_rl.supervised.objective import (
+    AddReference,
+    Example,
+    MicroBatches,
+    Objective,
+    deal,
+    micro_batches_of,
+)
 from slurm_rl.supervised.state import LoopState, PolicySaver
 from slurm_rl.train.stop import StopFlag, Timer
 

@@ -21,8 +21,7 @@ from slurm_rl.engine.reward_model import ScoreStatistics
 from slurm_rl.math.preference import bradley_terry, center_scores
 from slurm_rl.math.sequences import PackedBatch
 from slurm_rl.supervised.dpo import build_pair_examples, share, split_pairs
-from slurm_rl.supervised.objective import Example, Objective
-from slurm_rl.supervised.reference import MicroBatches
+from slurm_rl.supervised.objective import Example, MicroBatches, Objective
 
 
 def build_rm(config: RunConfig, tokenizer: Any, _: ImageCounter | None) -> Objective:

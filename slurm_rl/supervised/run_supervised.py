@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TASKS, TORCHRUN_TASKS
-from slurm_rl.data.identity import check_same_rows
-from slurm_rl.data.load_data import require_one_batch
+from slurm_rl.data.load_data import check_same_rows, require_one_batch
 from slurm_rl.engine import distributed
 from slurm_rl.engine.load_model import load_tokenizer
 from slurm_rl.engine.policy import PolicyEngine
@@ -21,9 +20,8 @@ from slurm_rl.plan.layout import DEFAULT_MICRO_BATCH_TOKENS
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, append_event, read_json
 from slurm_rl.supervised.loop import SupervisedLoop
-from slurm_rl.supervised.objective import Objective
+from slurm_rl.supervised.objective import AddReference, Objective, add_cached_logprobs, load_live_reference
 from slurm_rl.supervised.rank_info import RankInfo
-from slurm_rl.supervised.reference import AddReference, add_cached_logprobs, load_live_reference
 from slurm_rl.supervised.rm import measure_scores
 from slurm_rl.supervised.state import PolicySaver
 from slurm_rl.train.model_folder import load_text_config, prepare_model, tell_rows

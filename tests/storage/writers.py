@@ -85,7 +85,7 @@ def old_or_new(path: Path, old: bytes) -> Callable[[], bool]:
     "job.create.snapshot_code",
     "sweep.create._create_run",
     "supervised.__main__.begin",
-    "launchers.ray.inside.open_run",
+    "launchers.ray.allocation.open_run",
     "cli.node._prepare",
 )
 def new_run(folder: Path) -> Case:
@@ -184,7 +184,7 @@ def attempt_start(folder: Path) -> Case:
     "run_dir.write_last",
     "job.controller.Controller._run_attempt",
     "job.controller.Controller._end",
-    "train.outcome.run_to_outcome.end",
+    "train.stop.run_to_outcome.end",
     "job.supervisor.drive",
     "node.agent.NodeAgent._write_record",
 )
@@ -204,8 +204,8 @@ def last_words(folder: Path) -> Case:
     "node.external.ExternalTrainer._end",
     "node.external.main",
     "job.ends.settle_killed_attempts",
-    "job.silent.settle_silent_agent",
-    "job.silent.settle_late_agents",
+    "job.agents.settle_silent_agent",
+    "job.agents.settle_late_agents",
     "job.watch.AttemptWatch._look_for_dead_nodes",
     "launchers.slurm.hosts.run_preflight",
     "launchers.machines.place.write_place",
@@ -418,12 +418,12 @@ def rollouts(folder: Path) -> Case:
 
 @writer(
     "prompts.json wandb_id",
-    "data.identity.check_same_rows",
+    "data.load_data.check_same_rows",
     "report.wandb_run.load_id",
     "report.wandb_run._try_open",
 )
 def identity(folder: Path) -> Case:
-    from slurm_rl.data.identity import check_same_rows
+    from slurm_rl.data.load_data import check_same_rows
     from slurm_rl.report.wandb_run import load_id
 
     run = RunDir(folder)
@@ -556,7 +556,7 @@ def torch_save(folder: Path) -> Case:
     "engine.policy.PolicyEngine.export_adapter",
     "engine.tiny.build_tiny_model",
     "engine.tiny_vl.build_tiny_vl",
-    "supervised.reference._write",
+    "supervised.objective._write",
 )
 def export(folder: Path) -> Case:
     from safetensors.torch import load_file

@@ -24,8 +24,7 @@ from slurm_rl.errors import StopRequested
 from slurm_rl.run_dir import RunDir, read_json
 from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.run_supervised import build_objective, run_training, train
-from slurm_rl.train.outcome import run_to_outcome
-from slurm_rl.train.stop import StopFlag
+from slurm_rl.train.stop import StopFlag, run_to_outcome
 
 SMALL = [
     "model.tiny.hidden_size=32",

@@ -29,9 +29,8 @@ from slurm_rl.config.train import PolicyConfig
 from slurm_rl.engine.load_model import load_tokenizer
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import build_tiny_model
-from slurm_rl.supervised.objective import Example, micro_batches_of
+from slurm_rl.supervised.objective import Example, add_cached_logprobs, load_live_reference, micro_batches_of
 from slurm_rl.supervised.rank_info import RankInfo
-from slurm_rl.supervised.reference import add_cached_logprobs, load_live_reference
 from slurm_rl.supervised.run_supervised import build_engine, build_objective
 
 trl = pytest.importorskip("trl")

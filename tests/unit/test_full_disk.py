@@ -25,7 +25,7 @@ from slurm_rl.job.controller import Controller
 from slurm_rl.launchers.here import LocalAllocation
 from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_last
-from slurm_rl.train.outcome import run_to_outcome
+from slurm_rl.train.stop import run_to_outcome
 from tests.small_disk import small_disk
 
 NEVER = 3600.0

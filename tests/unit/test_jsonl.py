@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.job.phases import PhaseWatch
+from slurm_rl.job.watch import PhaseWatch
 from slurm_rl.jsonl import RowTail, append_row, find_damaged, read_last_rows, read_lines, read_rows
 from slurm_rl.run_dir import RunDir, append_event, report_damage
 from slurm_rl.run_dir import append_row as append_row_of

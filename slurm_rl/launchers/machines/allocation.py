@@ -15,8 +15,7 @@ from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.launchers.here import HereAllocation
 from slurm_rl.launchers.machines.hub import Hub
 from slurm_rl.launchers.machines.nodes import MachineNodes
-from slurm_rl.launchers.machines.place import read_place
-from slurm_rl.launchers.machines.secret import derive_ray_token, head_secret
+from slurm_rl.launchers.machines.place import derive_ray_token, head_secret, read_place
 from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan

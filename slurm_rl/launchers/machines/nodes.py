@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.job.agents import start_agent
+from slurm_rl.job.agents import settle_silent_agent, start_agent
 from slurm_rl.job.ends import read_record
-from slurm_rl.job.silent import settle_silent_agent
 from slurm_rl.launchers.machines.hub import Hub, Member
 from slurm_rl.node.rendezvous import own_address
 from slurm_rl.plan.job import JobPlan
@@ -40,16 +39,13 @@ class MachineNodes:
         """Nodes whose machine went away."""
         self._ends: dict[int, int] = {}
         self._kill_at = self._ended_at = 0.0
-        self.hosts = self._find_hosts()
+        peers = [member.link.peer for _, member in sorted(hub.members.items())]
+        # The head as the last of them reaches it.
+        self.hosts = [own_address(peers[-1] if peers else "localhost"), *peers]
         self._local = start_agent(plan, attempt, 0, self.hosts, hub.job_key, env)
         for member in hub.members.values():
             member.inbox.clear()
         hub.broadcast("start", attempt=attempt.number, hosts=self.hosts)
-
-    def _find_hosts(self) -> list[str]:
-        peers = [member.link.peer for _, member in sorted(self._hub.members.items())]
-        # The head as the last of them reaches it.
-        return [own_address(peers[-1] if peers else "localhost"), *peers]
 
     def poll(self) -> int | None:
         """None while an agent runs; afterwards the highest of their exit statuses."""

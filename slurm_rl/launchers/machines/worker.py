@@ -19,14 +19,13 @@ from typing import Any
 
 from slurm_rl import __version__
 from slurm_rl.errors import BringUpError, ConfigError, SlurmRLError
-from slurm_rl.job.agents import clean_here, start_agent
+from slurm_rl.job.agents import EXIT_NOT_STARTED, clean_here, settle_silent_agent, start_agent
 from slurm_rl.job.attempts import EXIT_INTERRUPTED
-from slurm_rl.job.silent import EXIT_NOT_STARTED, settle_silent_agent
 from slurm_rl.jsonl import RowTail
 from slurm_rl.launchers.machines.hub import BEAT_S, SILENCE_S
 from slurm_rl.launchers.machines.link import Link, LinkClosed
 from slurm_rl.launchers.machines.nodes import Outbox, files_for_all, take_file
-from slurm_rl.launchers.machines.secret import derive_ray_token
+from slurm_rl.launchers.machines.place import derive_ray_token
 from slurm_rl.node.ray_cluster import create_token, token_file
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json

@@ -6,7 +6,7 @@ rest (account, QOS, reservation, limits) in Slurm's own words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from slurm_rl.errors import SubmitError
 from slurm_rl.launchers.slurm import commands
@@ -18,10 +18,18 @@ from slurm_rl.launchers.slurm.partitions import (
     partitions,
     spell_gpus,
 )
-from slurm_rl.launchers.slurm.versions import check_version
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import sbatch_argv
 
+OLDEST: commands.Version = (20, 11)
+"""Its srun is the first with --overlap, by which steps share the nodes."""
+_SINCE: dict[str, commands.Version] = {
+    "segment": (24, 5),
+    "spread-segments": (25, 11),
+    "consolidate-segments": (25, 11),
+    "requeue=expedite": (25, 11),
+}
+"""What a version of Slurm does not have yet: said before a job is queued, not by an srun that fails in it."""
 # What --test-only says of a job that sbatch would take and let wait, because of nodes that are down or reserved now.
 _MAY_ONLY_WAIT = ("node configuration is not available", "nodes are busy", "node not available")
 
@@ -51,6 +59,32 @@ def check_admission(plan: JobPlan) -> JobPlan:
 
 def _test(plan: JobPlan) -> None:
     commands.test_only([*sbatch_argv(plan.sbatch), "--wrap=true"])
+
+
+def check_version(options: Mapping[str, object], version: commands.Version) -> None:
+    """Compare sbatch's options, and what every run needs, with what this Slurm has.
+
+    Raises:
+        SubmitError: it is too old; names the option.
+    """
+    if version < OLDEST:
+        raise SubmitError(
+            f"slurm_rl needs Slurm {_render(OLDEST)} or later, whose steps can share nodes (srun --overlap)",
+            seen=_render(version),
+            action="run inside an allocation as on machines without Slurm: python -m slurm_rl node --help",
+        )
+    for name, value in options.items():
+        for option in (name, f"{name}={value}"):
+            if version < _SINCE.get(option, version):
+                raise SubmitError(
+                    f"--{option} is an option of Slurm {_render(_SINCE[option])} and later",
+                    seen=_render(version),
+                    action=f"leave cluster.slurm.extra.{name.replace('-', '_')} out",
+                )
+
+
+def _render(version: commands.Version) -> str:
+    return f"{version[0]}.{version[1]:02}"
 
 
 def _choose_partitions(plan: JobPlan) -> list[PartitionInfo]:

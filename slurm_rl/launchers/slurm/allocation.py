@@ -10,10 +10,10 @@ from typing import Any
 
 from slurm_rl.errors import SlurmRLError, SubmitError
 from slurm_rl.holder import Holder
+from slurm_rl.job.agents import OURS, settle_late_agents
 from slurm_rl.job.allocation import Allocation, IsStopped, Nodes
 from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.job.ends import find_lost_nodes, find_task_errors
-from slurm_rl.job.silent import OURS, settle_late_agents
 from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError
 from slurm_rl.launchers.slurm.commands import cancel, element_id, kill_wait_s, note_in_comment, query_jobs, requeue
 from slurm_rl.launchers.slurm.hosts import Hosts

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from slurm_rl.errors import SlurmRLError, SubmitError
 from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError, execute_slurm, run_slurm, slurm_error, words_of
 from slurm_rl.launchers.slurm.states import JobState, parse_state
-from slurm_rl.launchers.slurm.versions import Version, parse_version
+
+Version = tuple[int, int]
 
 _DEFAULT_KILL_WAIT_S = 30.0
 """Slurm's own."""
@@ -167,6 +168,16 @@ def max_array_size() -> int:
 def slurm_version() -> Version | None:
     """Of the Slurm commands here; None where they do not say. No controller is asked."""
     return parse_version(run_slurm(["sinfo", "--version"]))
+
+
+def parse_version(text: str) -> Version | None:
+    """Year and month in what `sinfo --version` prints; None where it tells no version.
+
+    >>> parse_version("slurm-wlm 22.05.8"), parse_version("slurm 25.11.7"), parse_version("slurm")
+    ((22, 5), (25, 11), None)
+    """
+    found = re.search(r"\b(\d+)\.(\d+)\b", text)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def hostnames(nodelist: str) -> list[str]:

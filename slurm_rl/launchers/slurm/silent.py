@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from slurm_rl.job.silent import OURS, explain, last_words, settle_silent_agent
+from slurm_rl.job.agents import OURS, explain, last_words, settle_silent_agent
 from slurm_rl.launchers.slurm.commands import JobInfo
 from slurm_rl.launchers.slurm.states import JobState
 from slurm_rl.plan.job import JobPlan

@@ -32,7 +32,9 @@ def submit_arrays(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -
         SubmitError: Slurm refused an array; those it had taken before are cancelled.
     """
     jobs: list[str] = []
-    arrays = build_arrays(runs, commands.max_array_size())
+    # A run's place in its list is its index in the array.
+    groups, most = [[runs[position] for position in group] for group in group_runs(runs)], commands.max_array_size()
+    arrays = [group[start : start + most] for group in groups for start in range(0, len(group), most)]
     try:
         for array in arrays:
             jobs.append(_submit_array(sweep, ledger.name, array, jobs[-1] if jobs else None))
@@ -50,12 +52,6 @@ def submit_arrays(sweep: SweepDir, ledger: Ledger, runs: Sequence[PlannedRun]) -
     placed = ledger.runs[-len(runs) :]
     for_all(lambda run: record_job(sweep.run(run.index), "slurm", f"{run.array_job}_{run.array_index}"), placed)
     return ledger
-
-
-def build_arrays(runs: Sequence[PlannedRun], max_size: int) -> list[list[PlannedRun]]:
-    """The runs of each array, at most `max_size`; a run's place in its list is its index in the array."""
-    groups = [[runs[position] for position in group] for group in group_runs(runs)]
-    return [group[start : start + max_size] for group in groups for start in range(0, len(group), max_size)]
 
 
 def group_runs(runs: Sequence[PlannedRun]) -> list[list[int]]:

@@ -69,7 +69,7 @@ class Learner:
         minibatches = self._split(sequences, groups, step)
         kept = list(compress(sequences, keep_mask(groups, algorithm.filters)))
         metrics = self._train_critic(minibatches, kept, step)
-        alone = self._critic_learns_alone(step)
+        alone = self.critic is not None and step < self.config.critic.warmup_steps
         batches = [drop_without_gradient(it, algorithm) for it in ([] if alone else minibatches)]
         batches = [batch for batch in batches if batch]
         totals = [self.policy.train("train", batch, algorithm, lr) for batch in batches]
@@ -83,10 +83,14 @@ class Learner:
     def _build_sequences(
         self, groups: Sequence[Group], algorithm: AlgorithmConfig, reference: Sequence[FloatArray] | None
     ) -> list[TrainSequence]:
-        proximal = self._proximal_logprobs(groups)
         values = None if self.critic is None else self.critic.values(build_plain_sequences(groups))
         sequences = build_train_sequences(groups, algorithm, reference, values)
-        return sequences if self.config.correction_kind is None else correct_sampler(sequences, proximal)
+        if self.config.correction_kind is None:
+            return sequences
+        # What the policy says of the completions before it trains on them; where all of them make one optimizer step,
+        # its own forward pass says the same.
+        plain = None if self.config.trainer.num_updates == 1 else build_plain_sequences(groups)
+        return correct_sampler(sequences, None if plain is None else self.policy.compute("logprobs", plain))
 
     def _split(
         self, sequences: Sequence[TrainSequence], groups: Sequence[Group], step: int
@@ -116,9 +120,6 @@ class Learner:
         lr = schedule_lr(config.optim, step, self.config.trainer.num_steps)
         return value_metrics(kept) | self.critic.train(minibatches, config.clip, lr)
 
-    def _critic_learns_alone(self, step: int) -> bool:
-        return self.critic is not None and step < self.config.critic.warmup_steps
-
     def _algorithm(self, kl_coefficient: float | None) -> AlgorithmConfig:
         """The learning rule of a step: the KL coefficient may have moved."""
         algorithm = self.config.algorithm
@@ -141,13 +142,6 @@ class Learner:
         mean = sum(found) / len(found)
         chosen = adapt_coefficient(kl.coefficient, mean, kl.target, len(found), kl.horizon)
         return chosen, {"kl/completion": mean, "kl/coefficient": kl.coefficient}
-
-    def _proximal_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
-        """What the policy says of the completions before it trains on them; None where the ratio is taken to the
-        sampler, or where all of them make one optimizer step, whose own forward pass says the same."""
-        if self.config.correction_kind is None or self.config.trainer.num_updates == 1:
-            return None
-        return self.policy.compute("logprobs", build_plain_sequences(groups))
 
     def _reference_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
         if self.config.algorithm.kl.coefficient == 0:

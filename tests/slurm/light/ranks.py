@@ -26,8 +26,7 @@ from slurm_rl.errors import StopRequested
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, append_event
-from slurm_rl.train.outcome import run_to_outcome
-from slurm_rl.train.stop import StopFlag
+from slurm_rl.train.stop import StopFlag, run_to_outcome
 
 
 class Ranks:

@@ -24,8 +24,7 @@ from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.run_dir import RunDir, append_event, read_json
-from slurm_rl.train.outcome import run_to_outcome
-from slurm_rl.train.stop import StopFlag
+from slurm_rl.train.stop import StopFlag, run_to_outcome
 
 _STEP_TIMEOUT_S = 120.0
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurm_rl.data.identity import check_same_rows, prompt_content
+from slurm_rl.data.load_data import check_same_rows, prompt_content
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import DataError
 from slurm_rl.math.sequences import ImageSpan, TrainSequence

@@ -14,8 +14,7 @@ from slurm_rl.data.split import RowCounts
 from slurm_rl.errors import DataError
 from slurm_rl.math.sequences import FloatArray, TrainSequence
 from slurm_rl.run_dir import RunDir
-from slurm_rl.supervised.objective import Example, Objective, make_sequence
-from slurm_rl.supervised.reference import add_cached_logprobs
+from slurm_rl.supervised.objective import Example, Objective, add_cached_logprobs, make_sequence
 from slurm_rl.supervised.run_supervised import check_same_examples
 
 

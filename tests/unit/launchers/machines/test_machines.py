@@ -13,8 +13,13 @@ from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.launchers.machines.allocation import why_run_dir_must_be_shared
 from slurm_rl.launchers.machines.nodes import Outbox, files_for_all, take_file
-from slurm_rl.launchers.machines.place import find_difference
-from slurm_rl.launchers.machines.secret import derive_ray_token, head_secret, secret_file, worker_secret
+from slurm_rl.launchers.machines.place import (
+    derive_ray_token,
+    find_difference,
+    head_secret,
+    secret_file,
+    worker_secret,
+)
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.network import interface_of, network_environment
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.launchers.ray import submit as shipping
+from slurm_rl.launchers.ray import launcher as shipping
 from slurm_rl.launchers.ray.dashboard import Dashboard
 from slurm_rl.run_dir import read_json
 from tests.other_user import STRANGER
@@ -303,7 +303,7 @@ def test_what_a_cluster_of_others_cannot_do_is_refused(
 
 def test_the_part_inside_needs_the_standard_library_alone() -> None:
     root = Path(shipping.__file__).parents[3]
-    script = f"import sys; sys.path.insert(0, {str(root)!r}); import slurm_rl.launchers.ray.inside"
+    script = f"import sys; sys.path.insert(0, {str(root)!r}); import slurm_rl.launchers.ray.allocation"
     done = subprocess.run([sys.executable, "-S", "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.load import load_config
+from slurm_rl.job.agents import explain, settle_late_agents, settle_silent_agent
 from slurm_rl.job.ends import find_causes, read_end
-from slurm_rl.job.silent import explain, settle_late_agents, settle_silent_agent
 from slurm_rl.job.watch import AttemptWatch
 from slurm_rl.launchers.slurm import allocation
 from slurm_rl.launchers.slurm.commands import JobInfo

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_rl.errors import SubmitError
-from slurm_rl.launchers.slurm.versions import Version, check_version, parse_version
+from slurm_rl.launchers.slurm.admission import check_version
+from slurm_rl.launchers.slurm.commands import Version, parse_version
 
 
 @pytest.mark.parametrize(
