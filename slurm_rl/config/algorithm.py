@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from slurm_rl.config.functions import explain_small_group, require_file
+from slurm_rl.config.functions import explain_small_group, file_of
 from slurm_rl.config.section import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
 from slurm_rl.config.tables import (
     ADVANTAGES,
@@ -126,13 +126,8 @@ class FilterConfig(Section):
     """Leave out shorter completions."""
     max_tokens: PositiveInt | None = None
     """Leave out longer completions; null: none."""
-    function: str | None = None
+    function: Annotated[str, file_of("algorithm.filters.function")] | None = None
     """`file.py:name`, a function (groups, config) that says of each completion of each group whether it is kept."""
-
-    @field_validator("function")
-    @classmethod
-    def _names_a_function(cls, value: str | None) -> str | None:
-        return require_file("algorithm.filters.function", value)
 
     def problems(self) -> Iterator[str]:
         if self.max_tokens is not None and self.max_tokens < self.min_tokens:

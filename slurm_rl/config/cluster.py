@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, field_validator
+from pydantic import BeforeValidator, Field
 
-from slurm_rl.config.existing import check_address
 from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, one_of
+from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, checked_by, one_of
 
 # The controller, `status` and `resume` rest on these; each has another way to be said, or none.
 RESERVED_OPTIONS = {
@@ -40,16 +40,14 @@ RESERVED_OPTIONS = {
 }
 
 
-def _check_one_line(text: str) -> str:
+def _check_one_line(text: str) -> None:
     if not text.isprintable():
         raise ValueError(f"it must be one line without control characters; got {text!r}")
-    return text
 
 
-def _check_no_nul(text: str) -> str:
+def _check_no_nul(text: str) -> None:
     if "\0" in text:
         raise ValueError(f"it must hold no NUL character; got {text!r}")
-    return text
 
 
 def _number_to_text(value: object) -> object:
@@ -57,11 +55,26 @@ def _number_to_text(value: object) -> object:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-OneLine = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(_check_one_line)]
+OneLine = Annotated[str, BeforeValidator(_number_to_text), checked_by(_check_one_line)]
 # Lines of shell and values of variables may span lines.
-Text = Annotated[str, BeforeValidator(_number_to_text), AfterValidator(_check_no_nul)]
+Text = Annotated[str, BeforeValidator(_number_to_text), checked_by(_check_no_nul)]
 Feature = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+def _check_extra(options: dict[str, bool | int | str]) -> None:
+    for name in options:
+        option = name.replace("_", "-")
+        if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
+            raise ValueError(f"an option of sbatch is its long name, without leading dashes; got {name!r}")
+        if option in RESERVED_OPTIONS:
+            raise ValueError(
+                f"an option in extra must not be one that slurm_rl sets; got {name!r}. Next: {RESERVED_OPTIONS[option]}"
+            )
+        if name.replace("-", "_") in SlurmOptions.model_fields:
+            raise ValueError(
+                f"this option has a key of its own; got {name!r}. Next: set cluster.slurm.{name.replace('-', '_')}"
+            )
 
 
 class SlurmOptions(Section):
@@ -95,26 +108,8 @@ class SlurmOptions(Section):
     """--gres; null derives gpu:<type>:<n> from the cluster, unless `extra` has gpus or gpus_per_node."""
     exclusive: bool = True
     """--exclusive: the job has its nodes for itself."""
-    extra: dict[str, bool | int | OneLine] = Field(default={})
+    extra: Annotated[dict[str, bool | int | OneLine], checked_by(_check_extra)] = Field(default={})
     """Any other option of sbatch, long name without leading dashes; true for a flag."""
-
-    @field_validator("extra")
-    @classmethod
-    def _extra_is_free(cls, extra: dict[str, bool | int | OneLine]) -> dict[str, str | int | bool]:
-        for name in extra:
-            option = name.replace("_", "-")
-            if not re.fullmatch(r"[a-z][a-z0-9-]+", option):
-                raise ValueError(f"an option of sbatch is its long name, without leading dashes; got {name!r}")
-            if option in RESERVED_OPTIONS:
-                raise ValueError(
-                    f"an option in extra must not be one that slurm_rl sets; got {name!r}. "
-                    f"Next: {RESERVED_OPTIONS[option]}"
-                )
-            if name.replace("-", "_") in cls.model_fields:
-                raise ValueError(
-                    f"this option has a key of its own; got {name!r}. Next: set cluster.slurm.{name.replace('-', '_')}"
-                )
-        return extra
 
 
 class ClusterConfig(Section):
@@ -168,7 +163,7 @@ class ClusterConfig(Section):
     """Options for sbatch."""
 
     def problems(self) -> Iterator[str]:
-        check_address(self)
+        yield from self._address_problems()
         total = sum(self.node_features.values())
         if self.node_features and total != self.num_nodes:
             yield (
@@ -184,3 +179,47 @@ class ClusterConfig(Section):
                 f"cluster.node_features makes --constraint; got cluster.slurm.constraint={self.slurm.constraint!r} "
                 "as well. Next: leave one out"
             )
+
+    def _address_problems(self) -> Iterator[str]:
+        is_existing = LAUNCHERS[self.launcher].existing
+        if is_existing != (self.address is not None):
+            yield (
+                f"cluster.address and cluster.launcher=ray go together; got {self.address!r} and {self.launcher!r}. "
+                "Next: +cluster=ray cluster.address=http://host:8265"
+            )
+        if self.remote_root is not None and not is_existing:
+            yield f"cluster.remote_root is for cluster.launcher=ray; got it with {self.launcher!r}"
+        if self.address is not None and not is_dashboard_url(self.address):
+            yield (
+                "cluster.address is the URL of a Ray dashboard, http://host:8265 or https://...; "
+                f"got {hide_password(self.address)!r}. Next: name the dashboard, not the GCS (port 6379) nor ray://"
+            )
+        if self.remote_root is not None and not self.remote_root.startswith("/"):
+            yield (
+                "cluster.remote_root is an absolute path that every node of that cluster sees (NFS, a mounted bucket); "
+                f"got {self.remote_root!r}. Next: name such a path, and checkpoint.url=gs://... for checkpoints in a "
+                "bucket"
+            )
+
+
+def is_dashboard_url(address: str) -> bool:
+    """Scheme, host, perhaps a port and a path; no password, no query.
+
+    >>> is_dashboard_url("http://head:8265"), is_dashboard_url("ray://head:10001"), is_dashboard_url("head:6379")
+    (True, False, False)
+    """
+    try:
+        parts = urlsplit(address)
+        has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
+    plain = not (parts.username or parts.password or parts.query or parts.fragment) and " " not in address
+    return parts.scheme in ("http", "https") and has_host and plain
+
+
+def hide_password(address: str) -> str:
+    """>>> hide_password("https://me:secret@host/x")
+    'https://...@host/x'
+    """
+    scheme, found, rest = address.partition("://")
+    return f"{scheme}://...@{rest.rpartition('@')[2]}" if found and "@" in rest else address

@@ -15,7 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from slurm_rl.config.section import Section
+from pydantic import AfterValidator
+
+from slurm_rl.config.section import Section, checked_by
 from slurm_rl.config.tables import ADVANTAGES, POLICY_LOSSES, AdvantageRow, LossRow, Row
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import is_file
@@ -74,11 +76,14 @@ def check_function(config: RunConfig, key: str, spec: str) -> None:
         raise ConfigError(explain_small_group(spec, config.algorithm.group_size))
 
 
-def require_file(key: str, value: str | None) -> str | None:
-    """The value, when it is null or `file.py:name`; ValueError else."""
-    if value is not None and not is_file(value):
-        raise ValueError(f"{key} must be file.py:name; got {value!r}")
-    return value
+def file_of(key: str) -> AfterValidator:
+    """A value that is `file.py:name`."""
+
+    def check(value: str) -> None:
+        if not is_file(value):
+            raise ValueError(f"{key} must be file.py:name; got {value!r}")
+
+    return checked_by(check)
 
 
 def explain_small_group(advantage: str, group_size: int) -> str:

@@ -2,18 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import re
+from typing import Annotated, Literal
 
-from pydantic import field_validator
+from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, checked_by
 
-from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
-from slurm_rl.config.times import parse_minutes
+_TIME_FORMS = {
+    r"(?P<m>\d+)": "minutes",
+    r"(?P<m>\d+):(?P<s>\d+)": "MM:SS",
+    r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)": "HH:MM:SS",
+    r"(?P<d>\d+)-(?P<h>\d+)": "D-HH",
+    r"(?P<d>\d+)-(?P<h>\d+):(?P<m>\d+)": "D-HH:MM",
+    r"(?P<d>\d+)-(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)": "D-HH:MM:SS",
+}
+
+
+def parse_minutes(value: str | int) -> int:
+    """Minutes of a Slurm time limit, seconds rounded up as Slurm does.
+
+    >>> parse_minutes("1-02:00:00"), parse_minutes("10:30"), parse_minutes(45)
+    (1560, 11, 45)
+    """
+    text = str(value).strip()
+    for pattern in _TIME_FORMS:
+        match = re.fullmatch(pattern, text)
+        if match:
+            parts = {key: int(number) for key, number in match.groupdict().items()}
+            seconds = parts.get("d", 0) * 86400 + parts.get("h", 0) * 3600 + parts.get("m", 0) * 60 + parts.get("s", 0)
+            if seconds > 0:
+                return -(-seconds // 60)
+    raise ValueError(f"a time limit is one of {', '.join(_TIME_FORMS.values())} and above 0; got {text!r}")
 
 
 class JobConfig(Section):
     """Time, signals and restarts."""
 
-    time_limit: str | int | None = None
+    time_limit: Annotated[str | int, checked_by(parse_minutes)] | None = None
     """Slurm's forms (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS); null: the partition's default."""
     signal_lead_s: PositiveInt = 120
     """Seconds before the limit at which the run is told to save."""
@@ -27,13 +51,6 @@ class JobConfig(Section):
     """Ray's debugger, a larger flight recorder of NCCL or RCCL, and verbose logs; `plan` shows each with its reason."""
     debugger: Literal["distributed", "legacy"] = "distributed"
     """With debug: Ray's debugger of VS Code, in which a task that raises waits; or `ray debug`."""
-
-    @field_validator("time_limit")
-    @classmethod
-    def _is_a_time(cls, value: str | int | None) -> str | int | None:
-        if value is not None:
-            parse_minutes(value)
-        return value
 
     @property
     def time_limit_min(self) -> int | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import BeforeValidator, Field
 
-from slurm_rl.config.functions import require_file
-from slurm_rl.config.section import Fraction, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.functions import file_of
+from slurm_rl.config.section import Fraction, PositiveFloat, PositiveInt, Section, checked_by
 from slurm_rl.config.tables import VerifierName
 
 CODE_SHARE: Final = 0.8
@@ -81,17 +81,33 @@ class RewardModelConfig(Section):
             )
 
 
+def split_urls(value: str | None) -> list[str]:
+    """The parts of a comma-separated list; none of null."""
+    return [url.strip() for url in (value or "").split(",") if value is not None]
+
+
+def _check_urls(value: str) -> None:
+    for url in split_urls(value):
+        if not re.fullmatch(r"https?://[^\s/]+\S*", url):
+            raise ValueError(f"reward.url must be http://host:port/path, or several with commas; got {url!r}")
+
+
+def _leave_out_nulls(value: object) -> object:
+    # A preset adds to the table of the defaults; how else could it take one away?
+    return {key: weight for key, weight in value.items() if weight is not None} if isinstance(value, dict) else value
+
+
 class RewardConfig(Section):
     """Verifiers, and what happens when one fails."""
 
-    verifiers: dict[VerifierName, float] = Field(default={})
+    verifiers: Annotated[dict[VerifierName, float], BeforeValidator(_leave_out_nulls)] = Field(default={})
     """Verifier name to weight; the reward is the weighted sum, and a weight of null leaves a verifier out. Not used
     with `function`, `model` or `url`."""
-    function: str | None = None
+    function: Annotated[str, file_of("reward.function")] | None = None
     """`file.py:name`, a function (queries, prompts, labels) that makes the whole reward; runs in the workers."""
     model: RewardModelConfig = RewardModelConfig()
     """A trained model that makes the whole reward; runs in the workers, a copy in each."""
-    url: str | None = None
+    url: Annotated[str, checked_by(_check_urls)] | None = None
     """Reward services outside of the run, comma-separated, with OpenRLHF's protocol: http://host:5000/get_reward."""
     num_workers: PositiveInt = 1
     """Processes that run verifiers."""
@@ -113,27 +129,6 @@ class RewardConfig(Section):
         """Whether anything is said of how a completion is scored."""
         return bool(self.verifiers or self.function or self.model.path or self.url)
 
-    @field_validator("verifiers", mode="before")
-    @classmethod
-    def _null_leaves_out(cls, value: object) -> object:
-        # A preset adds to the table of the defaults; how else could it take one away?
-        return (
-            {key: weight for key, weight in value.items() if weight is not None} if isinstance(value, dict) else value
-        )
-
-    @field_validator("function")
-    @classmethod
-    def _names_a_function(cls, value: str | None) -> str | None:
-        return require_file("reward.function", value)
-
-    @field_validator("url")
-    @classmethod
-    def _are_urls(cls, value: str | None) -> str | None:
-        for url in split_urls(value):
-            if not re.fullmatch(r"https?://[^\s/]+\S*", url):
-                raise ValueError(f"reward.url must be http://host:port/path, or several with commas; got {url!r}")
-        return value
-
     def problems(self) -> Iterator[str]:
         chosen = {
             "reward.function": self.function is not None,
@@ -154,8 +149,3 @@ class RewardConfig(Section):
                 f"code.test_timeout_s must be at most {CODE_SHARE:g} x timeout_s = {longest:g}, "
                 f"got {self.code.test_timeout_s:g}: set reward.timeout_s={self.code.test_timeout_s / CODE_SHARE:g}"
             )
-
-
-def split_urls(value: str | None) -> list[str]:
-    """The parts of a comma-separated list; none of null."""
-    return [url.strip() for url in (value or "").split(",") if value is not None]

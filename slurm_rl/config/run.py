@@ -11,10 +11,10 @@ from slurm_rl.config.algorithm import AlgorithmConfig, CriticConfig
 from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
 from slurm_rl.config.data import DataConfig
-from slurm_rl.config.existing import check_existing_cluster
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.functions import find_loss
 from slurm_rl.config.job import JobConfig, LoggingConfig, RayConfig
+from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.model import ModelConfig, fill_auto
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.section import NonNegativeInt, Section, one_of
@@ -216,8 +216,20 @@ class RunConfig(Section):
                 "job.num_spare_nodes must be 0 with cluster.node_features, since a spare cannot be of every kind; "
                 f"got {self.job.num_spare_nodes}"
             )
-        check_existing_cluster(self)
         cluster = self.cluster
+        not_there = {
+            f"task={self.task}": TASKS[self.task].under_torchrun,
+            f"container.runtime={self.container.runtime}": self.container.runtime != "none",
+            "cluster.node_features": bool(cluster.node_features),
+            f"job.num_spare_nodes={self.job.num_spare_nodes}": self.job.num_spare_nodes > 0,
+            "cluster.setup": bool(cluster.setup),
+        }
+        wrong = [name for name, is_wrong in not_there.items() if is_wrong]
+        if LAUNCHERS[cluster.launcher].existing and wrong:
+            yield (
+                "a Ray cluster of others has its own image, its own nodes and no torchrun; got "
+                f"{', '.join(wrong)} with cluster.launcher=ray. Next: leave it out, or use Slurm or this machine"
+            )
         if (cluster.accelerator == "cpu") != (cluster.gpus_per_node == 0):
             yield (
                 "cluster.gpus_per_node must be 0 on accelerator 'cpu' and above 0 elsewhere; "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Annotated, Self
+from collections.abc import Callable, Collection, Iterator
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -19,13 +19,22 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 def one_of(names: Collection[str], *, or_file: bool = False) -> AfterValidator:
     """A name of a table; with `or_file` also a user's `file.py:name`."""
 
-    def check(value: str) -> str:
-        if value in names or (or_file and is_file(value)):
-            return value
-        known = ", ".join(names) + (", or file.py:name" if or_file else "")
-        raise ValueError(f"must be one of {known}; got {value!r}")
+    def check(value: str) -> None:
+        if value not in names and not (or_file and is_file(value)):
+            known = ", ".join(names) + (", or file.py:name" if or_file else "")
+            raise ValueError(f"must be one of {known}; got {value!r}")
 
-    return AfterValidator(check)
+    return checked_by(check)
+
+
+def checked_by(check: Callable[[Any], object]) -> AfterValidator:
+    """The value as it is, when `check` raises no ValueError of it."""
+
+    def keep(value: Any) -> Any:
+        check(value)
+        return value
+
+    return AfterValidator(keep)
 
 
 class Section(BaseModel):

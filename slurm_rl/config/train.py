@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from slurm_rl.config.engine_args import check_not_ours
 from slurm_rl.config.paths import check_url
-from slurm_rl.config.section import Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.section import (
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    checked_by,
+)
 
 
 class PolicyConfig(Section):
@@ -105,7 +114,7 @@ class RolloutConfig(Section):
     of the longest sequences need, and 1 at most."""
     enforce_eager: bool | None = None
     """No CUDA graphs, no compilation: slower decoding, faster start. null: on CPU alone."""
-    engine_args: dict[str, Any] = Field(default={})
+    engine_args: Annotated[dict[str, Any], checked_by(check_not_ours)] = Field(default={})
     """Further arguments of vLLM's engine (fields of its EngineArgs), passed on as they are, such as
     max_num_batched_tokens; those that follow from other keys are refused. Logprobs may then differ from the policy's,
     as with quantization or kv_cache_dtype, so algorithm.correction.kind=auto corrects."""
@@ -128,12 +137,6 @@ class RolloutConfig(Section):
     @property
     def transfers_directly(self) -> bool:
         return self.weight_transfer not in ("auto", "ray")
-
-    @field_validator("engine_args")
-    @classmethod
-    def _leaves_our_arguments_alone(cls, value: dict[str, Any]) -> dict[str, Any]:
-        check_not_ours(value)
-        return value
 
     def problems(self) -> Iterator[str]:
         wrong = {"nccl": self.colocate, "ipc": not self.colocate}.get(self.weight_transfer, False)
@@ -253,16 +256,9 @@ class CheckpointConfig(Section):
     """Verified checkpoints kept; older ones go only after a newer one verifies."""
     keep_best: bool = True
     """With eval.every, also keep the checkpoint of the best sampled accuracy so far."""
-    url: str | None = None
+    url: Annotated[str, checked_by(partial(check_url, "checkpoint.url"))] | None = None
     """Where each checkpoint is copied to, in the background, as `<url>/<name of the run directory>`: gs://, s3:// or
     any URL of fsspec's. A run whose directory is lost or older goes on from there; null: no copies."""
     verify: bool = True
     """Take a copy back only when it is signed with this run's key, which is secrets/checkpoint-key of the run
     directory, made of SLURM_RL_TOKEN where that is set. false: whoever may write there may change the policy."""
-
-    @field_validator("url")
-    @classmethod
-    def _is_a_url(cls, value: str | None) -> str | None:
-        if value is not None:
-            check_url("checkpoint.url", value)
-        return value

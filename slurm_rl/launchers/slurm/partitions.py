@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from slurm_rl.config.times import parse_minutes
+from slurm_rl.config.job import parse_minutes
 from slurm_rl.launchers.slurm.command_line import run_slurm
 from slurm_rl.plan.job import JobPlan
 
