@@ -74,7 +74,6 @@ def read_matrix_names(folder: Path) -> set[str]:
 
 _SHOWN = 3
 _EMBEDDING = "embed_tokens.weight"
-_NUM_SPECIAL = 2  # padding and end of text
 
 
 def check_same_model(field: str, weights: str | None, model: ModelConfig) -> None:
@@ -103,13 +102,10 @@ def _find(wanted: dict[str, list[int]], name: str) -> str | None:
 
 def _expected(model: ModelConfig) -> dict[str, list[int]]:
     """Shapes by name; where no weights are to be seen, that of the embedding alone, which tells most models apart."""
-    if model.path is None:
-        tiny = model.tiny
-        return {} if tiny is None else {_EMBEDDING: [len(tiny.characters) + _NUM_SPECIAL, tiny.hidden_size]}
-    folder = expand_user(model.path)
-    if shapes := read_shapes(folder):
+    if model.path is not None and (shapes := read_shapes(expand_user(model.path))):
         return shapes
-    shape = find_shape(model)
+    # That of tiny_vl is rounded up.
+    shape = None if model.tiny_vl is not None else find_shape(model)
     return {} if shape is None else {_EMBEDDING: [shape.vocab_size, shape.hidden_size]}
 
 

@@ -27,10 +27,9 @@ from slurm_rl.job.record import RunState
 from slurm_rl.launchers.jobs import read_states, submit_run, wait_for_runs
 from slurm_rl.report.leaderboard import read_metric, render_standings
 from slurm_rl.run_dir import RunDir
-from slurm_rl.sweep.compose import Composer
 from slurm_rl.sweep.create import PlannedRun, create_runs, remove_sweep
 from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger
-from slurm_rl.sweep.sweeper import Outcome, compose_sweep, run_sweeper, set_sweep_dir
+from slurm_rl.sweep.sweeper import Composer, Outcome, compose_sweep, run_sweeper
 
 
 class SweepRuns:
@@ -132,7 +131,6 @@ def run_sweep(told: Words) -> int:
     with open_hydra(args.config_dir) as extra:
         config = compose_sweep(normalise_words(overrides), extra)
         directory = choose_directory(config, is_named=any("hydra.sweep.dir=" in word for word in overrides))
-        set_sweep_dir(config, str(directory.path))
         with explain_hydra():
             ledger = Ledger(str(config.name), args.metric or DEFAULT_METRIC, args.min)
         return sweep(config, SweepRuns(directory, ledger), Composer(extra))
@@ -163,7 +161,7 @@ def sweep(config: DictConfig, runs: SweepRuns, composer: Composer) -> int:
         return runs.start(check_clusters(planned), wait=wait)
 
     try:
-        run_sweeper(config, run_batch)
+        run_sweeper(config, runs.directory.path, run_batch)
     finally:
         if not runs.is_started:
             remove_sweep(runs.directory, made)

@@ -16,9 +16,9 @@ from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.image.files import check_image_is_there
 from slurm_rl.launchers.slurm.sweep_arrays import group_runs
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.sweep.compose import Composer
 from slurm_rl.sweep.create import PlannedRun
 from slurm_rl.sweep.ledger import SweepDir, SweepRun, swept_overrides
+from slurm_rl.sweep.sweeper import Composer
 
 _MOST_SHOWN = 20
 

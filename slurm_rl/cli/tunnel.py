@@ -15,7 +15,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.job.create import require_own_run
 from slurm_rl.node.ports import dashboard_port
 from slurm_rl.node.ray_cluster import token_file
-from slurm_rl.plan.attach import Forward, build_ssh_argv, build_tensorboard_argv
+from slurm_rl.plan.attach import Forward, build_ssh_argv
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir
 
@@ -26,7 +26,8 @@ def run(words: list[str]) -> int:
     told = read_words("tunnel", words)
     args, directory = told.flags, require_own_run(find_run(told.rest))
     plan, attempt = load_live(directory)
-    board = build_tensorboard_argv(sys.executable, str(directory.tensorboard), args.tensorboard_port)
+    board = [sys.executable, "-m", "tensorboard.main", f"--logdir={directory.tensorboard}"]
+    board += ["--host=127.0.0.1", f"--port={args.tensorboard_port}"]
     ssh = [] if plan.address else find_ssh(plan, attempt, args.port)
     print(render(directory, plan, attempt, ssh, args.port))
     print(f"tensorboard  http://127.0.0.1:{args.tensorboard_port}\n  start it here  {shlex.join(board)}")

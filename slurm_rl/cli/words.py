@@ -33,7 +33,8 @@ def read_words(verb: str, words: list[str]) -> Words:
     Raises:
         ConfigError: a flag that the verb does not have, one without its value, or a command for a verb that takes none.
     """
-    own, command = split_command(words)
+    place = words.index("--") if "--" in words else len(words)
+    own, command = words[:place], words[place + 1 :]
     if own != words and not VERBS[verb].takes_command:
         raise ConfigError(f"`{verb}` takes no command after --", seen=" ".join(["--", *command]), action="leave it out")
     flags, rest = _build_parser(verb).parse_known_args(own)
@@ -41,12 +42,6 @@ def read_words(verb: str, words: list[str]) -> Words:
         if word.startswith("-"):
             _refuse_flag(verb, word)
     return Words(flags, rest, command)
-
-
-def split_command(words: list[str]) -> tuple[list[str], list[str]]:
-    """What comes before `--`, and after it."""
-    place = words.index("--") if "--" in words else len(words)
-    return words[:place], words[place + 1 :]
 
 
 def choose(what: str, word: str | None, options: Iterable[str]) -> str:

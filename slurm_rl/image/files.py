@@ -73,10 +73,6 @@ def manifest_path(image: Path) -> Path:
     return image.with_name(f"{image.name}.json")
 
 
-def bom_path(image: Path) -> Path:
-    return image.with_name(f"{image.name}.cdx.json")
-
-
 def is_as_made(image: Path, source: str, manifest: dict[str, Any] | None) -> bool:
     """Whether this file came out of that source, and is still the one that came out."""
     if manifest is None or manifest.get("source_hash") != source or not image.is_file():

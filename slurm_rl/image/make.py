@@ -20,7 +20,7 @@ from slurm_rl.functions.load import load_function
 from slurm_rl.image import formats, parts
 from slurm_rl.image.bases import pin_bases, read_bases
 from slurm_rl.image.engines import Podman, choose_engine
-from slurm_rl.image.files import bom_path, image_path, is_as_made, manifest_path
+from slurm_rl.image.files import image_path, is_as_made, manifest_path
 from slurm_rl.image.formats import Source
 from slurm_rl.image.recipe import LABEL, Recipe, hash_recipe, write_context
 from slurm_rl.image.tools import say
@@ -195,7 +195,7 @@ def _make_file(target: Target, source: Source, source_hash: str, facts: dict[str
     made_by = source.engine.program if source.engine else "tar"
     _write_manifest(target.path, source_hash, facts | {"made_by": made_by}, report.get("versions"))
     if bom is not None:
-        write_json(bom_path(target.path), bom)
+        write_json(target.path.with_name(f"{target.path.name}.cdx.json"), bom)
 
 
 def _ask(source: Source, module: ModuleType, otherwise: str) -> str:

@@ -19,9 +19,8 @@ from slurm_rl.job.ends import read_record
 from slurm_rl.node.cleaning import clean_node
 from slurm_rl.node.driver import find_lack
 from slurm_rl.node.processes import start_child
-from slurm_rl.plan.container import Wrapped
+from slurm_rl.plan.container import SETUP_ACTION, SETUP_RULE, Wrapped
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.plan.setup import SETUP_ACTION, SETUP_RULE
 from slurm_rl.plan.step import node_words, with_host_setup, wrap_agent
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json
 from slurm_rl.run_secret import TOKEN_VARIABLE

@@ -12,7 +12,7 @@ from slurm_rl.node.ports import PortPlan
 from slurm_rl.node.processes import mark_env
 from slurm_rl.node.ray_cluster import ray_environment
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.plan.visibility import normalise_gpu_visibility, parse_kfd_uuid
+from slurm_rl.plan.visibility import normalise_gpu_visibility, parse_kfd_device
 from slurm_rl.run_dir import RunDir
 
 _TOPOLOGY = Path("/sys/class/kfd/kfd/topology/nodes")
@@ -30,15 +30,14 @@ def child_environment(
         env |= ray_environment(plan, run, attempt, ports)
     uuids = read_device_uuids() if plan.accelerator == "amd" else []
     change = normalise_gpu_visibility(os.environ, plan.accelerator, plan.gpus_per_node, uuids)
-    for name in change.unset:
-        env.pop(name, None)
+    env = change.apply(env)
     env |= network_environment(plan, role, env)
     if role.hosts:
         env[HOSTS_VARIABLE] = ",".join(role.hosts)
     # Libraries drop files into TMPDIR (vLLM its rendezvous); there they go when the attempt ends.
     if _is_torchs_default(env.get("TORCHINDUCTOR_CACHE_DIR", "")):
         del env["TORCHINDUCTOR_CACHE_DIR"]
-    return {**env, **change.set, **mark_env(mark), "TMPDIR": str(tmp_dir)}
+    return {**env, **mark_env(mark), "TMPDIR": str(tmp_dir)}
 
 
 def _is_torchs_default(cache_dir: str) -> bool:
@@ -61,15 +60,10 @@ def read_device_uuids(topology: Path = _TOPOLOGY, dri: Path = _DRI) -> list[str]
             properties = (node / "properties").read_text(encoding="ascii")
         except OSError:
             continue  # the driver hides what the task may not use
-        uuid = parse_kfd_uuid(properties)
-        if uuid is not None and _may_open(dri / f"renderD{_render_minor(properties)}"):
-            found.append(uuid)
+        device = parse_kfd_device(properties)
+        if device is not None and _may_open(dri / f"renderD{device[1]}"):
+            found.append(device[0])
     return found
-
-
-def _render_minor(properties: str) -> str:
-    fields = dict(line.split(maxsplit=1) for line in properties.splitlines() if len(line.split()) == 2)
-    return fields.get("drm_render_minor", "")
 
 
 def _may_open(device: Path) -> bool:

@@ -16,8 +16,8 @@ from slurm_rl.node.driver import EXIT_CHECKPOINTED
 from slurm_rl.node.processes import die_with_parent
 
 
-def run_rank(words: list[str]) -> int:
-    """Run the program in this process, as `python <file>` or `python -m <module>` would; its exit status."""
+def run_rank(words: list[str]) -> None:
+    """Run the program in this process, and leave as `python <file>` or `python -m <module>` would."""
     program, sys.argv = words[0], words
     try:
         if program.endswith(".py"):
@@ -25,19 +25,10 @@ def run_rank(words: list[str]) -> int:
         else:
             runpy.run_module(program, run_name="__main__", alter_sys=True)
     except SystemExit as end:
-        status = _status(end)
-        return 0 if status == EXIT_CHECKPOINTED else status
-    return 0
-
-
-def _status(end: SystemExit) -> int:
-    """As Python itself reads it: None is 0, a text is printed and 1."""
-    if end.code is None or isinstance(end.code, int):
-        return end.code or 0
-    print(end.code, file=sys.stderr)
-    return 1
+        if end.code != EXIT_CHECKPOINTED:
+            raise
 
 
 if __name__ == "__main__":
     die_with_parent(signal.SIGKILL, os.getppid())
-    sys.exit(run_rank(sys.argv[1:]))
+    run_rank(sys.argv[1:])

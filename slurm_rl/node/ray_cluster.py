@@ -18,7 +18,6 @@ from slurm_rl.node.driver import find_lack_in
 from slurm_rl.node.ports import PortPlan
 from slurm_rl.node.private_folder import copy_own_files, is_our_folder
 from slurm_rl.node.rendezvous import HeadRecord
-from slurm_rl.plan.accelerator import is_legacy
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
 from slurm_rl.run_secret import keep_secret
@@ -150,7 +149,8 @@ def build_ray_start_argv(
         f"--min-worker-port={ports.worker_min}",
         f"--max-worker-port={ports.worker_max}",
         "--disable-usage-stats",
-        *(["--ray-debugger-external"] if is_legacy(plan.env) else []),
+        # So that the legacy debugger is reached from other nodes.
+        *(["--ray-debugger-external"] if plan.env.get("RAY_DEBUG") == "legacy" else []),
         # It would copy every actor's output to the driver, which does not print it.
         "--include-log-monitor=false",
     ]

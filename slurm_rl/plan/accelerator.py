@@ -126,8 +126,3 @@ def debug_env(kind: AcceleratorKind, debugger: str, log_dir: str) -> list[EnvVar
     # %h and %p are NCCL's own words for host and process.
     log = EnvVar("NCCL_DEBUG_FILE", f"{log_dir}/nccl-%h-%p.log", "debug: beside the run, not between others' lines")
     return [*_rows_of("debug", debugger, "debug-gpu"), log]
-
-
-def is_legacy(env: dict[str, str]) -> bool:
-    """Whether `ray start` must let the legacy debugger be reached from other nodes."""
-    return env.get("RAY_DEBUG") == "legacy"

@@ -110,8 +110,3 @@ def build_ssh_argv(host: str, forwards: Sequence[Forward], jump: str | None = No
     for forward in forwards:
         argv += ["-L", f"127.0.0.1:{forward.local_port}:127.0.0.1:{forward.remote_port}"]
     return [*argv, *(["-J", jump] if jump else []), host]
-
-
-def build_tensorboard_argv(python: str, folder: str, port: int) -> list[str]:
-    """TensorBoard of one run, on loopback."""
-    return [python, "-m", "tensorboard.main", f"--logdir={folder}", "--host=127.0.0.1", f"--port={port}"]

@@ -8,9 +8,8 @@ import shlex
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import render_layout
-from slurm_rl.plan.ray_request import build_request
 from slurm_rl.plan.sbatch import render_submission
-from slurm_rl.plan.step import build_nodes_step, node_words, with_host_setup, wrap_agent
+from slurm_rl.plan.step import build_nodes_step, build_request, node_words, with_host_setup, wrap_agent
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
 from slurm_rl.plan.topology import find_idle
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.setup import SETUP_ACTION, SETUP_RULE
+from slurm_rl.plan.container import SETUP_ACTION, SETUP_RULE
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig

@@ -1,13 +1,14 @@
-"""The step that starts the node agents, as argv: what the controller runs and what `plan` shows. Pure."""
+"""What starts the node agents, as argv, and what a Ray cluster of others is asked to run; `plan` shows both. Pure."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
+from typing import Any
 
-from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, wrap
+from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, with_setup, wrap
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
 from slurm_rl.plan.sbatch import escape_percent
-from slurm_rl.plan.setup import with_setup
 
 TASK_LOG = "task-"
 """Begins the name of what a task of srun says before its agent writes a log of its own."""
@@ -101,3 +102,25 @@ def with_host_setup(plan: JobPlan, argv: Sequence[str]) -> list[str]:
     """argv after the lines of cluster.setup; under pyxis, where they would run in the container, argv itself."""
     is_host = ContainerPlan.from_json(plan.container).starts_on_the_host
     return with_setup(plan.setup if is_host else (), argv)
+
+
+# Seconds in which a job that `ray job stop` ends may save, at the least.
+_LEAST_STOP_S = 10
+
+
+def build_request(plan: JobPlan, job_id: str, package_uri: str) -> dict[str, Any]:
+    """Ray's JobSubmitRequest: one driver, in the shipped working directory. No secret and no token is in it."""
+    python = plan.python
+    return {
+        "submission_id": job_id,
+        "entrypoint": f"exec {shlex.join([python, '-u', '-m', 'slurm_rl.ray_jobs.inside', job_id])}",
+        "runtime_env": {
+            "working_dir": package_uri,
+            "env_vars": {
+                **plan.env,
+                # `ray job stop` is SIGTERM, and SIGKILL 3 s later, in which nothing is saved.
+                "RAY_JOB_STOP_WAIT_TIME_S": str(max(_LEAST_STOP_S, plan.limits.signal_lead_s)),
+            },
+        },
+        "metadata": {"slurm_rl": plan.slurm_rl_version, "run_dir": plan.run_dir},
+    }

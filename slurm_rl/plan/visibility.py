@@ -6,8 +6,8 @@ Slurm sets ROCR, often all of them to the same text; Ray wants HIP and refuses t
 there; HIP reads its mask when it is first imported. So all of them become one HIP mask:
 
     >>> change = normalise_gpu_visibility({"ROCR_VISIBLE_DEVICES": "4,5"}, "amd", 2)
-    >>> change.unset, change.set["HIP_VISIBLE_DEVICES"], change.num_gpus
-    (('ROCR_VISIBLE_DEVICES',), '4,5', 2)
+    >>> change.unset, change.set["HIP_VISIBLE_DEVICES"]
+    (('ROCR_VISIBLE_DEVICES',), '4,5')
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ MASK_VARIABLES: dict[AcceleratorKind, str] = {"nvidia": _CUDA, "amd": _HIP}
 
 @dataclass(frozen=True)
 class VisibilityChange:
-    """What to do to the environment, and how many GPUs it then shows."""
+    """What to do to the environment."""
 
     unset: tuple[str, ...]
     set: dict[str, str]
-    num_gpus: int
 
     def apply(self, env: Mapping[str, str]) -> dict[str, str]:
         """The environment after the change."""
@@ -50,13 +49,13 @@ def normalise_gpu_visibility(
         env: of the task, as Slurm made it.
         vendor: cpu changes nothing.
         num_gpus_expected: what the plan gives this node; GPUs beyond it are hidden.
-        device_uuids: on AMD, of the devices that this task may open, in their order (`parse_kfd_uuid`).
+        device_uuids: on AMD, of the devices that this task may open, in their order (`parse_kfd_device`).
 
     Raises:
         BringUpError: the node shows fewer GPUs, or masks that contradict each other.
     """
     if vendor == "cpu":
-        return VisibilityChange((), {}, 0)
+        return VisibilityChange((), {})
     if vendor == "nvidia":
         return _normalise_nvidia(env, num_gpus_expected)
     return _normalise_amd(env, num_gpus_expected, device_uuids)
@@ -72,15 +71,16 @@ def gpu_names(env: Mapping[str, str], vendor: AcceleratorKind, num_gpus: int) ->
     return [str(index) for index in range(num_gpus)] if mask is None else mask[:num_gpus]
 
 
-def parse_kfd_uuid(properties: str) -> str | None:
-    """The UUID by which ROCR knows a device, from its /sys/class/kfd/kfd/topology/nodes/<n>/properties.
+def parse_kfd_device(properties: str) -> tuple[str, str] | None:
+    """The UUID by which ROCR knows a device and the number of its render node, from the text of
+    /sys/class/kfd/kfd/topology/nodes/<n>/properties.
 
     None for a CPU, which has its node there too.
     """
     fields = dict(line.split(maxsplit=1) for line in properties.splitlines() if len(line.split()) == 2)
     if int(fields.get("simd_count", "0")) == 0:
         return None
-    return f"GPU-{int(fields.get('unique_id', '0')):016x}"
+    return f"GPU-{int(fields.get('unique_id', '0')):016x}", fields.get("drm_render_minor", "")
 
 
 def _normalise_nvidia(env: Mapping[str, str], expected: int) -> VisibilityChange:
@@ -90,9 +90,9 @@ def _normalise_nvidia(env: Mapping[str, str], expected: int) -> VisibilityChange
     if ids is None:
         ids = _all_devices(env, expected)
         _check_count(ids, env, expected)
-        return VisibilityChange(unset, {} if len(ids) == expected else {_CUDA: ",".join(ids[:expected])}, expected)
+        return VisibilityChange(unset, {} if len(ids) == expected else {_CUDA: ",".join(ids[:expected])})
     _check_count(ids, env, expected)
-    return VisibilityChange(unset, {_CUDA: ",".join(ids[:expected])}, expected)
+    return VisibilityChange(unset, {_CUDA: ",".join(ids[:expected])})
 
 
 def _normalise_amd(env: Mapping[str, str], expected: int, device_uuids: Sequence[str]) -> VisibilityChange:
@@ -109,7 +109,7 @@ def _normalise_amd(env: Mapping[str, str], expected: int, device_uuids: Sequence
     else:
         change |= {_HIP: ",".join(map(str, indices))}
     unset = tuple(name for name in _present(env, _MASKS) if name not in change)
-    return VisibilityChange(unset, change, expected)
+    return VisibilityChange(unset, change)
 
 
 def _compose_amd_masks(env: Mapping[str, str]) -> list[str] | None:

@@ -55,12 +55,13 @@ BEST_RUNS = 6
 
 def write_report(run: RunDir) -> Path:
     """Write report.html from whatever the run directory holds, and return its path."""
+    config = read_config_text(run)
     sections = [
         render_header(summarize_run(run)),
         render_section("Curves", render_charts(build_charts(read_rows(run.metrics)))),
         render_section("Completions, first and last", render_samples(read_rows(run.samples))),
         render_section("Events", render_events(read_events(run))),
-        render_section("Config", render_config(read_config_text(run))),
+        render_section("Config", f'<div class="card"><pre>{escape(config)}</pre></div>' if config else ""),
     ]
     write_text(run.report, render_page(run.path.name, sections))
     return run.report
@@ -140,11 +141,6 @@ def render_events(events: list[Row]) -> str:
     left_out = len(events) - len(shown)
     note = f'<p class="sub">{left_out:,} events in the middle are left out; see events.jsonl.</p>' if left_out else ""
     return render_table(["time", "event"], table, number_columns={0}) + note if table else ""
-
-
-def render_config(text: str) -> str:
-    """config.yaml as it was resolved."""
-    return f'<div class="card"><pre>{escape(text)}</pre></div>' if text else ""
 
 
 def _ends(rows: list[Row], num: int) -> list[Row]:

@@ -141,11 +141,6 @@ def load_id(run: RunDir) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
-def sync_command(run: RunDir) -> str:
-    """Uploads what every offline attempt kept on disk, in order, into the one W&B run."""
-    return f"wandb sync --id {load_id(run)} {shlex.quote(str(run.wandb / 'wandb'))}/offline-run-*"
-
-
 def find_key() -> str | None:
     """The API key that W&B itself would find without asking."""
     if key := os.environ.get("WANDB_API_KEY"):
@@ -160,7 +155,9 @@ def find_key() -> str | None:
 
 
 def _report_offline(run: RunDir, cause: str) -> None:
-    append_event(run, "wandb/offline", cause=cause, sync=sync_command(run))
+    # Uploads what every offline attempt kept on disk, in order, into the one W&B run.
+    sync = f"wandb sync --id {load_id(run)} {shlex.quote(str(run.wandb / 'wandb'))}/offline-run-*"
+    append_event(run, "wandb/offline", cause=cause, sync=sync)
 
 
 def _cause(error: Exception) -> str:

@@ -21,7 +21,7 @@ from slurm_rl.launchers.ray.dashboard import TOKEN_VARIABLE, Dashboard, RayUnava
 from slurm_rl.plan.container import Wrapped
 from slurm_rl.plan.expected import satisfies
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.ray_request import build_request
+from slurm_rl.plan.step import build_request
 from slurm_rl.run_dir import RunDir, read_json
 
 _WORDS = {"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "finished", "FAILED": "failed"}

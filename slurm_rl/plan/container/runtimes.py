@@ -7,7 +7,7 @@ No runtime gets a privilege (--privileged, capabilities, seccomp off) that the u
 from __future__ import annotations
 
 from slurm_rl.plan.accelerator import AcceleratorKind
-from slurm_rl.plan.container.spec import Request, Wrapped, render_bind, render_pyxis
+from slurm_rl.plan.container import Request, Wrapped, render_bind, render_pyxis
 
 # What a task must know of Slurm; podman and docker hand on only what is named.
 SLURM_NAMES = (

@@ -15,7 +15,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.render import render_plan
 from slurm_rl.plan.topology import find_idle
-from slurm_rl.sweep.compose import Composer
+from slurm_rl.sweep.sweeper import Composer
 
 CLUSTERS = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml"))

@@ -20,8 +20,8 @@ from slurm_rl.launchers.slurm import allocation
 from slurm_rl.launchers.slurm.commands import JobInfo
 from slurm_rl.launchers.slurm.silent import explain_silent_job, settle_silent_tasks
 from slurm_rl.launchers.slurm.states import JobState
+from slurm_rl.plan.container import with_setup
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
-from slurm_rl.plan.setup import with_setup
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
 
 
