@@ -57,8 +57,20 @@ def compose_run(
 
 
 def plan_run(config: RunConfig, run: RunDir) -> JobPlan:
-    """The plan of a run that is submitted from this process."""
-    check_path(run)
+    """The plan of a run that is submitted from this process.
+
+    Raises:
+        ConfigError: a run directory with a control character, or a layout that is impossible.
+    """
+    path = str(run.path)
+    parse_path(path)
+    # No file format or log line on the way could hold it.
+    if not path.isprintable():
+        raise ConfigError(
+            "run_dir must be printable, without line breaks and control characters",
+            seen=ascii(path),
+            action="choose another run_dir",
+        )
     facts = SubmitFacts(
         python=sys.executable,
         num_cpus=len(os.sched_getaffinity(0)),
@@ -66,7 +78,7 @@ def plan_run(config: RunConfig, run: RunDir) -> JobPlan:
         model_shape=find_shape(config.model),
     )
     root = config.cluster.remote_root
-    return build_plan(config, str(run.path if root is None else Path(root) / run.path.name), facts)
+    return build_plan(config, path if root is None else str(Path(root) / run.path.name), facts)
 
 
 def import_heavy(name: str, rule: str) -> Any:
@@ -79,22 +91,6 @@ def import_heavy(name: str, rule: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(rule, seen=str(error), action="pip install slurm_rl[cpu], or run it in the image") from None
-
-
-def check_path(run: RunDir) -> None:
-    """Refuse paths that some file format or log line on the way could not hold.
-
-    Raises:
-        ConfigError: a control character.
-    """
-    path = str(run.path)
-    parse_path(path)
-    if not path.isprintable():
-        raise ConfigError(
-            "run_dir must be printable, without line breaks and control characters",
-            seen=ascii(path),
-            action="choose another run_dir",
-        )
 
 
 def default_run_dir(config: RunConfig) -> Path:

@@ -18,10 +18,9 @@ from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import BringUpError, ConfigError
-from slurm_rl.image.bases import raise_bases
 from slurm_rl.image.files import check_image_file, image_path
 from slurm_rl.image.make import How, Target, build_image, import_image
-from slurm_rl.image.recipe import RECIPES, Recipe
+from slurm_rl.image.recipe import RECIPES, Recipe, raise_bases
 from slurm_rl.job.agents import agent_environment, choose_telling, explain_image
 from slurm_rl.job.create import snapshot_code
 from slurm_rl.launchers.jobs import open_launcher

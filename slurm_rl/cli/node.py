@@ -109,7 +109,8 @@ def _submit(
     check_image_is_there(plan)
     listen(config.cluster.head_port).close()  # said before anything is started
     if is_resumed:
-        _check_goes_on(directory, plan)
+        if (before := load_plan(directory).num_nodes) != plan.num_nodes:
+            print(f"slurm_rl: {plan.num_nodes} nodes now, {before} before", file=sys.stderr)
         write_run(directory, config, plan)
     else:
         create_run(directory, config, plan)
@@ -121,13 +122,6 @@ def _submit(
         file=sys.stderr,
     )
     return plan, submit_run(directory, plan)
-
-
-def _check_goes_on(directory: RunDir, plan: JobPlan) -> None:
-    """Say what is different from before."""
-    before = load_plan(directory)
-    if before.num_nodes != plan.num_nodes:
-        print(f"slurm_rl: {plan.num_nodes} nodes now, {before.num_nodes} before", file=sys.stderr)
 
 
 def _stop_like_ctrl_c(signum: int, frame: FrameType | None) -> None:

@@ -59,7 +59,8 @@ class SweepRuns:
                 return [None] * len(planned)
             wait_for_runs([self.directory.run(run.index) for run in planned], _tell)
         self._has_ended = True
-        return self._read_outcomes(planned)
+        runs = [self.directory.run(entry.index) for entry in planned]
+        return [self._outcome(run, state) for run, state in zip(runs, read_states(runs), strict=True)]
 
     def _submit(self, ledger: Ledger, planned: Sequence[PlannedRun], submit_all: Callable[..., Ledger]) -> None:
         is_first = not self.is_started
@@ -83,10 +84,6 @@ class SweepRuns:
                 left = len(planned) - place
                 _tell(f"slurm_rl: {left} runs are not started; each can be: python -m slurm_rl resume <run>")
                 raise KeyboardInterrupt
-
-    def _read_outcomes(self, planned: Sequence[PlannedRun]) -> list[Outcome]:
-        runs = [self.directory.run(entry.index) for entry in planned]
-        return [self._outcome(run, state) for run, state in zip(runs, read_states(runs), strict=True)]
 
     def _outcome(self, run: RunDir, state: RunState) -> Outcome:
         name, value = run.path.name, read_metric(run, self.ledger.metric)

@@ -67,13 +67,14 @@ def plan_runs(
         ConfigError: some are not valid; all errors at once, with the overrides of their runs.
     """
     entries = [SweepRun(first_index + place, tuple(overrides)) for place, overrides in enumerate(batch)]
-    problems, planned, seen = Problems(entries), [], _SeenInputs()
+    problems, planned = Problems(entries), []
+    seen: dict[str, SlurmRLError | None] = {}
     for position, entry in enumerate(entries):
         try:
             config = parse_config(composer.compose(entry.overrides), is_run=True)
             _check_has_no_place(config)
             plan = _plan(config, sweep, entry.index)
-            seen.check(config)
+            _check_once(config, seen)
             planned.append(PlannedRun(entry.index, entry.overrides, config, plan))
         except SlurmRLError as error:
             problems.add(position, error)
@@ -100,23 +101,18 @@ def _plan(config: RunConfig, sweep: SweepDir, index: int) -> JobPlan:
     return replace(plan, container={**plan.container, "mounts": [*plan.container["mounts"], mount]})
 
 
-class _SeenInputs:
-    """Looks at each model and data set once, and remembers what was wrong with it."""
-
-    def __init__(self) -> None:
-        self._errors: dict[str, SlurmRLError | None] = {}
-
-    def check(self, config: RunConfig) -> None:
-        key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r} {named_functions(config)!r}"
-        key += f" {config.checkpoint.url!r}"
-        if key not in self._errors:
-            try:
-                check_inputs(config)
-                self._errors[key] = None
-            except SlurmRLError as error:
-                self._errors[key] = error
-        if (known := self._errors[key]) is not None:
-            raise known
+def _check_once(config: RunConfig, seen: dict[str, SlurmRLError | None]) -> None:
+    """Look at each model and data set once; `seen` remembers what was wrong with it."""
+    key = f"{config.data!r} {config.model.path!r} {config.model.init_from!r} {named_functions(config)!r}"
+    key += f" {config.checkpoint.url!r}"
+    if key not in seen:
+        seen[key] = None
+        try:
+            check_inputs(config)
+        except SlurmRLError as error:
+            seen[key] = error
+    if (known := seen[key]) is not None:
+        raise known
 
 
 def _check_one_launcher(planned: Sequence[PlannedRun]) -> None:

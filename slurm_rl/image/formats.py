@@ -57,13 +57,10 @@ def make_sqsh(source: Source, path: Path) -> None:
     leaves its container in podman's store.
     """
     with write_beside(path) as beside, _unpacked(source) as root:
-        run_tool(mksquashfs_argv(root, beside, len(os.sched_getaffinity(0))), grows=beside)
-
-
-def mksquashfs_argv(root: Path, out: Path, num_threads: int) -> list[str]:
-    """All files root's, whoever unpacked them. zstd's own level, 3: squashfs' 15 is minutes for a few per cent."""
-    options = ["-all-root", "-noappend", "-no-xattrs", "-no-progress", "-comp", "zstd", "-Xcompression-level", "3"]
-    return ["mksquashfs", str(root), str(out), *options, "-processors", str(num_threads)]
+        # All files root's, whoever unpacked them. zstd's own level, 3: squashfs' 15 is minutes for a few per cent.
+        options = ["-all-root", "-noappend", "-no-xattrs", "-no-progress", "-comp", "zstd", "-Xcompression-level", "3"]
+        options += ["-processors", str(len(os.sched_getaffinity(0)))]
+        run_tool(["mksquashfs", str(root), str(beside), *options], grows=beside)
 
 
 def make_sif(source: Source, path: Path) -> None:

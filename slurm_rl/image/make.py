@@ -18,11 +18,10 @@ from slurm_rl.config.runtimes import RUNTIMES
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.functions.load import load_function
 from slurm_rl.image import formats, parts
-from slurm_rl.image.bases import pin_bases, read_bases
 from slurm_rl.image.engines import Podman, choose_engine
 from slurm_rl.image.files import image_path, is_as_made, manifest_path
 from slurm_rl.image.formats import Source
-from slurm_rl.image.recipe import LABEL, Recipe, hash_recipe, write_context
+from slurm_rl.image.recipe import LABEL, Recipe, hash_recipe, pin_bases, read_bases, write_context
 from slurm_rl.image.tools import say
 from slurm_rl.node import image_report
 from slurm_rl.run_dir import write_json

@@ -74,8 +74,7 @@ def from_slurm(env: Environment, flags: Flags) -> NodeIdentity | None:
     """A task of srun, one a node; its rank is its node's place in the controller's list, where there is one."""
     if "SLURM_PROCID" not in env or "SLURM_JOB_ID" not in env:
         return None
-    size = _require(env, "SLURM_NTASKS", "SLURM_PROCID")
-    rank = _rank(env, "SLURM_PROCID", "SLURM_NTASKS", size)
+    rank, size = _rank_and_size(env, "SLURM_PROCID", "SLURM_NTASKS", "SLURM_PROCID")
     if _number(env, "SLURM_LOCALID"):
         raise ConfigError(
             "SLURM_LOCALID must be 0: one task a node",
@@ -91,7 +90,7 @@ def from_slurm(env: Environment, flags: Flags) -> NodeIdentity | None:
         rank = hosts.index(name)
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")
     head = hosts[0] if hosts else first_host(nodes) if nodes else None
-    return NodeIdentity("Slurm", rank, int(size), head, None, env["SLURM_JOB_ID"], hosts, name)
+    return NodeIdentity("Slurm", rank, size, head, None, env["SLURM_JOB_ID"], hosts, name)
 
 
 def from_dstack(env: Environment, flags: Flags) -> NodeIdentity | None:
@@ -100,19 +99,17 @@ def from_dstack(env: Environment, flags: Flags) -> NodeIdentity | None:
     present = [name for name in names if env.get(name)]
     if not present:
         return None
-    size = _require(env, "DSTACK_NODES_NUM", present[0])
-    _require(env, "DSTACK_NODE_RANK", present[0])
-    rank = _rank(env, "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", size)
+    rank, size = _rank_and_size(env, "DSTACK_NODE_RANK", "DSTACK_NODES_NUM", present[0])
     master = _require(env, "DSTACK_MASTER_NODE_IP", present[0])
     hosts = tuple(env.get("DSTACK_NODES_IPS", "").split())
-    if hosts and len(hosts) != int(size):
+    if hosts and len(hosts) != size:
         raise ConfigError(
             "DSTACK_NODES_IPS must hold DSTACK_NODES_NUM addresses", seen=f"{len(hosts)} addresses, {size} nodes"
         )
     if hosts and hosts[0] != master:
         raise ConfigError("DSTACK_MASTER_NODE_IP must be the first of DSTACK_NODES_IPS", seen=f"{master}, {hosts[0]}")
     name = hosts[rank] if hosts else None
-    return NodeIdentity("dstack", rank, int(size), _host(env, "DSTACK_MASTER_NODE_IP"), None, None, hosts, name)
+    return NodeIdentity("dstack", rank, size, _host(env, "DSTACK_MASTER_NODE_IP"), None, None, hosts, name)
 
 
 def from_runpod(env: Environment, flags: Flags) -> NodeIdentity | None:
@@ -162,9 +159,7 @@ def from_torchrun(env: Environment, flags: Flags) -> NodeIdentity | None:
     present = [name for name in ("RANK", "WORLD_SIZE") if env.get(name)]
     if not present:
         return None
-    size = _require(env, "WORLD_SIZE", present[0])
-    _require(env, "RANK", present[0])
-    rank = _rank(env, "RANK", "WORLD_SIZE", size)
+    rank, size = _rank_and_size(env, "RANK", "WORLD_SIZE", present[0])
     for name, most in (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)):
         if (_number(env, name) or 0) > most:
             raise ConfigError(
@@ -176,7 +171,7 @@ def from_torchrun(env: Environment, flags: Flags) -> NodeIdentity | None:
     if port is not None and not 0 < port < 65536:
         raise ConfigError("MASTER_PORT must be between 1 and 65535", seen=port)
     head = _host(env, "MASTER_ADDR") if env.get("MASTER_ADDR") else None
-    return NodeIdentity("torchrun", rank, int(size), head, port)
+    return NodeIdentity("torchrun", rank, size, head, port)
 
 
 SOURCES: dict[str, Callable[[Environment, Flags], NodeIdentity | None]] = {
@@ -216,11 +211,13 @@ def _require(env: Environment, name: str, because: str) -> str:
     return env[name]
 
 
-def _rank(env: Environment, name: str, size_name: str, size: str) -> int:
-    rank, num_nodes = _number(env, name), _number(env, size_name)
-    if rank is None or num_nodes is None or not rank < num_nodes:
-        raise ConfigError(f"{name} must be below {size_name}, since it counts from 0", seen=f"{rank}, {size}")
-    return rank
+def _rank_and_size(env: Environment, name: str, size_name: str, because: str) -> tuple[int, int]:
+    size_text = _require(env, size_name, because)
+    _require(env, name, because)
+    rank, size = _number(env, name), _number(env, size_name)
+    if rank is None or size is None or not rank < size:
+        raise ConfigError(f"{name} must be below {size_name}, since it counts from 0", seen=f"{rank}, {size_text}")
+    return rank, size
 
 
 def _switch(env: Environment, name: str) -> bool:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from slurm_rl.errors import BringUpError, TrainingError
+from slurm_rl.errors import TrainingError
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.driver import HANDLER_S, catches, describe_status, find_lack_in
 from slurm_rl.node.processes import find_marked, parent_of, start_child
@@ -29,20 +29,15 @@ def start_torchrun(
     plan: JobPlan, attempt: AttemptDir, role: NodeRole, meet: Rendezvous, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Start this node's ranks; they die with torchrun, and torchrun with its agent."""
-    if plan.torchrun is None:
-        raise BringUpError("a plan for torchrun must say how many ranks a node has", action="submit the run anew")
+    assert plan.torchrun is not None
+    # Without it torchrun gives every rank one thread.
+    if plan.torchrun.num_threads is not None and "OMP_NUM_THREADS" not in plan.env:
+        env = {**env, "OMP_NUM_THREADS": str(plan.torchrun.num_threads)}
     rank_argv = (*plan.driver_argv, "--attempt", str(attempt.number))
     argv = build_torchrun_argv(
         plan.torchrun, plan.python, rank_argv, node=role.rank, num_nodes=role.num_nodes, meet=meet
     )
-    return start_child(argv, {**env, **_threads(plan, env)}, torchrun_log(attempt, role), signal.SIGKILL)
-
-
-def _threads(plan: JobPlan, env: Mapping[str, str]) -> dict[str, str]:
-    # Without it torchrun gives every rank one thread.
-    if plan.torchrun is None or plan.torchrun.num_threads is None or "OMP_NUM_THREADS" in plan.env:
-        return {}
-    return {"OMP_NUM_THREADS": str(plan.torchrun.num_threads)}
+    return start_child(argv, env, torchrun_log(attempt, role), signal.SIGKILL)
 
 
 class RankSignals:

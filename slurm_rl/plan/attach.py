@@ -46,11 +46,21 @@ def build_attach(
     container, env = ContainerPlan.from_json(plan.container), {**plan.env, "PYTHONPATH": f"{plan.run_dir}/code", **env}
     name = f"srl-{job_key}-{attempt}"
     enter = RUNTIMES[container.runtime].enter
+    srun_args: Sequence[str] = ()
+    argv: Sequence[str]
     if enter is not None:
-        return _on(plan, host, job_key, [], [*load_function(enter)(name, pid, env, tty), *command], env, tty)
-    mounts = own_mounts(plan, plan.run_dir)
-    wrapped = wrap(command, env, mounts, container, accelerator=plan.accelerator, name=f"{name}-shell", user=user)
-    return _on(plan, host, job_key, wrapped.srun_args, wrapped.argv, wrapped.env, tty)
+        argv = [*load_function(enter)(name, pid, env, tty), *command]
+    else:
+        mounts = own_mounts(plan, plan.run_dir)
+        wrapped = wrap(command, env, mounts, container, accelerator=plan.accelerator, name=f"{name}-shell", user=user)
+        srun_args, argv, env = wrapped.srun_args, wrapped.argv, wrapped.env
+    inner = with_host_setup(plan, argv)
+    if host is None:
+        return Attach(inner, env)
+    # Beside the run's own step, out of the same share; the memory is that of the step.
+    step = ["srun", f"--jobid={job_key}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}"]
+    step += ["--mem=0", "--mpi=none", *(["--pty"] if tty else [])]
+    return Attach([*step, *srun_args, *inner], env)
 
 
 def enter_enroot(name: str, pid: int, env: Mapping[str, str], tty: bool) -> list[str]:
@@ -72,24 +82,6 @@ def _enter_by_name(program: str, name: str, pid: int, env: Mapping[str, str], tt
 
 
 enter_podman, enter_docker = partial(_enter_by_name, "podman"), partial(_enter_by_name, "docker")
-
-
-def _on(
-    plan: JobPlan,
-    host: str | None,
-    job_key: str,
-    srun_args: Sequence[str],
-    argv: Sequence[str],
-    env: dict[str, str],
-    tty: bool,
-) -> Attach:
-    inner = with_host_setup(plan, argv)
-    if host is None:
-        return Attach(inner, env)
-    # Beside the run's own step, out of the same share; the memory is that of the step.
-    step = ["srun", f"--jobid={job_key}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}"]
-    step += ["--mem=0", "--mpi=none", *(["--pty"] if tty else [])]
-    return Attach([*step, *srun_args, *inner], env)
 
 
 @dataclass(frozen=True)

@@ -118,15 +118,6 @@ def _choose_num_workers(demand: Demand, num_slots: int) -> int:
     return max(num_slots // 2 // demand.tensor_parallel_size * demand.tensor_parallel_size, 1)
 
 
-def _choose_share(demand: Demand, num_slots: int) -> int:
-    """What the policy and a critic of its own have each, when both are open: half of what trains.
-
-    Without colocation it is a quarter of the GPUs each and half for engines, as in OpenRLHF's layout; a GPU that does
-    not divide goes to the engines.
-    """
-    return max(_choose_num_workers(demand, num_slots) // 2, 1)
-
-
 def _check_enough(demand: Demand, num_slots: int) -> None:
     roles = ["policy", "critic", *([] if demand.colocate else ["engines"])]
     if num_slots < len(roles):
@@ -207,7 +198,9 @@ def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
     if num_critics is None:
         num_slots = len(_slots(demand, "policy", reference))
         _check_enough(demand, num_slots)
-        num_critics = demand.num_workers or _choose_share(demand, num_slots)
+        # When both are open, the policy and the critic have half of what trains each. Without colocation that is a
+        # quarter of the GPUs, and half for engines, as in OpenRLHF's layout; one that does not divide goes to these.
+        num_critics = demand.num_workers or max(_choose_num_workers(demand, num_slots) // 2, 1)
     critic = _last_slots(demand, "critic", num_critics, reference)
     apart = [*reference, *critic]
     at_policy = _slots(demand, "policy", apart)

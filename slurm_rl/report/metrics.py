@@ -22,7 +22,7 @@ from slurm_rl.config.job import WandbConfig
 from slurm_rl.disk import naming
 from slurm_rl.errors import TrainingError
 from slurm_rl.jsonl import parse_row, read_rows
-from slurm_rl.report.progress_state import render_row
+from slurm_rl.report.progress import render_row
 from slurm_rl.report.wandb_run import open_wandb
 from slurm_rl.run_dir import RunDir, append_row, write_bytes
 

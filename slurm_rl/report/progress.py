@@ -1,21 +1,131 @@
-"""The display of a run in the foreground. It reads the run directory alone, so any process can show it."""
+"""What a run is doing right now, folded from its events and rows one at a time, and the display of that.
+
+It reads the run directory alone, so any process can show it.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slurm_rl.jsonl import Row, RowTail
-from slurm_rl.report.meta import render_event
-from slurm_rl.report.progress_state import Progress
-from slurm_rl.report.summary import format_seconds
+from slurm_rl.report.meta import describe_event, render_event
+from slurm_rl.report.summary import MAIN_STAGES, format_seconds
 from slurm_rl.run_dir import RunDir
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+STAGES: dict[str, str] = {
+    "job/submitted": "waiting for the job to start",
+    "attempt/started": "starting the nodes",
+    "node/started": "starting the processes",
+    "ray/head_ready": "waiting for all nodes to join Ray",
+    "torchrun/started": "waiting for all ranks",
+    "ray/cluster_ready": "loading engines",
+    "engine/ready": "loading engines",
+    "trainer/started": "starting to train",
+    "trainer/resumed": "going on from the checkpoint",
+    "trainer/finished": "finished",
+}
+"""What comes next after each event; other kinds leave the stage as it is."""
+
+ROW_STAGES = {"warmup": "warm-up", **MAIN_STAGES}
+
+
+@dataclass
+class Progress:
+    """The state of the display. `apply_event` and `apply_row` are its only ways to change."""
+
+    stage: str = "waiting for the job to start"
+    done: int = 0
+    total: int = 0
+    """Steps of this stage; 0 before training starts, when there is nothing to count."""
+    last_event: str = ""
+    attempt_started: float = 0.0
+    first_time: float | None = None
+    warmup_steps: int = 0
+    num_steps: int = 0
+    latest: dict[str, float] = field(default_factory=dict)
+    """The newest value of each metric."""
+    step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+
+    def apply_event(self, event: Row) -> None:
+        kind = event["kind"]
+        self.last_event = describe_event(event)
+        self.first_time = event["time"] if self.first_time is None else self.first_time
+        if kind == "attempt/started":
+            self.attempt_started = event["time"]
+        if kind == "trainer/started":
+            self.warmup_steps = int(event.get("warmup_steps", 0))
+            self.num_steps = int(event.get("num_steps", 0))
+        if kind == "attempt/ended":
+            self._enter(f"attempt ended: {event.get('outcome', 'unknown')}")
+        elif kind in STAGES:
+            self._enter(STAGES[kind])
+
+    def apply_row(self, row: Row) -> None:
+        """Take over the numbers; the stage too, unless the row is older than the attempt."""
+        self.latest.update({key: value for key, value in row.items() if "/" in key})
+        if row["stage"] not in ROW_STAGES or row.get("time/stamp", 0.0) < self.attempt_started:
+            return
+        self._enter(ROW_STAGES[row["stage"]])
+        # Steps count on over the run; a person wants them from 1 in each stage.
+        warm = row["stage"] == "warmup"
+        self.done = row["step"] if warm else row["step"] - self.warmup_steps
+        self.total = self.warmup_steps if warm else self.num_steps
+        if "time/step_s" in row:
+            self.step_seconds.append(row["time/step_s"])
+
+    def _enter(self, stage: str) -> None:
+        if stage != self.stage:
+            self.stage, self.done, self.total = stage, 0, 0
+            self.step_seconds.clear()
+
+    def stage_text(self) -> str:
+        """`GRPO 37/100`, or the stage alone."""
+        return f"{self.stage} {self.done}/{self.total}" if self.total else self.stage
+
+    def left_s(self) -> float | None:
+        """Seconds left of this stage, at the pace of its last steps."""
+        if not self.total or not self.step_seconds:
+            return None
+        return max(0, self.total - self.done) * sum(self.step_seconds) / len(self.step_seconds)
+
+    def numbers(self) -> list[str]:
+        """The few numbers worth watching, of those measured so far."""
+        told = [text.format(self.latest[key]) for key, text in WATCHED.items() if key in self.latest]
+        left = self.left_s()
+        return told if left is None else [*told, f"{format_seconds(left)} left"]
+
+
+WATCHED: dict[str, str] = {
+    "reward/mean": "reward {:.3f}",
+    "accuracy/greedy": "accuracy {:.1%}",
+    "accuracy/sampled": "sampled {:.1%}",
+    "eval/loss": "held-out loss {:.3f}",
+    "eval/exact_match": "exact match {:.1%}",
+    "eval/accuracy": "pairs right {:.1%}",
+    "time/tokens_per_s": "{:,.0f} tokens/s",
+}
+
+
+def render_row(step: int, stage: str, numbers: Mapping[str, float], stamp: float) -> str:
+    """A line of a log: when, which step, and the numbers worth watching.
+
+    >>> render_row(7, "grpo", {"reward/mean": 0.5, "time/step_s": 1.25}, 0.0)[20:]
+    'grpo step 7: reward 0.500, 1.2 s'
+    """
+    told = [text.format(numbers[key]) for key, text in WATCHED.items() if key in numbers]
+    told += [f"{numbers['time/step_s']:.1f} s"] if "time/step_s" in numbers else []
+    clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))
+    return f"{clock} {stage} step {step}" + (f": {', '.join(told)}" if told else "")
+
 
 REFRESH_S = 0.25
 LINE_EVERY_S = 5.0

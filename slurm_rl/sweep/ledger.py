@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from slurm_rl.errors import RunDirError
 from slurm_rl.run_dir import RunDir, read_json, write_json
@@ -67,12 +66,9 @@ class Ledger:
     """Whether less of the metric is better."""
     runs: tuple[SweepRun, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return {"version": LEDGER_VERSION, **asdict(self)}
-
 
 def save_ledger(sweep: SweepDir, ledger: Ledger) -> None:
-    write_json(sweep.ledger, ledger.to_json())
+    write_json(sweep.ledger, {"version": LEDGER_VERSION, **asdict(ledger)})
 
 
 def load_ledger(sweep: SweepDir) -> Ledger:

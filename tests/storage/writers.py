@@ -677,7 +677,7 @@ def prepared_images(folder: Path) -> Case:
     "image.formats._unpacked",
     "image.make._write_manifest",
     "image.make._make_file",
-    "image.bases.raise_bases",
+    "image.recipe.raise_bases",
     "image.recipe.write_context",
     "image.rootfs.write_layout",
     "image.rootfs._write",

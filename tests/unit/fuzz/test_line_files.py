@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurm_rl.jsonl import RowTail, find_damaged, parse_row, read_last_rows, read_lines, read_rows
 from slurm_rl.report.metrics import keep_rows_up_to
-from slurm_rl.report.progress_state import Progress
+from slurm_rl.report.progress import Progress
 from slurm_rl.run_dir import RunDir, append_event, append_row, report_damage
 
 FILES = ("events", "metrics", "samples")

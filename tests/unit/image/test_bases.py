@@ -14,9 +14,9 @@ import pytest
 
 from slurm_rl.__main__ import main
 from slurm_rl.errors import ConfigError
-from slurm_rl.image import bases, parts
-from slurm_rl.image.bases import pin_bases, read_bases, resolve_digest
-from slurm_rl.image.recipe import RECIPES, Recipe, write_context
+from slurm_rl.image import parts
+from slurm_rl.image import recipe as recipe_module
+from slurm_rl.image.recipe import RECIPES, Recipe, pin_bases, read_bases, resolve_digest, write_context
 
 DIGEST = "sha256:" + "5" * 64
 
@@ -63,7 +63,7 @@ def registry() -> Iterator[str]:
 def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "bases.json"
     path.write_text("{}")
-    monkeypatch.setattr(bases, "bases_file", lambda: path)
+    monkeypatch.setattr(recipe_module, "bases_file", lambda: path)
     return path
 
 
@@ -114,7 +114,7 @@ def test_all_bases_of_the_recipes_are_recorded_or_given_by_the_user(tmp_path: Pa
         recipe = Recipe(name, {"BASE": "given/by:user"} if name == "rocm" else {})
         write_context(recipe, tmp_path / name)
         found |= set(read_bases(recipe, tmp_path / name).values())
-    assert found - {"given/by:user"} == set(json.loads(bases.bases_file().read_text()))
+    assert found - {"given/by:user"} == set(json.loads(recipe_module.bases_file().read_text()))
 
 
 def test_a_bill_of_materials_names_every_distribution_and_package(tmp_path: Path) -> None:
