@@ -94,10 +94,10 @@ class RemoteFolder:
         self.require_ours()
         self._remove_if_there(f"{target}/{MARKER}")
         with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(lambda item: self._put(item[1], f"{target}/{item[0]}"), files.items()))
-        self._pipe(f"{target}/{MANIFEST}", manifest)
+            list(pool.map(lambda item: self._write(f"{target}/{item[0]}", item[1]), files.items()))
+        self._write(f"{target}/{MANIFEST}", manifest)
         self.require_ours()
-        self._pipe(f"{target}/{MARKER}", marker)
+        self._write(f"{target}/{MARKER}", marker)
         return sum(int(found["size"]) for found in described.values())
 
     def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
@@ -208,18 +208,15 @@ class RemoteFolder:
 
         return self._try("read", path, read)
 
-    def _put(self, source: Path, path: str) -> None:
-        self._make_parent(path)
-        self._try("written", path, lambda: self.fs.put_file(str(source), path))
-
-    def _pipe(self, path: str, content: bytes) -> None:
-        self._make_parent(path)
-        self._try("written", path, lambda: self.fs.pipe_file(path, content))
-
-    def _make_parent(self, path: str) -> None:
+    def _write(self, path: str, content: bytes | Path) -> None:
+        """The bytes, or those of a file."""
         # Where folders are something, they must be there; where they are not, the write says what is wrong.
         with contextlib.suppress(OSError, NotImplementedError, ValueError):
             self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        if isinstance(content, Path):
+            self._try("written", path, functools.partial(self.fs.put_file, str(content), path))
+        else:
+            self._try("written", path, functools.partial(self.fs.pipe_file, path, content))
 
     def _remove_if_there(self, path: str) -> None:
         def remove() -> None:

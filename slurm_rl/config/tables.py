@@ -89,7 +89,7 @@ class VerifierRow(Row):
 
 
 _ADVANTAGES, _LOSSES = "slurm_rl.math.advantages", "slurm_rl.math.losses"
-_CORRECTION, _KL, _PREFERENCE = "slurm_rl.math.correction", "slurm_rl.math.kl", "slurm_rl.math.preference"
+_KL, _PREFERENCE = "slurm_rl.math.kl", "slurm_rl.math.preference"
 
 ADVANTAGES: Final[dict[str, AdvantageRow]] = {
     "group_norm": AdvantageRow(f"{_ADVANTAGES}:group_norm", needs_group=True),
@@ -108,9 +108,9 @@ POLICY_LOSSES: Final[dict[str, LossRow]] = {
 }
 
 CORRECTIONS: Final[dict[str, Row]] = {
-    "token_tis": Row(f"{_CORRECTION}:token_tis"),
-    "sequence_mask": Row(f"{_CORRECTION}:sequence_mask"),
-    "icepop": Row(f"{_CORRECTION}:icepop"),
+    "token_tis": Row(f"{_LOSSES}:token_tis"),
+    "sequence_mask": Row(f"{_LOSSES}:sequence_mask"),
+    "icepop": Row(f"{_LOSSES}:icepop"),
 }
 
 KL_ESTIMATORS: Final[dict[str, KLEstimatorRow]] = {

@@ -18,11 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from slurm_rl.data.characters import find_lost_characters, find_refused_characters
 from slurm_rl.data.chat import ChatTemplate, as_messages, as_plain
 from slurm_rl.data.images import list_images
 from slurm_rl.data.lines import shorten
-from slurm_rl.data.placeholders import ImageCounter, expand_placeholders
+from slurm_rl.data.placeholders import (
+    ImageCounter,
+    expand_placeholders,
+    find_lost_characters,
+    find_refused_characters,
+)
 from slurm_rl.data.prompts import Message, Text
 from slurm_rl.errors import DataError
 from slurm_rl.math.sequences import ImageSpan

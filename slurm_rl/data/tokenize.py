@@ -14,11 +14,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_rl.config.data import Overlong
-from slurm_rl.data.characters import find_lost_characters, find_refused_characters
 from slurm_rl.data.chat import ChatTemplate, as_messages, drop_sources
 from slurm_rl.data.images import list_images
 from slurm_rl.data.lines import shorten
-from slurm_rl.data.placeholders import ImageCounter, expand_placeholders
+from slurm_rl.data.placeholders import (
+    ImageCounter,
+    expand_placeholders,
+    find_lost_characters,
+    find_refused_characters,
+)
 from slurm_rl.data.prompts import Message, PromptRow
 from slurm_rl.errors import DataError
 from slurm_rl.math.sequences import ImageSpan, TokenPrompt

@@ -45,7 +45,10 @@ def open_scorer(
         report("reward/sandbox", **probe_sandbox())
     if config.url is not None:
         urls = split_urls(config.url)
-        with RewardClient(config.service, lambda: urls, _token_for_others(config)) as client:
+        file = config.service.token_file
+        wants_token = file is not None or os.environ.get(TOKEN_VARIABLE)
+        token = read_token(None if file is None else Path(file).expanduser()) if wants_token else None
+        with RewardClient(config.service, lambda: urls, token) as client:
             yield client
     elif config.service.enabled:
         host = cluster_host if config.service.address == "cluster" else "127.0.0.1"
@@ -59,10 +62,3 @@ def open_scorer(
     else:
         with RewardPool(config) as pool:
             yield pool
-
-
-def _token_for_others(config: RewardConfig) -> str | None:
-    file = config.service.token_file
-    if file is None and not os.environ.get(TOKEN_VARIABLE):
-        return None
-    return read_token(None if file is None else Path(file).expanduser())

@@ -72,9 +72,6 @@ class MachineAllocation(HereAllocation):
         except BringUpError:
             self._all_came = False
             raise
-        self._check_run_dir()
-
-    def _check_run_dir(self) -> None:
         builds_model = self._hub.config["model"]["path"] is None
         reason = why_run_dir_must_be_shared(self.plan, builds_model=builds_model)
         apart = [f"node {rank} ({m.host})" for rank, m in sorted(self._hub.members.items()) if not m.shares_run_dir]

@@ -66,8 +66,8 @@ class Dashboard:
 
     def ray_version(self) -> str:
         """Version of Ray on the cluster; the first thing to ask, since it proves address and token."""
-        found = self._json("GET", "/api/version")
-        if "ray_version" not in found:
+        found = self._json("/api/version")
+        if found is None or "ray_version" not in found:
             raise self._is_no_dashboard(f"an answer without ray_version: {str(found)[:100]}")
         return str(found["ray_version"])
 
@@ -90,27 +90,26 @@ class Dashboard:
 
     def find_job(self, job_id: str) -> RayJob | None:
         """None when Ray does not know it."""
-        try:
-            found = self._json("GET", f"/api/jobs/{quote(job_id)}")
-        except _NotFound:
+        found = self._json(f"/api/jobs/{quote(job_id)}")
+        if found is None:
             return None
         return RayJob(str(found["status"]), str(found.get("message") or ""), found.get("driver_exit_code"))
 
     def read_logs(self, job_id: str) -> str:
         """All that the job has printed so far; "" when Ray does not know it."""
-        try:
-            return str(self._json("GET", f"/api/jobs/{quote(job_id)}/logs").get("logs") or "")
-        except _NotFound:
-            return ""
+        found = self._json(f"/api/jobs/{quote(job_id)}/logs") or {}
+        return str(found.get("logs") or "")
 
     def stop(self, job_id: str) -> None:
         """Ask the job to save and leave: Ray sends it SIGTERM, and SIGKILL after what the job said it needs."""
         self._request("POST", f"/api/jobs/{quote(job_id)}/stop", b"")
 
-    def _json(self, method: str, path: str) -> dict[str, Any]:
-        text = self._request(method, path)
+    def _json(self, path: str) -> dict[str, Any] | None:
+        """What Ray says of it; None when Ray does not know it."""
         try:
-            found = json.loads(text)
+            found = json.loads(self._request("GET", path))
+        except _NotFound:
+            return None
         except ValueError:
             raise self._is_no_dashboard("an answer that is not JSON") from None
         if not isinstance(found, dict):

@@ -139,7 +139,8 @@ def _demands(plan: JobPlan) -> list[_Demand]:
     """(what, how much, config key, does a group have it, what a group has), from the most telling on."""
     gpus = parse_gpus(str(plan.sbatch.get("gres", "")))
     types = "".join(sorted(kind for kind in gpus if kind))
-    cpus, mem = plan.cpus_per_node or 0, _mem_gb(plan)
+    cpus, asked = plan.cpus_per_node or 0, str(plan.sbatch.get("mem", "0"))
+    mem = int(asked[:-1]) if asked.endswith("G") else 0  # in GB
 
     def has_types(group: NodeGroup) -> bool:
         return all(not kind or kind in group.gpus for kind in gpus)
@@ -160,11 +161,6 @@ def _demands(plan: JobPlan) -> list[_Demand]:
             lambda group: f"{group.mem_mb // 1024} GB",
         ),
     ]
-
-
-def _mem_gb(plan: JobPlan) -> int:
-    text = str(plan.sbatch.get("mem", "0"))
-    return int(text[:-1]) if text.endswith("G") else 0
 
 
 def _render_gpus(group: NodeGroup) -> str:

@@ -19,7 +19,6 @@ from slurm_rl.config.tables import Row
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.losses import aggregation_weights
 from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rewards.verifiers import JUDGES
 from slurm_rl.rl.groups import Group
 
@@ -36,13 +35,9 @@ def has_signal(group: Group) -> bool:
     """
     known = [result for result in group.results if result.value is not None]
     judges = [name for name in JUDGES if any(name in result.parts for result in known)]
-    return len({_merit(result, judges) for result in known}) > 1
-
-
-def _merit(result: RewardResult, judges: Sequence[str]) -> tuple[float | None, ...]:
     if judges:
-        return tuple(result.parts.get(name) for name in judges)
-    return (result.value if result.unshaped is None else result.unshaped,)
+        return len({tuple(result.parts.get(name) for name in judges) for result in known}) > 1
+    return len({result.value if result.unshaped is None else result.unshaped for result in known}) > 1
 
 
 def zero_variance(groups: Sequence[Group], config: FilterConfig) -> Mask:

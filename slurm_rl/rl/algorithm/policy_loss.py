@@ -10,9 +10,8 @@ from slurm_rl.config.algorithm import AlgorithmConfig, CorrectionConfig
 from slurm_rl.config.functions import find_loss
 from slurm_rl.config.tables import CORRECTIONS, LossRow
 from slurm_rl.errors import ConfigError
-from slurm_rl.math.correction import CorrectionInputs
 from slurm_rl.math.kl import compute_kl
-from slurm_rl.math.losses import ClipRange, LossInputs, TokenLoss
+from slurm_rl.math.losses import ClipRange, CorrectionInputs, LossInputs, TokenLoss
 from slurm_rl.math.sequences import PackedBatch
 
 BatchLoss = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]

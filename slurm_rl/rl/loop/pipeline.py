@@ -110,21 +110,13 @@ class RolloutPipeline(Generic[Ticket]):
 
 def staleness_metrics(groups: Sequence[Group], version: int, *, mixed: bool) -> dict[str, float]:
     """How old the weights behind a batch are, for its row; `mixed`: also how many completions saw new ones come."""
-    found = {"rollout/staleness": compute_staleness(groups, version)}
-    return found | {"rollout/mixed_weights": compute_mixed_share(groups)} if mixed else found
-
-
-def compute_staleness(groups: Sequence[Group], version: int) -> float:
-    """Mean number of steps between the weights that sampled a token and the policy at `version`."""
     completions = [completion for group in groups for completion in group.completions]
+    # Steps between the weights that sampled a token and the policy at `version`.
     ages = [version - token for completion in completions for token in completion.versions()]
-    return sum(ages) / max(len(ages), 1)
-
-
-def compute_mixed_share(groups: Sequence[Group]) -> float:
-    """Share of the completions that tokens of more than one version make up."""
-    mixed = [bool(completion.token_versions) for group in groups for completion in group.completions]
-    return sum(mixed) / len(mixed)
+    found = {"rollout/staleness": sum(ages) / max(len(ages), 1)}
+    if mixed:
+        found["rollout/mixed_weights"] = sum(bool(it.token_versions) for it in completions) / len(completions)
+    return found
 
 
 def save_rollouts(folder: Path, batches: dict[int, list[Group]]) -> None:

@@ -13,9 +13,9 @@ from slurm_rl.rl.groups import Completion, Group
 from slurm_rl.rl.loop.pipeline import (
     Batch,
     RolloutPipeline,
-    compute_staleness,
     load_rollouts,
     save_rollouts,
+    staleness_metrics,
 )
 
 
@@ -121,4 +121,5 @@ def test_rollouts_survive_a_checkpoint_in_every_digit(tmp_path: Path) -> None:
 
 
 def test_staleness_is_the_mean_age_of_the_weights() -> None:
-    assert compute_staleness([group_of(0, version=3), group_of(1, version=5)], 5) == 1.0
+    groups = [group_of(0, version=3), group_of(1, version=5)]
+    assert staleness_metrics(groups, 5, mixed=False) == {"rollout/staleness": 1.0}

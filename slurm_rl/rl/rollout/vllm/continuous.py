@@ -117,7 +117,10 @@ class ContinuousEngine:
 
     def _loop(self) -> None:
         while True:
-            self._read_inbox()
+            if not self._engine.has_unfinished_requests():
+                self._inbox.get()()  # nothing is in flight: wait for the first
+            while not self._inbox.empty():
+                self._inbox.get()()
             try:
                 while self._engine.has_unfinished_requests():
                     for output in self._engine.step():
@@ -125,14 +128,10 @@ class ContinuousEngine:
                     if not self._inbox.empty():
                         break
             except BaseException as error:  # all who wait must hear of it
-                self._break(error)
-
-    def _read_inbox(self) -> None:
-        """All that waits; where nothing is in flight, wait for the first."""
-        if not self._engine.has_unfinished_requests():
-            self._inbox.get()()
-        while not self._inbox.empty():
-            self._inbox.get()()
+                self._broken = error
+                for request in self._requests.values():
+                    request.done.set_exception(error)
+                self._requests.clear()
 
     def _take(self, output: Any) -> None:
         request = self._requests[output.request_id]
@@ -145,9 +144,3 @@ class ContinuousEngine:
         if output.finished:
             del self._requests[output.request_id]
             request.done.set_result(request)
-
-    def _break(self, error: BaseException) -> None:
-        self._broken = error
-        for request in self._requests.values():
-            request.done.set_exception(error)
-        self._requests.clear()
