@@ -102,7 +102,8 @@ class CheckpointStore:
         try:
             body = {"format": 1, "step": step, "meta": meta, "files": _describe_files(folder, sync=True)}
             write_json(folder / MANIFEST, {"sha256": _hash_json(body), "body": body})
-            _sync_folders(folder)
+            for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
+                fsync_path(path)
             self.require_ours()
             if final.exists():
                 existing, _ = _verify(final)
@@ -225,11 +226,6 @@ def describe_file(path: Path) -> dict[str, Any]:
     """Its `size` and `sha256`."""
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
-
-
-def _sync_folders(folder: Path) -> None:
-    for path in [*(p for p in folder.rglob("*") if p.is_dir()), folder]:
-        fsync_path(path)
 
 
 def _hash_json(value: Any) -> str:

@@ -16,7 +16,7 @@ from types import FrameType
 from slurm_rl.disk import explain_refusal, keep_room, say
 from slurm_rl.errors import LeaseError, RunDirError, SlurmRLError
 from slurm_rl.image.files import check_image_file, image_path
-from slurm_rl.job.allocation import Allocation, Nodes
+from slurm_rl.job.allocation import Allocation
 from slurm_rl.job.attempts import (
     EXIT_FAILED,
     EXIT_FINISHED,
@@ -78,7 +78,9 @@ class Controller:
 
     def _lead(self) -> int:
         """Attempts until one settles the run, which is this controller's."""
-        if self._has_finished():
+        # In an earlier start of this job; to a job that `resume` submits the end is nothing.
+        earlier = load_ends(self.run_dir, self.job_key)
+        if self.run_dir.end.is_file() and earlier and earlier[-1].outcome == "finished":
             # Current Slurms requeue a job that was preempted once more when it ends, finished or not.
             return EXIT_FINISHED
         self.run_dir.end.unlink(missing_ok=True)
@@ -100,11 +102,6 @@ class Controller:
                 has_nodes=self.allocation.has_nodes,
             )
         return self._requeue(ends) if decision == "requeue" else self._end(decision, ends)
-
-    def _has_finished(self) -> bool:
-        """In an earlier start of this job; to a job that `resume` submits the end is nothing."""
-        ends = load_ends(self.run_dir, self.job_key)
-        return self.run_dir.end.is_file() and bool(ends) and ends[-1].outcome == "finished"
 
     # ---- one attempt ---------------------------------------------------------------------------
 
@@ -158,25 +155,19 @@ class Controller:
             return AttemptEnd("lost", "asked to stop before the nodes were started")
         watch = AttemptWatch(self.run_dir, self.plan, attempt, nodes, self.allocation)
         while nodes.poll() is None:
-            self._require_lease(nodes)
-            self._heed_notice()
+            if self.lease is not None and self.lease.lost is not None:
+                end_nodes(nodes)
+                raise self.lease.lost
+            # Whoever lends the machines takes them back, as Slurm does at the time limit.
+            if not self.stopped_by and self.allocation.notice:
+                say(self.allocation.notice)
+                self.stopped_by = "scheduler"
             watch.look(is_stopped=self.is_stopped())
             time.sleep(_POLL_S)
         watch.look(is_stopped=False)
         status = nodes.returncode or 0
         self.allocation.settle(attempt, status, is_late=watch.is_late)
         return read_end(attempt, status, asked=self.is_stopped())
-
-    def _require_lease(self, nodes: Nodes) -> None:
-        if self.lease is not None and self.lease.lost is not None:
-            end_nodes(nodes)
-            raise self.lease.lost
-
-    def _heed_notice(self) -> None:
-        """Whoever lends the machines takes them back, as Slurm does at the time limit."""
-        if not self.stopped_by and self.allocation.notice:
-            say(self.allocation.notice)
-            self.stopped_by = "scheduler"
 
     # ---- the end of the job --------------------------------------------------------------------
 

@@ -56,8 +56,7 @@ def serve(
     """Answer requests on a listening socket until SIGTERM or SIGINT, or until the workers keep dying (1)."""
     import uvicorn
 
-    from slurm_rl.rewards.app import ServiceState, build_app
-    from slurm_rl.rewards.connections import BoundedProtocol, limit_log_lines
+    from slurm_rl.rewards.app import BoundedProtocol, ServiceState, build_app, limit_log_lines
 
     max_body_bytes = int(config.service.max_body_mb * 1e6)
     with RewardPool(config) as pool:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.plan.topology import ActorPlan
-from slurm_rl.rl.rollout.dispatch import max_calls
-from slurm_rl.rl.rollout.rollout_engine import RolloutEngine
+from slurm_rl.rl.rollout.dispatch import RolloutEngine, max_calls
 from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rl.weights.sync import Direct, ObjectStore, WeightTransport

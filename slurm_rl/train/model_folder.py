@@ -18,17 +18,15 @@ def model_folder(run: RunDir, config: RunConfig) -> str:
 
 def prepare_model(run: RunDir, config: RunConfig) -> str:
     """That folder; builds the tiny model when the config asks for one."""
-    if config.model.path is not None:
-        return config.model.path
-    from slurm_rl.engine.tiny import build_tiny_model
-    from slurm_rl.engine.tiny_vl import build_tiny_vl
+    if config.model.path is None and not run.model.is_dir():
+        from slurm_rl.engine.tiny import build_tiny_model
+        from slurm_rl.engine.tiny_vl import build_tiny_vl
 
-    if not run.model.is_dir():
         if config.model.tiny_vl is not None:
             build_tiny_vl(config.model.tiny_vl, config.seed, run.model)
         else:
             build_tiny_model(config.model.require_tiny(), config.seed, run.model)
-    return str(run.model)
+    return model_folder(run, config)
 
 
 def load_text_config(model_path: str, trust_remote_code: bool) -> Any:

@@ -159,18 +159,17 @@ class WorkerMachine:
                         raise ConfigError(f"the head refuses this machine: {message['cause']}")
                     return False
                 if message["kind"] == "welcome":
-                    self._settle(Welcome(**{name: message[name] for name in Welcome.__dataclass_fields__}))
+                    self._settle(link, Welcome(**{name: message[name] for name in Welcome.__dataclass_fields__}))
                     return True
             time.sleep(_POLL_S)
         link.close()
         raise LinkClosed("the head must answer in time", seen=f"nothing within {_GREETING_S:g} s")
 
-    def _settle(self, place: Welcome) -> None:
+    def _settle(self, link: Link, place: Welcome) -> None:
         self._place, self._run_dir = place, RunDir(place.run_dir)
         self._plan, self._shares = self._prepare(place)
         self._heard_at = time.monotonic()
-        assert self._link is not None
-        self._link.send("ready", shares_run_dir=self._shares)
+        link.send("ready", shares_run_dir=self._shares)
         where = "the head's" if self._shares else "this machine's own"
         print(
             f"joined as node {place.rank} of {place.num_nodes}; run {place.run_dir} ({where})",
@@ -196,7 +195,9 @@ class WorkerMachine:
             if now > self._beat_at + BEAT_S:
                 self._beat_at = now
                 self._link.send("beat")
-            self._pass_on_notice()
+            if self._signal is not None and not self._is_noticed and self._agent is not None:
+                self._is_noticed = True
+                self._link.send("notice", signal=signal.Signals(self._signal).name)
             self._tell_news()
             self._look_at_agent()
             time.sleep(_POLL_S)
@@ -244,11 +245,6 @@ class WorkerMachine:
             record = {"host": socket.gethostname(), "rank": rank, "state": "ended", "error": str(error)}
             write_json(self._attempt.node(rank), record | {"exit_code": error.exit_code})
             self._tell_end(EXIT_NOT_STARTED)
-
-    def _pass_on_notice(self) -> None:
-        if self._signal is not None and not self._is_noticed and self._agent is not None and self._link is not None:
-            self._is_noticed = True
-            self._link.send("notice", signal=signal.Signals(self._signal).name)
 
     def _tell_news(self) -> None:
         if self._shares or self._outbox is None or self._events is None or self._link is None:

@@ -87,7 +87,10 @@ def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
             raise
         recorded = {}  # slurmdbd is away, but nothing is missing
     # squeue wins: sacct lags, and shows the last start of a job that waits to start again.
-    return {**recorded, **{key: _with_exit_code(job, recorded.get(key)) for key, job in found.items()}}
+    for key in found.keys() & recorded.keys():
+        if found[key].state.is_ended and recorded[key].state.is_ended:
+            found[key] = dataclasses.replace(found[key], exit_code=recorded[key].exit_code)
+    return {**recorded, **found}
 
 
 def fold_elements(job_ids: Iterable[str]) -> list[str]:
@@ -235,12 +238,6 @@ def _read_rows(output: str, last: str) -> dict[str, JobInfo]:
 
 def _read_time(text: str) -> float | None:
     return float(text) if text.isdigit() else None  # N/A, Unknown, NONE
-
-
-def _with_exit_code(job: JobInfo, recorded: JobInfo | None) -> JobInfo:
-    if recorded is None or not job.state.is_ended or not recorded.state.is_ended:
-        return job
-    return dataclasses.replace(job, exit_code=recorded.exit_code)
 
 
 def _config() -> dict[str, str]:

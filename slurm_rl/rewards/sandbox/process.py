@@ -125,17 +125,14 @@ class Sandboxed:
         try:
             words: dict[str, str] = json.loads(bytes(told.data))
         except ValueError:
-            raise self._not_confined() from None
+            self.process.wait()  # it has closed its end, so it is on its way out
+            said = os.read(self.stderr, _SHOWN_BYTES).decode(errors="replace").strip()
+            raise RewardError(
+                "code must be confined before it runs",
+                seen=said.splitlines()[-1] if said else f"exit code {self.process.returncode} and no word",
+                action="take `code` out of reward.verifiers, or nodes with Landlock (Linux 5.13) or user namespaces",
+            ) from None
         return words
-
-    def _not_confined(self) -> RewardError:
-        self.process.wait()  # it has closed its end, so it is on its way out
-        words = os.read(self.stderr, _SHOWN_BYTES).decode(errors="replace").strip()
-        return RewardError(
-            "code must be confined before it runs",
-            seen=words.splitlines()[-1] if words else f"exit code {self.process.returncode} and no word",
-            action="take `code` out of reward.verifiers, or nodes with Landlock (Linux 5.13) or user namespaces",
-        )
 
     @property
     def stdout(self) -> int:
@@ -156,15 +153,12 @@ class Sandboxed:
             return None
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        with suppress(ProcessLookupError):
+            if self.process.returncode is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
         os.close(self._status)
         self._outer.cleanup()
-
-    def _end(self) -> None:
-        with suppress(ProcessLookupError):
-            if self.process.returncode is None:
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()

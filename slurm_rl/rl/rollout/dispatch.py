@@ -1,4 +1,8 @@
-"""Requests to the engine with the fewest in flight, for engines that take them at any time (`rollout.continuous`).
+"""What the loop asks of a rollout engine, written down: each runs as a Ray actor. To sample with another program, write
+a class with the methods of `RolloutEngine` below rl/rollout/<its name>/ and start it in build.py; nothing else of this
+project knows what an engine is made of.
+
+Requests to the engine with the fewest in flight, for engines that take them at any time (`rollout.continuous`).
 
     batch t, batch t + 1  ->  chunks of a few prompts, one queue  ->  the engine with the least in flight
 
@@ -17,18 +21,48 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from slurm_rl.errors import TrainingError
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster, name_failure
 
 _CHUNKS_OF_A_BATCH = 4
 """Chunks that an engine gets of each batch, at the least, where there are prompts enough."""
 _CHUNKS_OF_AN_ENGINE = 8
 """Chunks that fill an engine. Twice as many are sent: those that have nearly ended hold few of its places."""
+
+
+class RolloutEngine(Protocol):
+    """Samples completions of token ids, takes weights and proves which ones it holds."""
+
+    def ready(self) -> bool:
+        """Returns once the model is loaded."""
+
+    def generate(
+        self, prompts: Sequence[TokenPrompt], seeds: Sequence[int], spec: SamplingSpec
+    ) -> list[list[Completion]]:
+        """Sample `spec.num_completions` for each prompt, in order. The same call repeats in every bit, unless the
+        engine takes requests while others are in flight (`rollout.continuous`).
+
+        Args:
+            seeds: one a prompt, in 0 .. 2^63 - 1; they alone decide the random numbers, not the rest of the batch.
+        """
+
+    def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
+        """Take whole weights, or adapters over the base; then say what is held."""
+
+    def call_workers(self, method: str, arguments: dict[str, Any]) -> None:
+        """A step of a direct transfer, on every tensor-parallel rank."""
+
+    def confirm_weights(self, version: int, sent: Any, probe: TokenPrompt) -> HeldWeights:
+        """After a direct transfer: what is held. `sent` makes it come after the policy's sending."""
+
+    def sleep(self) -> None:
+        """Leave the GPUs to the policy until the next weights; nothing where the engine has GPUs of its own."""
 
 
 def max_calls(staleness: int) -> int:

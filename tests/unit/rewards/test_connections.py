@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from slurm_rl.rewards import connections
+from slurm_rl.rewards import app
+from slurm_rl.rewards.app import BoundedProtocol
 from slurm_rl.rewards.client import RewardClient
-from slurm_rl.rewards.connections import BoundedProtocol
 from tests.flood import flood, have_all_come, memory_mb
 from tests.unit.rewards.service_kit import build_items, odd_config, start_services
 
@@ -70,8 +70,8 @@ def test_a_flood_costs_the_service_neither_its_clients_nor_memory_nor_disk(tmp_p
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """A server in this process that answers everything, and gives a head half a second."""
-    monkeypatch.setattr(connections, "HEAD_S", 0.5)
-    monkeypatch.setattr(connections, "BODY_S", 1.5)
+    monkeypatch.setattr(app, "HEAD_S", 0.5)
+    monkeypatch.setattr(app, "BODY_S", 1.5)
     listener = socket.create_server(("127.0.0.1", 0))
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
