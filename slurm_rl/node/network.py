@@ -1,4 +1,4 @@
-"""Which network device the machines of a run talk over, where no Slurm and no user says so. Standard library alone."""
+"""Which network device the nodes of a run talk over, where no user says so. Standard library alone."""
 
 from __future__ import annotations
 
@@ -59,9 +59,11 @@ def listen_at(address: str, port: int) -> socket.socket | None:
 
 
 def network_environment(plan: JobPlan, role: NodeRole, env: Mapping[str, str]) -> dict[str, str]:
-    """What tells Gloo and NCCL the device by which this machine reaches the others.
+    """What tells Gloo, and NCCL on machines without Slurm, the device by which this node reaches the others.
 
-    Gloo would take the address of the host's name, which on a rented machine is often loopback or another network.
+    Gloo takes the address that the host's own name resolves to, if it can be bound (torch's ProcessGroupGloo,
+    `doesHostnameResolveToUsableAddress`): by Debian's /etc/hosts that is 127.0.1.1, on any cluster. NCCL looks at all
+    devices, and a site's nodes are made for that.
 
     Args:
         env: what the user exported and the plan sets; a device named there stays.
@@ -69,7 +71,7 @@ def network_environment(plan: JobPlan, role: NodeRole, env: Mapping[str, str]) -
     Raises:
         BringUpError: this machine has no device of the name.
     """
-    if not LAUNCHERS[plan.launcher].by_node or len(role.hosts) < 2:
+    if len(role.hosts) < 2:
         return {}
     named = env.get(GLOO)
     devices = [name for _, name in socket.if_nameindex()]
@@ -83,5 +85,6 @@ def network_environment(plan: JobPlan, role: NodeRole, env: Mapping[str, str]) -
     found = named or interface_of(own_address(role.hosts[-1] if role.is_head else role.hosts[0]))
     if found is None:
         return {}
-    wanted = {GLOO: found} if plan.accelerator == "cpu" else {GLOO: found, NCCL: found}
+    tells_nccl = LAUNCHERS[plan.launcher].by_node and plan.accelerator != "cpu"
+    wanted = {GLOO: found} | ({NCCL: found} if tells_nccl else {})
     return {name: value for name, value in wanted.items() if not env.get(name)}

@@ -63,3 +63,11 @@ def test_an_image_runs_as_a_user_and_holds_no_code(recipe: Path) -> None:
 def test_the_hooks_that_bring_nvidias_driver_in_are_asked_for_it() -> None:
     """A final stage on a plain Ubuntu has not what NVIDIA's own images set."""
     assert "NVIDIA_VISIBLE_DEVICES=all" in (ROOT / "containers/cuda/Containerfile").read_text()
+
+
+def test_flash_attn_is_built_for_the_gpus_that_torch_is_asked_for() -> None:
+    text = (ROOT / "containers/cuda/Containerfile").read_text()
+    found = dict(re.findall(r'^ARG (TORCH_CUDA_ARCH_LIST|FLASH_ATTN_CUDA_ARCHS)="([\d.;]+)"$', text, re.MULTILINE))
+    assert found["FLASH_ATTN_CUDA_ARCHS"] == found["TORCH_CUDA_ARCH_LIST"].replace(".", "")
+    # Both are in the environment of the line that builds.
+    assert text.index("ARG FLASH_ATTN_CUDA_ARCHS") < text.index("--no-build-isolation") < text.index("FROM ${FINAL}")

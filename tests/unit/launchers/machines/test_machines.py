@@ -115,8 +115,9 @@ def test_the_device_is_that_of_the_route_unless_somebody_named_one() -> None:
     assert network_environment(plan, head, {}) == {"GLOO_SOCKET_IFNAME": "lo"}
     assert network_environment(plan, head, {"GLOO_SOCKET_IFNAME": "lo"}) == {}
     assert network_environment(plan, NodeRole(0, 1, "job"), {}) == {}
-    assert network_environment(replace(plan, launcher="slurm"), head, {}) == {}
     gpus = replace(plan, accelerator="nvidia")
+    for on_slurm in (replace(plan, launcher="slurm"), replace(gpus, launcher="slurm")):
+        assert network_environment(on_slurm, head, {}) == {"GLOO_SOCKET_IFNAME": "lo"}
     assert network_environment(gpus, head, {}) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     assert network_environment(gpus, head, {"NCCL_SOCKET_IFNAME": "ib0"}) == {"GLOO_SOCKET_IFNAME": "lo"}
 
