@@ -19,7 +19,9 @@ from transformers import PreTrainedModel
 
 from slurm_rl.checkpoints.background import BackgroundWriter
 from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.engine.distributed import get_world_size
 from slurm_rl.engine.lora import is_adapter
+from slurm_rl.engine.weight_files import WeightFiles
 from slurm_rl.errors import TrainingError
 from slurm_rl.functions.load import load_function
 
@@ -76,10 +78,25 @@ class Backend(Protocol):
         """Take back what `save` wrote with `num_saved` ranks."""
 
 
-def build_backend(model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> Backend:
-    """Shard `model` (on CPU, every rank with the same weights) over the ranks of the process group."""
-    backend: Backend = load_function(_BACKENDS[policy.backend])(model, policy, optim)
+def build_backend(
+    model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig, files: WeightFiles | None = None
+) -> Backend:
+    """Shard `model` over the ranks of the process group.
+
+    Args:
+        model: on CPU, every rank with the same weights; or empty, with `files`.
+        files: where each rank reads what it keeps.
+    """
+    backend: Backend = load_function(_BACKENDS[policy.backend])(model, policy, optim, files)
     return backend
+
+
+def splits_parameters(policy: PolicyConfig, dtype: torch.dtype) -> bool:
+    """Whether the ranks share the parameters, so that none needs the whole model and it may come empty."""
+    if policy.backend == "deepspeed":
+        return policy.zero_stage == 3
+    # One worker in float32 has nothing to split, and no need of another type for each block that it gathers.
+    return get_world_size() > 1 or dtype != torch.float32 or policy.offload == "all"
 
 
 _BACKENDS = {
@@ -100,9 +117,11 @@ def export_tensor(name: str, tensor: Tensor, dtype: torch.dtype, place: torch.de
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW over two groups: matrices decay; norms, biases and other vectors do not."""
     parameters = [p for p in model.parameters() if p.requires_grad]
+    # What ZeRO has cut already is flat, and remembers its shape.
+    matrices = {p for p in parameters if len(getattr(p, "ds_shape", p.shape)) >= 2}
     groups = [
-        {"params": [p for p in parameters if p.ndim >= 2], "decayed": True},
-        {"params": [p for p in parameters if p.ndim < 2], "decayed": False},
+        {"params": [p for p in parameters if p in matrices], "decayed": True},
+        {"params": [p for p in parameters if p not in matrices], "decayed": False},
     ]
     optimizer = torch.optim.AdamW([group for group in groups if group["params"]])
     apply_config(optimizer, config)

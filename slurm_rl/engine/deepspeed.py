@@ -34,6 +34,7 @@ from slurm_rl.engine.backend import (
 )
 from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
 from slurm_rl.engine.saved_weights import load_deepspeed
+from slurm_rl.engine.weight_files import WeightFiles, fill_parameters
 from slurm_rl.errors import BringUpError, CheckpointError
 
 # The folder DeepSpeed makes inside ours.
@@ -45,18 +46,19 @@ class DeepSpeedBackend:
 
     can_reshard = False  # ZeRO's files hold each rank's part of flattened buffers
 
-    def __init__(self, model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> None:
+    def __init__(
+        self, model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig, files: WeightFiles | None = None
+    ) -> None:
         self._deepspeed = _import_deepspeed()
         self.dtype: torch.dtype = model.dtype
         self.optim = optim
         # Plain: stage 0 in float32 is bare data parallelism, which clips without telling the norm. We clip.
         self.plain = policy.zero_stage == 0 and self.dtype == torch.float32
+        config = _build_config(policy, self.dtype, 0.0 if self.plain else optim.max_grad_norm)
+        if files is not None:
+            self._fill(model, files, config)
         self.optimizer = build_optimizer(model, optim)
-        self.engine, _, _, _ = self._deepspeed.initialize(
-            model=model,
-            optimizer=self.optimizer,
-            config=_build_config(policy, self.dtype, 0.0 if self.plain else optim.max_grad_norm),
-        )
+        self.engine, _, _, _ = self._deepspeed.initialize(model=model, optimizer=self.optimizer, config=config)
         # DeepSpeed's own reader would run whatever a checkpoint says.
         self.engine.checkpoint_engine.load = lambda path, map_location=None: load_deepspeed(Path(path))
         self.model = self.engine
@@ -64,6 +66,22 @@ class DeepSpeedBackend:
         self._clipped_norm = 0.0
         if self.plain:
             self.optimizer.register_step_pre_hook(self._clip)
+
+    def _fill(self, model: PreTrainedModel, files: WeightFiles, config: dict[str, Any]) -> None:
+        """Read the parameters of one layer after the other; ZeRO cuts each before the next is read."""
+
+        # Rank 0 tells the others, who take it into one place: many freed tensors would leave memory in pieces.
+        largest = max(p.numel() for p in model.parameters()) if get_rank() else 0
+        scratch = torch.empty(largest, dtype=self.dtype)
+
+        def read(name: str, empty: Tensor) -> Tensor:
+            if get_rank() == 0:
+                return files.read(name).to(self.dtype)
+            return scratch[: empty.numel()].view(empty.shape)
+
+        for prefix, layer in reversed(list(model.named_modules())):
+            fill_parameters(layer, read, prefix)
+            self._deepspeed.zero.Init(module=layer, config_dict_or_path=config, dtype=self.dtype)
 
     def backward(self, loss: Tensor) -> None:
         # DeepSpeed averages gradients over ranks; our loss is a sum.

@@ -18,14 +18,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.utils import cached_file
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from slurm_rl.checkpoints.folders import written_beside
 from slurm_rl.engine.load_model import MAY_BE_ABSENT
 from slurm_rl.run_dir import write_text
-
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 
 
 def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_bytes: int) -> int:
@@ -50,7 +47,7 @@ def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_bytes:
         del tensor  # or it would live until the next one is there
     write()
     if len(files) == 1:
-        (folder / "part-0").rename(folder / SINGLE)
+        (folder / "part-0").rename(folder / SAFE_WEIGHTS_NAME)
         return count
     placed: dict[str, str] = {}
     for number, inside in enumerate(files):
@@ -58,7 +55,7 @@ def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_bytes:
         (folder / f"part-{number}").rename(folder / name)
         placed |= dict.fromkeys(inside, name)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": placed}
-    write_text(folder / INDEX, json.dumps(index, indent=2, sort_keys=True) + "\n")
+    write_text(folder / SAFE_WEIGHTS_INDEX_NAME, json.dumps(index, indent=2, sort_keys=True) + "\n")
     return count
 
 
@@ -121,7 +118,7 @@ def export_model(
             module.save_pretrained(beside, state_dict={})
         finally:
             module.config.use_cache = False
-        (beside / SINGLE).unlink(missing_ok=True)  # of no tensors
+        (beside / SAFE_WEIGHTS_NAME).unlink(missing_ok=True)  # of no tensors
         write_shards(beside, publish(module, kept), max_shard_bytes)
         tokenizer.save_pretrained(beside)
         copy_processors(processors_of, beside)

@@ -7,28 +7,44 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from transformers import PreTrainedModel
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import PolicyConfig
+from slurm_rl.engine.backend import splits_parameters
+from slurm_rl.engine.distributed import get_world_size, require_equal_counts
 from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.load_model import load_model
+from slurm_rl.engine.fsdp2 import fill_shards, shard_blocks
+from slurm_rl.engine.load_model import load_model, open_model
 from slurm_rl.engine.row_check import check_rows
 from slurm_rl.engine.vision import load_image_reader
 from slurm_rl.math.sequences import FloatArray, TrainSequence
 
 
 class FrozenModel:
-    """A whole copy on this rank; it is not sharded, since it has neither gradients nor moments."""
+    """Split over the ranks where the policy is (by FSDP2, whatever splits the policy), else a whole copy on each."""
 
     def __init__(
         self, folder: str | Path, model: ModelConfig, policy: PolicyConfig, temperature: float, device: torch.device
     ) -> None:
-        module = load_model(folder, model).to(device).eval()
+        self.is_split = get_world_size() > 1 and splits_parameters(policy, getattr(torch, model.dtype))
+        module = self._load_part(folder, model, device) if self.is_split else load_model(folder, model).to(device)
+        module.eval()
         images = load_image_reader(folder, model)
         reader = RowReader(module, device, images, policy.logprob_chunk_tokens, policy.share_prompts)
         self.rows = check_rows(reader, module.dtype)
         self.reader, self.temperature = replace(reader, packed=self.rows.packed), temperature
 
     def compute_logprobs(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[list[FloatArray]]:
-        """Logprobs of the trained tokens, by micro-batch and sequence."""
+        """Logprobs of the trained tokens, by micro-batch and sequence; where it is split, on all ranks together."""
+        if self.is_split:
+            require_equal_counts(len(micro_batches))
         return [self.reader.compute_logprobs(batch, self.temperature) for batch in micro_batches]
+
+    def _load_part(self, folder: str | Path, model: ModelConfig, device: torch.device) -> PreTrainedModel:
+        module, files = open_model(folder, model)
+        module.requires_grad_(False)
+        shard_blocks(module, module.dtype, offload=False)
+        if files is not None:
+            fill_shards(module, files, device)
+        return module.to(device)

@@ -19,9 +19,17 @@ from transformers import PreTrainedModel
 
 from slurm_rl.checkpoints.background import BackgroundWriter, write_whole
 from slurm_rl.config.train import OptimConfig, PolicyConfig
-from slurm_rl.engine.backend import apply_config, build_optimizer, clip_gradients, export_tensor, set_lr
+from slurm_rl.engine.backend import (
+    apply_config,
+    build_optimizer,
+    clip_gradients,
+    export_tensor,
+    set_lr,
+    splits_parameters,
+)
 from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
-from slurm_rl.engine.shards import SavedShards, rank_file, save_tensors
+from slurm_rl.engine.shards import SavedShards, rank_file, rows_of_rank, save_tensors
+from slurm_rl.engine.weight_files import WeightFiles, fill_parameters
 from slurm_rl.errors import BringUpError
 
 
@@ -30,15 +38,19 @@ class FSDP2Backend:
 
     can_reshard = True
 
-    def __init__(self, model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig) -> None:
+    def __init__(
+        self, model: PreTrainedModel, policy: PolicyConfig, optim: OptimConfig, files: WeightFiles | None = None
+    ) -> None:
         self.offload = offload = policy.offload
         self.dtype: torch.dtype = model.dtype
         self.module = model
         for tensor in [*model.parameters(), *model.buffers()]:
             if tensor.is_floating_point() and (tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter)):
                 tensor.data = tensor.data.to(torch.float32)  # frozen weights need no master copy
-        if get_world_size() > 1 or self.dtype != torch.float32 or offload == "all":
-            _shard(self.module, self.dtype, offload == "all")
+        if splits_parameters(policy, self.dtype):
+            shard_blocks(self.module, self.dtype, offload=offload == "all")
+        if files is not None:
+            fill_shards(self.module, files, torch.device("cpu") if offload == "all" else get_device())
         if offload == "all":
             for buffer in self.module.buffers():
                 buffer.data = buffer.data.to(get_device())
@@ -121,7 +133,26 @@ class FSDP2Backend:
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
 
 
-def _shard(model: PreTrainedModel, dtype: torch.dtype, offload: bool) -> None:
+def fill_shards(module: torch.nn.Module, files: WeightFiles, device: torch.device) -> None:
+    """Read this rank's rows of each empty parameter."""
+
+    def read(name: str, empty: Tensor) -> Tensor:
+        if not isinstance(empty, DTensor):
+            return files.read(name).to(device, empty.dtype)
+        mesh, placements = empty.device_mesh, empty.placements
+        rows = rows_of_rank(empty.shape[0], get_rank(), get_world_size())
+        local = files.read(name, rows).to(device, empty.dtype)
+        return DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=empty.shape, stride=tuple(empty.stride())
+        )
+
+    fill_parameters(module, read)
+    # FSDP keeps the local tensors it began with; whatever goes through here it takes anew.
+    module._apply(lambda tensor: tensor)
+
+
+def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, *, offload: bool) -> None:
+    """Cut the parameters over all ranks, block by block; what a frozen model gathers goes again at once."""
     if not torch.distributed.is_initialized():
         raise BringUpError(
             "a policy in bfloat16 or with policy.offload=all needs a process group, also of one rank",
@@ -132,8 +163,10 @@ def _shard(model: PreTrainedModel, dtype: torch.dtype, offload: bool) -> None:
     waiting = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
     block_types = set(model._no_split_modules or [])
     blocks = [m for m in model.modules() if type(m).__name__ in block_types]
+    # The head's weights, which are the root's, are needed again by a backward pass alone.
+    let_go = None if any(p.requires_grad for p in model.parameters()) else True
     for module in [*blocks, model]:
-        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=waiting)
+        fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=waiting, reshard_after_forward=let_go)
         # Sum gradients over ranks, not average: the loss is a sum. gloo has no pre-multiplied sum.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)

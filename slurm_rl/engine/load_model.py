@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -29,8 +32,9 @@ from transformers import (
 from transformers.utils import cached_file, logging
 
 from slurm_rl.config.model import ModelConfig
-from slurm_rl.engine.reward_model import allow_new_head, score_every_token
+from slurm_rl.engine.reward_model import allow_new_head, draw_head, score_every_token
 from slurm_rl.engine.vision import has_vision
+from slurm_rl.engine.weight_files import WeightFiles, find_weights
 from slurm_rl.errors import ConfigError, first_line
 
 # attention_dropout, resid_pdrop, classifier_dropout, layerdrop, drop_path_rate; router_jitter_noise.
@@ -76,23 +80,76 @@ def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None 
             `init_from` do not fit.
     """
     logging.disable_progress_bar()  # a log file is no terminal
-    weights = path if config.init_from is None else config.init_from
-    field = "model.path" if config.init_from is None else "model.init_from"
+    weights, field = _weights(path, config)
+    with _naming(config, weights, field):
+        kind, fields = _describe(path, config, is_reward_model=score_seed is not None)
+        # The caller's random state is left as it was: Hugging Face draws a head that is missing.
+        with torch.random.fork_rng(devices=[]):
+            model, loaded = kind.from_pretrained(
+                weights,
+                **fields,
+                generation_config=_load_generation_config(path, fields["config"], config),
+                use_safetensors=True,  # never a pickle
+                ignore_mismatched_sizes=True,  # reported below, with names
+                output_loading_info=True,
+                **_source(weights, config),
+            )
+    if score_seed is not None:
+        if allow_new_head(loaded):
+            draw_head(model, score_seed)
+        score_every_token(model)
+    _require_fit(loaded, field, str(weights))
+    return _prepare(model, config)
+
+
+def open_model(
+    path: str | Path, config: ModelConfig, *, score_seed: int | None = None
+) -> tuple[PreTrainedModel, WeightFiles | None]:
+    """The same model with its parameters on the meta device, and the files to fill them from.
+
+    Who shards it has no rank that ever holds the whole. Where the files cannot be read tensor by tensor the model
+    comes as `load_model` gives it, and no files.
+    """
+    weights, field = _weights(path, config)
+    with _naming(config, weights, field):
+        kind, fields = _describe(path, config, is_reward_model=score_seed is not None)
+        # Buffers are computed as ever: they are small, and not in the files.
+        with init_empty_weights(include_buffers=False):
+            model = kind.from_config(**fields, trust_remote_code=config.trust_remote_code)
+        model.tie_weights()
+        model.generation_config = _load_generation_config(path, fields["config"], config)
+    files = find_weights(model, weights)
+    if score_seed is not None:
+        if files is None:
+            draw_head(model, score_seed)
+            files = find_weights(model, weights, unused="lm_head.")
+        score_every_token(model)
+    if files is None:
+        return load_model(path, config, score_seed=score_seed), None
+    return _prepare(model, config), files
+
+
+def _weights(path: str | Path, config: ModelConfig) -> tuple[str | Path, str]:
+    """Where they come from, and the key that says so."""
+    return (path, "model.path") if config.init_from is None else (config.init_from, "model.init_from")
+
+
+def _describe(path: str | Path, config: ModelConfig, *, is_reward_model: bool) -> tuple[Any, dict[str, Any]]:
+    """The class that makes the model, and what it is told."""
+    architecture = AutoConfig.from_pretrained(path, **_source(path, config))
+    clear_dropout(architecture)
+    if is_reward_model:
+        architecture.num_labels = 1
+    kind = AutoModelForSequenceClassification if is_reward_model else model_class(architecture)
+    dtype = getattr(torch, config.dtype)
+    return kind, {"config": architecture, "dtype": dtype, "attn_implementation": config.attention}
+
+
+@contextmanager
+def _naming(config: ModelConfig, weights: str | Path, field: str) -> Iterator[None]:
+    """Errors of Hugging Face's as those of the key that is wrong."""
     try:
-        architecture = AutoConfig.from_pretrained(path, **_source(path, config))
-        clear_dropout(architecture)
-        model, loaded = _from_pretrained(
-            weights,
-            score_seed,
-            config=architecture,
-            generation_config=_load_generation_config(path, architecture, config),
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=config.attention,
-            use_safetensors=True,  # never a pickle
-            ignore_mismatched_sizes=True,  # reported below, with names
-            output_loading_info=True,
-            **_source(weights, config),
-        )
+        yield
     except ImportError as error:
         raise ConfigError(
             f"the kernel of model.attention must be installed ({error})",
@@ -106,21 +163,6 @@ def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None 
             seen=str(weights),
             action=f"correct {field}, or download it with `python -m slurm_rl prepare`",
         ) from error
-    if score_seed is not None:
-        allow_new_head(loaded)
-        score_every_token(model)
-    _require_fit(loaded, field, str(weights))
-    return _prepare(model, config)
-
-
-def _from_pretrained(weights: str | Path, score_seed: int | None, **fields: Any) -> Any:
-    if score_seed is None:
-        return model_class(fields["config"]).from_pretrained(weights, **fields)
-    fields["config"].num_labels = 1
-    # The caller's random state is left as it was.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(score_seed)
-        return AutoModelForSequenceClassification.from_pretrained(weights, **fields)
 
 
 def model_class(architecture: PreTrainedConfig) -> Any:

@@ -42,15 +42,21 @@ def add_adapters(model: Any, config: LoraConfig, seed: int) -> list[str]:
     """
     from peft import LoraConfig as PeftConfig
     from peft import inject_adapter_in_model
+    from peft.tuners.lora import LoraLayer
 
     targets = choose_targets(model, config)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
         inject_adapter_in_model(
             PeftConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=targets),
             model,
             adapter_name=_ADAPTER,
         )
+        torch.manual_seed(seed)
+        for layer in (module for module in model.modules() if isinstance(module, LoraLayer)):
+            # In an empty model peft has put them on the meta device, too.
+            layer.lora_A.to_empty(device="cpu")
+            layer.lora_B.to_empty(device="cpu")
+            layer.reset_lora_parameters(_ADAPTER, init_lora_weights=True)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_trained(name))
     return targets

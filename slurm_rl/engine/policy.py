@@ -24,10 +24,10 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.disk import describe_disk, naming, next_action
 from slurm_rl.engine import distributed, lora
-from slurm_rl.engine.backend import build_backend
+from slurm_rl.engine.backend import build_backend, splits_parameters
 from slurm_rl.engine.export import export_model
 from slurm_rl.engine.forward import DUMMY, RowReader
-from slurm_rl.engine.load_model import load_model, load_tokenizer
+from slurm_rl.engine.load_model import load_model, load_tokenizer, open_model
 from slurm_rl.engine.row_check import check_rows
 from slurm_rl.engine.row_layout import require_maskable
 from slurm_rl.engine.saved_weights import build_layout, require_layout
@@ -79,11 +79,14 @@ class PolicyEngine:
         self.model_config, self.model_folder = model, str(model_folder)
         self.scores, self.noise_alpha = score_seed is not None, noise_alpha
         images = load_image_reader(model_folder, model)
-        module = load_model(model_folder, model, score_seed=score_seed)
+        if splits_parameters(policy, getattr(torch, model.dtype)):
+            module, files = open_model(model_folder, model, score_seed=score_seed)
+        else:
+            module, files = load_model(model_folder, model, score_seed=score_seed), None
         if self.scores and module.config.pad_token_id is None:
             module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
         self.lora_targets = [] if model.lora is None else lora.add_adapters(module, model.lora, seed)
-        self.backend = build_backend(module, policy, optim)
+        self.backend = build_backend(module, policy, optim, files)
         if policy.share_prompts:
             require_maskable(self.module.config)
         reader = RowReader(self.backend.model, self.device, images, policy.logprob_chunk_tokens, policy.share_prompts)

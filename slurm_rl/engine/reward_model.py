@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import TokenClassifierOutput
 
@@ -35,10 +36,24 @@ def score_every_token(model: PreTrainedModel) -> None:
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
 
 
-def allow_new_head(loaded: dict[str, Any]) -> None:
-    """A language model is welcome: it lacks the head that scores, and has one that we do not need."""
-    loaded["missing_keys"] = [name for name in loaded["missing_keys"] if not name.startswith("score.")]
+def allow_new_head(loaded: dict[str, Any]) -> bool:
+    """A language model is welcome: it lacks the head that scores, and has one that we do not need.
+
+    Returns:
+        Whether it lacks it.
+    """
+    lacking = [name for name in loaded["missing_keys"] if name.startswith("score.")]
+    loaded["missing_keys"] = [name for name in loaded["missing_keys"] if name not in lacking]
     loaded["unexpected_keys"] = [name for name in loaded["unexpected_keys"] if not name.startswith("lm_head.")]
+    return bool(lacking)
+
+
+def draw_head(model: Any, seed: int) -> None:
+    """A new head that scores, the same for the same seed whoever loads the model, and how."""
+    head = model.score.weight
+    std = model.config.get_text_config().initializer_range
+    drawn = torch.empty(head.shape).normal_(std=std, generator=torch.Generator().manual_seed(seed))
+    model.score.weight = nn.Parameter(drawn.to(head.dtype))
 
 
 @dataclass(frozen=True)

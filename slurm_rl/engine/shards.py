@@ -116,8 +116,13 @@ def take_rows(whole: Tensor, rank: int, world_size: int) -> Tensor:
     >>> [take_rows(torch.arange(5), rank, 4).tolist() for rank in range(4)]
     [[0, 1], [2, 3], [4], []]
     """
-    size = -(-whole.shape[0] // world_size)
-    return whole[rank * size : (rank + 1) * size]
+    return whole[rows_of_rank(whole.shape[0], rank, world_size)]
+
+
+def rows_of_rank(num_rows: int, rank: int, world_size: int) -> slice:
+    """Equal parts, the last ones shorter or empty, as torch.chunk makes them."""
+    size = -(-num_rows // world_size)
+    return slice(min(rank * size, num_rows), min((rank + 1) * size, num_rows))
 
 
 def save_rng(path: Path) -> None:

@@ -205,7 +205,8 @@ def _policy(config: RunConfig, shape: ModelShape, num_workers: int, tokens: int)
     """Of a policy worker with what else its process, or another, keeps on the GPU."""
     memory = estimate_policy(shape, _load(config, num_workers, tokens))
     if _holds_reference(config):
-        memory = with_frozen_model(memory, shape, _bytes(config))
+        is_cut = config.policy.backend == "fsdp2" or config.policy.zero_stage == 3
+        memory = with_frozen_model(memory, shape, _bytes(config), num_workers if is_cut else 1)
     if config.algorithm.needs_values and config.task not in TORCHRUN_TASKS and not _critic_is_apart(config):
         memory = with_second_model(memory)
     return memory

@@ -138,7 +138,7 @@ class PolicyMemory:
     activations_gb: float
     logits_gb: float
     frozen_gb: float = 0.0
-    """A whole copy of a model that only answers: the policy's reference, the critic's reward model."""
+    """A model that only answers: the policy's reference, cut as the policy is; the critic's reward model, whole."""
 
     @property
     def total_gb(self) -> float:
@@ -205,9 +205,11 @@ def with_second_model(memory: PolicyMemory) -> PolicyMemory:
     )
 
 
-def with_frozen_model(memory: PolicyMemory, shape: ModelShape, bytes_per_value: int) -> PolicyMemory:
-    """With a frozen model of this shape beside it, whole on every worker."""
-    return replace(memory, frozen_gb=shape.num_parameters * bytes_per_value / GB)
+def with_frozen_model(
+    memory: PolicyMemory, shape: ModelShape, bytes_per_value: int, num_parts: int = 1
+) -> PolicyMemory:
+    """With a frozen model of this shape on the same GPU, cut into so many parts."""
+    return replace(memory, frozen_gb=shape.num_parameters * bytes_per_value / num_parts / GB)
 
 
 def estimate_critic(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:

@@ -79,7 +79,7 @@ def test_colocated_roles_are_on_all_gpus_of_the_preset() -> None:
     layout = plan.layout
     assert layout.policy is not None and layout.gpu_mem_gb is not None and layout.engine_budget_gb is not None
     assert layout.policy.total_gb + layout.engine_budget_gb < layout.gpu_mem_gb
-    assert layout.policy.frozen_gb > 7, "each worker holds the reference, too"
+    assert layout.policy.frozen_gb == pytest.approx(7.505 / 8, rel=1e-3), "each worker holds its part of the reference"
     assert layout.micro_batch_tokens >= 4096 + 8000, "one longest sequence"
 
 
@@ -93,7 +93,9 @@ def test_a_critic_of_its_own_has_a_quarter_the_policy_another_and_engines_half(n
         used[actor.role] += len(actor.gpus)
     assert used == {"policy": quarter, "critic": quarter, "rollout": 2 * quarter}
     assert plan.layout.policy is not None and plan.layout.critic is not None
-    assert (plan.layout.policy.frozen_gb, plan.layout.critic.frozen_gb) == pytest.approx((16.06, 16.06), rel=1e-3)
+    # The reference is cut as the policy is; the reward model is whole.
+    found = (plan.layout.policy.frozen_gb, plan.layout.critic.frozen_gb)
+    assert found == pytest.approx((16.06 / quarter, 16.06), rel=1e-3)
     assert JobPlan.from_json(plan.to_json()) == plan
 
 
