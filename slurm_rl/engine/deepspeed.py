@@ -34,7 +34,7 @@ from slurm_rl.engine.backend import (
 )
 from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
 from slurm_rl.engine.saved_weights import load_deepspeed
-from slurm_rl.engine.weight_files import WeightFiles, fill_parameters
+from slurm_rl.engine.weight_files import WeightFiles, fill_parameters, names_in_files
 from slurm_rl.errors import BringUpError, CheckpointError
 
 # The folder DeepSpeed makes inside ours.
@@ -72,15 +72,15 @@ class DeepSpeedBackend:
 
         # Rank 0 tells the others, who take it into one place: many freed tensors would leave memory in pieces.
         largest = max(p.numel() for p in model.parameters()) if get_rank() else 0
-        scratch = torch.empty(largest, dtype=self.dtype)
+        scratch, names = torch.empty(largest, dtype=self.dtype), names_in_files(model)
 
-        def read(name: str, empty: Tensor) -> Tensor:
+        def read(empty: torch.nn.Parameter) -> Tensor:
             if get_rank() == 0:
-                return files.read(name).to(self.dtype)
+                return files.read(names[empty]).to(self.dtype)
             return scratch[: empty.numel()].view(empty.shape)
 
-        for prefix, layer in reversed(list(model.named_modules())):
-            fill_parameters(layer, read, prefix)
+        for layer in reversed(list(model.modules())):
+            fill_parameters(layer, read)
             self._deepspeed.zero.Init(module=layer, config_dict_or_path=config, dtype=self.dtype)
 
     def backward(self, loss: Tensor) -> None:

@@ -29,7 +29,7 @@ from slurm_rl.engine.backend import (
 )
 from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
 from slurm_rl.engine.shards import SavedShards, rank_file, rows_of_rank, save_tensors
-from slurm_rl.engine.weight_files import WeightFiles, fill_parameters
+from slurm_rl.engine.weight_files import WeightFiles, fill_parameters, names_in_files
 from slurm_rl.errors import BringUpError
 
 
@@ -135,13 +135,14 @@ class FSDP2Backend:
 
 def fill_shards(module: torch.nn.Module, files: WeightFiles, device: torch.device) -> None:
     """Read this rank's rows of each empty parameter."""
+    names = names_in_files(module)
 
-    def read(name: str, empty: Tensor) -> Tensor:
+    def read(empty: torch.nn.Parameter) -> Tensor:
         if not isinstance(empty, DTensor):
-            return files.read(name).to(device, empty.dtype)
+            return files.read(names[empty]).to(device, empty.dtype)
         mesh, placements = empty.device_mesh, empty.placements
         rows = rows_of_rank(empty.shape[0], get_rank(), get_world_size())
-        local = files.read(name, rows).to(device, empty.dtype)
+        local = files.read(names[empty], rows).to(device, empty.dtype)
         return DTensor.from_local(
             local, mesh, placements, run_check=False, shape=empty.shape, stride=tuple(empty.stride())
         )

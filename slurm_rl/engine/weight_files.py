@@ -76,14 +76,14 @@ def find_weights(model: PreTrainedModel, path: str | Path, unused: str | None = 
     return files if fits else None
 
 
-def fill_parameters(module: nn.Module, make: Callable[[str, nn.Parameter], Tensor], prefix: str = "") -> None:
-    """Put a value in place of each parameter on the meta device; tied ones stay tied.
+def names_in_files(model: nn.Module) -> dict[nn.Parameter, str]:
+    """Of each parameter; a tied one is in the files under the first of its names."""
+    return {parameter: plain_name(name) for name, parameter in model.named_parameters()}
 
-    Args:
-        make: name in the files and empty parameter -> its value on this rank.
-        prefix: the module's own name in the model.
-    """
-    for name, parameter in module.named_parameters(prefix):
+
+def fill_parameters(module: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> None:
+    """Put what `make` gives in place of each parameter on the meta device; tied ones stay tied."""
+    for parameter in module.parameters():
         if parameter.is_meta:
-            value = nn.Parameter(make(plain_name(name), parameter), requires_grad=parameter.requires_grad)
+            value = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
             torch.utils.swap_tensors(parameter, value)
