@@ -136,6 +136,7 @@ def test_a_killed_run_resumes_to_the_same_numbers(whole_run: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)  # 21 starts of Ray and an engine
 def test_twenty_kills_in_saves_lose_nothing(whole_run: Path, tmp_path: Path) -> None:
     """At random moments of saves of the real trainer: every resume finds a checkpoint, and the numbers stay."""
     chance, num_kills, num_runs = random.Random(0), 0, 0
