@@ -14,6 +14,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from slurm_rl.config.data import DataConfig
 from slurm_rl.data.answers import AnswerRow, PairRow, parse_answer, parse_pair
@@ -21,9 +22,11 @@ from slurm_rl.data.chat import as_messages
 from slurm_rl.data.prompts import PromptRow, Row, SourceRow, build_rows, load_rows
 from slurm_rl.data.records import DataSource
 from slurm_rl.data.split import Split, digest_prompts, split_rows
-from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import DataError
 from slurm_rl.run_dir import RunDir, read_json, write_json
+
+if TYPE_CHECKING:
+    from slurm_rl.data.tokenize import EncodedPrompt  # which needs numpy; a login node checks rows without
 
 _LARGEST = 999
 """A million rows; every row is kept in memory."""
