@@ -61,7 +61,9 @@ def test_end(launched: Launched, launcher: str, what: str) -> None:
         (launched.trained.path / "finish").touch()
     end = launched.wait_for_end()
     states = {"goes on": ("finished", 0), "interrupted": ("interrupted", 130), "failed": ("failed", 2)}
-    assert (end["state"], end["exit_code"]) == states[follows], end
+    logs = launched.trained.path.glob("attempts/*/logs/driver.log")
+    said = [log.read_text(errors="replace")[-600:] for log in sorted(logs)]
+    assert (end["state"], end["exit_code"]) == states[follows], (end, *said)
     outcomes = launched.outcomes()
     assert outcomes == ([outcome, "finished"] if follows == "goes on" else [outcome]), end
     if what in ("time limit", "preemption") and follows == "interrupted":

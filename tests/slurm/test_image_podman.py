@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Cluster
+from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.light_python import make_light_python
 from tests.slurm.podman import BUSYBOX, clean_nodes, containers, make_store, python_of_this_machine
@@ -79,7 +79,9 @@ def test_a_running_container_is_entered_and_its_log_is_seen(
     words = in_podman(BUSYBOX, *python_of_this_machine(), f"{shared_dir}:{shared_dir}")
     submit(cluster, run, python, *[word for word in words if not word.startswith("cluster.python")], env=podman)
     wait_for_step(run)
-    there = cluster.run(["sh", "-c", "ls -d /tmp/srl-*"], node=second).stdout.split()
+    # A light trainer does not wait for the second node.
+    find = ["sh", "-c", "ls -d /tmp/srl-*"]
+    there = wait_until(lambda: cluster.run(find, node=second).stdout.split(), "the second node's folder")
     assert len(there) == 1
     enter = ("attach", str(run), "--node=1", "--")
     # busybox has no other program by this name, so it is the image.
