@@ -71,7 +71,8 @@ def train(run: Path, attempt: int) -> int:
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({"step": step, "stage": "grpo", "reward/mean": step / 100}) + "\n")
         time.sleep(0.1)
-    (run / "checkpoints" / f"step-{step}").mkdir(parents=True)
+    # Of an attempt that was asked to end before its first step it is the one that it began from.
+    (run / "checkpoints" / f"step-{step}").mkdir(parents=True, exist_ok=True)
     return end(run, attempt, "checkpointed", 75) if stopped else end(run, attempt, "finished", 0)
 
 
