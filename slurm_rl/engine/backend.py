@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
 from slurm_rl.checkpoints.background import BackgroundWriter
+from slurm_rl.config.parallel import build_parallel_dims
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.distributed import get_world_size
 from slurm_rl.engine.lora import is_adapter
@@ -93,10 +94,10 @@ def build_backend(
 
 def splits_parameters(policy: PolicyConfig, dtype: torch.dtype) -> bool:
     """Whether the ranks share the parameters, so that none needs the whole model and it may come empty."""
-    if policy.backend == "deepspeed":
-        return policy.zero_stage == 3
-    # One worker in float32 has nothing to split, and no need of another type for each block that it gathers.
-    return get_world_size() > 1 or dtype != torch.float32 or policy.offload == "all"
+    if build_parallel_dims(policy, get_world_size()).shard > 1:
+        return True
+    # FSDP2 casts each block that it gathers, and brings it from the host; one worker in float32 needs neither.
+    return policy.backend == "fsdp2" and (dtype != torch.float32 or policy.offload == "all")
 
 
 _BACKENDS = {

@@ -10,8 +10,8 @@ import torch
 from transformers import PreTrainedModel
 
 from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.parallel import ParallelDims, build_parallel_dims
 from slurm_rl.config.train import PolicyConfig
-from slurm_rl.engine.backend import splits_parameters
 from slurm_rl.engine.distributed import get_world_size, require_equal_counts
 from slurm_rl.engine.forward import RowReader
 from slurm_rl.engine.fsdp2 import fill_shards, shard_blocks
@@ -27,8 +27,9 @@ class FrozenModel:
     def __init__(
         self, folder: str | Path, model: ModelConfig, policy: PolicyConfig, temperature: float, device: torch.device
     ) -> None:
-        self.is_split = get_world_size() > 1 and splits_parameters(policy, getattr(torch, model.dtype))
-        module = self._load_part(folder, model, device) if self.is_split else load_model(folder, model).to(device)
+        dims = build_parallel_dims(policy, get_world_size())
+        self.is_split = dims.shard > 1
+        module = _load_part(folder, model, dims, device) if self.is_split else load_model(folder, model).to(device)
         module.eval()
         images = load_image_reader(folder, model)
         reader = RowReader(module, device, images, policy.logprob_chunk_tokens, policy.share_prompts)
@@ -41,10 +42,11 @@ class FrozenModel:
             require_equal_counts(len(micro_batches))
         return [self.reader.compute_logprobs(batch, self.temperature) for batch in micro_batches]
 
-    def _load_part(self, folder: str | Path, model: ModelConfig, device: torch.device) -> PreTrainedModel:
-        module, files = open_model(folder, model)
-        module.requires_grad_(False)
-        shard_blocks(module, module.dtype, offload=False)
-        if files is not None:
-            fill_shards(module, files, device)
-        return module.to(device)
+
+def _load_part(folder: str | Path, model: ModelConfig, dims: ParallelDims, device: torch.device) -> PreTrainedModel:
+    module, files = open_model(folder, model)
+    module.requires_grad_(False)
+    shard_blocks(module, module.dtype, dims, offload=False)
+    if files is not None:
+        fill_shards(module, files, device)
+    return module.to(device)

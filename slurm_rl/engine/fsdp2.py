@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from slurm_rl.checkpoints.background import BackgroundWriter, write_whole
+from slurm_rl.config.parallel import ParallelDims, build_parallel_dims
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.backend import (
     apply_config,
@@ -48,7 +49,8 @@ class FSDP2Backend:
             if tensor.is_floating_point() and (tensor.requires_grad or not isinstance(tensor, torch.nn.Parameter)):
                 tensor.data = tensor.data.to(torch.float32)  # frozen weights need no master copy
         if splits_parameters(policy, self.dtype):
-            shard_blocks(self.module, self.dtype, offload=offload == "all")
+            dims = build_parallel_dims(policy, get_world_size())
+            shard_blocks(self.module, self.dtype, dims, offload=offload == "all")
         if files is not None:
             fill_shards(self.module, files, torch.device("cpu") if offload == "all" else get_device())
         if offload == "all":
@@ -152,14 +154,15 @@ def fill_shards(module: torch.nn.Module, files: WeightFiles, device: torch.devic
     module._apply(lambda tensor: tensor)
 
 
-def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, *, offload: bool) -> None:
+def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, dims: ParallelDims, *, offload: bool) -> None:
     """Cut the parameters over all ranks, block by block; what a frozen model gathers goes again at once."""
     if not torch.distributed.is_initialized():
         raise BringUpError(
             "a policy in bfloat16 or with policy.offload=all needs a process group, also of one rank",
             action="call slurm_rl.engine.distributed.init_process_group first",
         )
-    mesh = init_device_mesh(get_device().type, (get_world_size(),))
+    shape = dims.mesh_shape
+    mesh = init_device_mesh(get_device().type, tuple(shape.values()), mesh_dim_names=tuple(shape))
     precision = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     waiting = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if offload else OffloadPolicy()
     block_types = set(model._no_split_modules or [])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from slurm_rl.config.parallel import build_parallel_dims
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.memory import (
@@ -168,7 +169,7 @@ def build_layout(
         + ("" if config.policy.logprob_chunk_tokens else "policy.logprob_chunk_tokens=1024, ")
         + ("" if config.policy.offload == "all" else "policy.offload=all, ")
         + ("" if config.model.lora is not None else "+lora=all_linear, ")
-        + ("" if config.policy.zero_stage == 3 or config.policy.backend == "fsdp2" else "policy.zero_stage=3, ")
+        + ("" if build_parallel_dims(config.policy, 2).shard > 1 else "policy.zero_stage=3, ")
         + "a smaller policy.micro_batch_tokens or shorter sequences",
     )
 
@@ -205,8 +206,8 @@ def _policy(config: RunConfig, shape: ModelShape, num_workers: int, tokens: int)
     """Of a policy worker with what else its process, or another, keeps on the GPU."""
     memory = estimate_policy(shape, _load(config, num_workers, tokens))
     if _holds_reference(config):
-        is_cut = config.policy.backend == "fsdp2" or config.policy.zero_stage == 3
-        memory = with_frozen_model(memory, shape, _bytes(config), num_workers if is_cut else 1)
+        num_parts = build_parallel_dims(config.policy, num_workers).shard
+        memory = with_frozen_model(memory, shape, _bytes(config), num_parts)
     if config.algorithm.needs_values and config.task not in TORCHRUN_TASKS and not _critic_is_apart(config):
         memory = with_second_model(memory)
     return memory
