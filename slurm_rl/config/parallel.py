@@ -1,18 +1,23 @@
-"""How the ranks that train one model share it: from the config to the plan's memory and the engine's device mesh."""
+"""How the ranks that train one model share it: from the config to the plan's memory and the engine's device mesh.
+
+Standard library alone: the node agent reads plans.
+"""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from slurm_rl.config.train import PolicyConfig
+if TYPE_CHECKING:
+    from slurm_rl.config.train import PolicyConfig
 
 
 @dataclass(frozen=True)
 class ParallelDims:
     """Sizes whose product is the number of ranks.
 
-    >>> build_parallel_dims(PolicyConfig(backend="deepspeed", zero_stage=2), 8).mesh_shape
-    {'replicate': 8}
+    >>> ParallelDims(replicate=2, shard=4).mesh_shape
+    {'replicate': 2, 'shard': 4}
 
     Context, tensor and expert are 1 until an engine splits by them: what does is to read its size here.
     """
