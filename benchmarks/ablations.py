@@ -93,7 +93,7 @@ def measure(folder: Path, packing: bool, chunks: bool, num_steps: int, num_seque
     start_mb, seconds, loss = peak_mb(), [], 0.0
     for _ in range(num_steps + 1):
         begin = time.perf_counter()
-        loss = engine.train(batches, build_policy_loss(AlgorithmConfig()), 1e-4)["loss"]
+        loss = engine.train(batches, build_policy_loss(AlgorithmConfig(), None), 1e-4)["loss"]
         seconds.append(time.perf_counter() - begin)
     found = {"seconds": statistics.median(seconds[1:]), "tokens": sum(lengths), "loss": loss}
     print(json.dumps({**found, "start_mb": start_mb, "peak_mb": peak_mb()}))

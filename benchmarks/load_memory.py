@@ -80,7 +80,7 @@ def measure(folder: Path, backend: str, num_ranks: int, *, whole: bool = False) 
 
     with tempfile.TemporaryDirectory() as out:
         arguments = (num_ranks, folder, BACKENDS[backend], whole, free_port(), Path(out))
-        multiprocessing.spawn(_load, arguments, num_ranks)  # type: ignore[no-untyped-call]
+        multiprocessing.spawn(_load, arguments, num_ranks)
         return [LoadPeak(**json.loads((Path(out) / str(rank)).read_text())) for rank in range(num_ranks)]
 
 

@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from slurm_rl.rl.weights.transports import ObjectStore
 
 from benchmarks.reward_overlap import WORKERS
 from slurm_rl.config.load import load_config
@@ -42,7 +41,7 @@ from slurm_rl.rl.loop.learner import Learner
 from slurm_rl.rl.loop.trainer import GRPOTrainer
 from slurm_rl.rl.loop.trainer_state import RunSaver
 from slurm_rl.rl.rollout.dispatch import max_calls
-from slurm_rl.rl.weights.sync import WeightSync
+from slurm_rl.rl.weights.sync import ObjectStore, WeightSync
 from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.rl.workers.worker_group import WorkerGroup

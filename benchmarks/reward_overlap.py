@@ -65,7 +65,7 @@ def measure(args: argparse.Namespace, staleness: int, reward: str) -> float:
     ]  # fmt: skip
     subprocess.run([sys.executable, "-m", "slurm_rl", *overrides], check=True, stdout=sys.stderr)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return statistics.median([row["time/step_s"] for row in rows if row["stage"] == "grpo"][2:-1])
+    return float(statistics.median([row["time/step_s"] for row in rows if row["stage"] == "grpo"][2:-1]))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=2)
     parser.add_argument("--steps", type=int, default=4, help="timed pairs, after one that is not")
     args = parser.parse_args()
-    loss_fn, seconds = build_policy_loss(AlgorithmConfig()), {False: [0.0], True: [0.0]}
+    loss_fn, seconds = build_policy_loss(AlgorithmConfig(), None), {False: [0.0], True: [0.0]}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model"
         build_tiny_model(TinyModelConfig(context_length=args.prompt + args.completion), 0, path)

@@ -110,7 +110,7 @@ def build_model(args: argparse.Namespace) -> None:
 
 
 def threads(args: argparse.Namespace) -> int:
-    return max(1, len(os.sched_getaffinity(0)) // args.ranks)
+    return max(1, len(os.sched_getaffinity(0)) // int(args.ranks))
 
 
 def run_ours(args: argparse.Namespace, case: str) -> Curve:

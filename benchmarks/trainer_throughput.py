@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-PEAK_TFLOPS = {"A100": 312, "H100": 989, "H200": 989, "GH200": 989, "B200": 2250, "MI250X": 383, "MI300X": 1307}
+from slurm_rl.doctor.peaks import find_peak
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=16384, help="of one micro-batch, which is one step")
     parser.add_argument("--length", type=int, default=2048, help="of one sequence")
     parser.add_argument("--steps", type=int, default=5, help="timed steps, after two that are not")
-    parser.add_argument("--attention", default="sdpa", choices=["sdpa", "flash_attention_2"])
+    parser.add_argument("--attention", default="auto", choices=["auto", "flash_attention_2", "varlen", "sdpa"])
     parser.add_argument("--gradient-checkpointing", action="store_true")
     parser.add_argument("--chunk-tokens", type=int, help="policy.logprob_chunk_tokens")
     args = parser.parse_args()
@@ -86,7 +86,7 @@ def measure(shape: Shape, args: argparse.Namespace) -> dict[str, Any]:
         policy = PolicyConfig(num_workers=1, logprob_chunk_tokens=args.chunk_tokens)
         engine = PolicyEngine(folder, model, policy, OptimConfig(lr=1e-6), temperature=1.0)
     batch = [build_sequences(shape, args.tokens, args.length)]
-    loss_fn, seconds, totals = build_policy_loss(AlgorithmConfig()), [], {"loss": 0.0}
+    loss_fn, seconds, totals = build_policy_loss(AlgorithmConfig(), None), [], {"loss": 0.0}
     for _ in range(args.steps + 2):
         begin = time.perf_counter()
         totals = engine.train(batch, loss_fn, 1e-6)
@@ -148,8 +148,8 @@ def flops_per_token(shape: Shape, length: int) -> float:
 
 def render(name: str, found: dict[str, Any]) -> str:
     tflops = found["tokens_per_s"] * found["flops_per_token"] / 1e12
-    peak = next((peak for key, peak in PEAK_TFLOPS.items() if key in found["device"]), None)
-    mfu = f"{tflops / peak:.0%}" if peak else "-"
+    peak = find_peak(found["device"])
+    mfu = f"{tflops / peak.tflops:.0%}" if peak else "-"
     memory = f"{found['peak_gb']:.1f}" if found["peak_gb"] else "-"
     speed = f"{found['tokens_per_s']:.0f} | {tflops:.2f}"
     return f"| {name} | {found['device']} | {speed} | {mfu} | {memory} | {found['loss']:.4f} |"

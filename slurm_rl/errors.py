@@ -10,6 +10,7 @@ all state is in keyword arguments that `__reduce__` hands back.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 _UNSET: Any = object()
@@ -58,6 +59,18 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0]
 
 
+def find_near(word: str, options: Iterable[str]) -> str | None:
+    """The option that a mistyped word is closest to.
+
+    >>> find_near("statsu", ["status", "logs"])
+    'status'
+    """
+    import difflib
+
+    # Nobody types a long word for a short one, and the comparison takes the product of both lengths.
+    return next(iter(difflib.get_close_matches(word[:100], list(options), n=1)), None)
+
+
 def _rebuild(cls: type[SlurmRLError], rule: str, state: dict[str, Any]) -> SlurmRLError:
     return cls(rule, **state)
 
@@ -94,6 +107,10 @@ class PrepareError(SlurmRLError):
 
 class BringUpError(SlurmRLError):
     """The nodes, Ray or the rollout engines did not come up; names who is missing."""
+
+
+class WaitError(SlurmRLError):
+    """What was waited for did not come in time; names what was seen in its place."""
 
 
 class RewardError(SlurmRLError):

@@ -124,6 +124,16 @@ def read_last_rows(path: Path, num_bytes: int) -> list[Row]:
     return [row for row in map(parse_row, lines) if row is not None]
 
 
+def read_first_rows(path: Path, num_bytes: int) -> list[Row]:
+    """The rows that lie whole in the first `num_bytes` of the file."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(num_bytes).split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    return [row for row in map(parse_row, lines) if row is not None]
+
+
 class RowTail:
     """Hands out the rows that were added since the last look.
 

@@ -1,21 +1,27 @@
-"""Writes the locks: whatever is installed from the package index, in one version, with the hashes of its files.
+"""Writes and checks the locks: all that is installed from the package index, in one version, with its files' hashes.
 
-    python -m tests.lock <uv>        `make lock`; uv tells the hashes, and resolves what is not installed here
+    python -m tests.lock           `make lock` writes them anew
+    python -m tests.lock check     `make check-locks`: with PyPI alone no requirement disagrees, nothing is missing or
+                                   too much, and PyPI has every file
 
-    constraints.txt                  slurm_rl[cpu] and what builds packages, as installed here
-    constraints-dev.txt              what the tests need beside
-    containers/cuda/constraints.txt  slurm_rl[cuda] as uv resolves it, and flash-attn
-
-A line a package, so that sed and grep can take them apart; one that is built from its source says so.
+`LOCKS` says what is in which. Everything is taken from PyPI, whatever this machine's pip and uv are configured for, but
+torch for CPU, which PyTorch's own index has: PIP_FIND_LINKS says where else it lies for who cannot reach that.
+tests/vllm_requirements.py says what vLLM's image for AMD needs. A line a package, so that sed and grep can take them
+apart; one that is built from its source says so.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,16 +29,54 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.vllm_requirements import read_requirements, write_requirements
+
 ROOT = Path(__file__).parents[1]
-LOCKS = {"cpu": "constraints.txt", "dev": "constraints-dev.txt", "cuda": "containers/cuda/constraints.txt"}
+_PYPI = "https://pypi.org/simple"
+_TORCH_FOR_CPU = "https://download.pytorch.org/whl/cpu/torch/"
 # CUDA builds that come with vLLM, which a CPU torch cannot load; and a gigabyte that computes on GPUs alone.
-LEFT_OUT = {"torchvision", "torchaudio", "torchcodec", "triton"}
+LEFT_OUT = frozenset({"torchvision", "torchaudio", "torchcodec", "triton"})
+# Built for ROCm, in vLLM's image for AMD; those on PyPI are for CUDA.
+OF_THE_IMAGE = frozenset({"torch", "torchvision", "torchaudio", "torchcodec", "triton", "flash-attn", "vllm"})
 # Of pyproject.toml and of the packages that come as source: nothing is fetched while they are built.
 _BUILD = ("hatchling", "editables", "wheel")
-_FLASH_ATTN = "flash-attn==2.8.3"
-_PYTHONS = ("3.11", "3.12")
-# Debian 12 and later, Ubuntu 24.04.
-_PLATFORM = "x86_64-manylinux_2_36"
+# Its metadata is told by its own build alone, which needs torch; vLLM needs all that it needs.
+_UNRESOLVED = "flash-attn"
+
+
+@dataclass(frozen=True)
+class Lock:
+    """What one is made of."""
+
+    path: str
+    extras: tuple[str, ...]
+    pythons: tuple[str, ...]
+    """Those that it is resolved for."""
+    also: tuple[str, ...] = ("wheel",)
+    absent: frozenset[str] = frozenset()
+    """Needed by what is in it, and not in it."""
+    beside: str | None = None
+    """A lock that is installed with it, and is not repeated."""
+    torch_for_cpu: bool = False
+    """From PyTorch's index."""
+    image: bool = False
+    """It is installed over vLLM's own image, whose requirements must hold, too."""
+
+
+LOCKS = {
+    # As installed here; torch's wheel is that of one Python.
+    "cpu": Lock("constraints.txt", ("cpu",), ("3.11",), _BUILD, LEFT_OUT, torch_for_cpu=True),
+    "dev": Lock("constraints-dev.txt", ("cpu", "dev"), ("3.11",), _BUILD, LEFT_OUT, torch_for_cpu=True, beside="cpu"),
+    "cuda": Lock("containers/cuda/constraints.txt", ("cuda", "flash-attn"), ("3.11", "3.12")),
+    # A venv over the image's own packages, from which it takes what is built for ROCm. Parts of OpenTelemetry fit only
+    # those of their own version: the image stops at 1.40 (docker/Dockerfile.rocm), and wandb needs a newer one. So all
+    # that vLLM needs of it comes, too.
+    "rocm": Lock(
+        *("containers/rocm/constraints.txt", ("rocm",), ("3.12",), ("wheel", "opentelemetry-exporter-otlp")),
+        absent=OF_THE_IMAGE,
+        image=True,
+    ),
+}
 
 
 def needed(name: str, extras: set[str], seen: set[tuple[str, str]]) -> set[str]:
@@ -59,68 +103,163 @@ def installed(extras: set[str]) -> dict[str, str]:
     return {name: metadata.version(name) for name in names}
 
 
-def read_lock(path: Path) -> dict[str, str]:
+def read_pins(lines: Iterable[str]) -> dict[str, str]:
     """Name to version."""
-    pairs = (line.split(" ")[0].split("==") for line in path.read_text(encoding="utf-8").splitlines())
+    pairs = (line.split(" ")[0].strip().split("==") for line in lines)
     return {canonicalize_name(name): version for name, version in pairs}
 
 
-def write_lock(uv: str, path: Path, pins: dict[str, str]) -> None:
-    """Ask for the files of each package: the wheels for every Python, else the source."""
-    # torch's build for CPU is not on the package index: pip's configuration says where it is.
+def read_lock(name: str) -> dict[str, str]:
+    """Name to version."""
+    return read_pins((ROOT / LOCKS[name].path).read_text(encoding="utf-8").splitlines())
+
+
+def resolve(lock: Lock, python: str, pins: Mapping[str, str], *, hard: bool) -> dict[str, str]:
+    """What this Python would get from PyPI.
+
+    Args:
+        pins: name to version, to be kept where they can.
+        hard: they must be kept.
+
+    Raises:
+        subprocess.CalledProcessError: something disagrees; uv has said what.
+    """
+    image = read_requirements("rocm") if lock.image else []
+    found = _compile(lock, python, [*lock.also, *image], pins, hard=hard)
+    if image:
+        # Now without what the image alone needs.
+        found = _compile(lock, python, lock.also, found, hard=True)
+    if _UNRESOLVED in lock.extras:
+        [requirement] = _project()["optional-dependencies"][_UNRESOLVED]
+        found |= read_pins([requirement])
+    return found
+
+
+def resolve_anew(name: str, preferred: Mapping[str, str]) -> dict[str, str]:
+    """Pins of a lock, as it has them or as preferred where these still fit."""
+    lock = LOCKS[name]
+    pins = {**preferred, **(read_lock(name) if (ROOT / lock.path).exists() else {})}
+    found: dict[str, str] = {}
+    for python in lock.pythons:
+        found |= resolve(lock, python, pins | found, hard=False)
+    return found
+
+
+def list_files(pins: Mapping[str, str]) -> tuple[dict[str, set[str]], set[str]]:
+    """The hashes of each package's files, wheels for every Python, else the source; and who has the source alone."""
+    # torch's build for CPU is not on PyPI.
     files = {name: {_hash_here(f"{name}=={version}")} if "+" in version else set() for name, version in pins.items()}
     from_source = {name for name, hashes in files.items() if not hashes}
     text = "".join(f"{name}=={pins[name]}\n" for name in sorted(from_source))
-    for python in _PYTHONS:
-        for package in _compile(uv, ["--no-deps", f"--python-version={python}", "-"], text):
+    for python in ("3.11", "3.12"):
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder, "pylock.toml")
+            _uv(python, ["--format=pylock.toml", "--no-deps", f"--output-file={out}", "-"], text)
+            packages: list[dict[str, Any]] = tomllib.loads(out.read_text(encoding="utf-8"))["packages"]
+        for package in packages:
             wheels = package.get("wheels", [])
             from_source -= {package["name"]} if wheels else set()
             files[package["name"]] |= {file["hashes"]["sha256"] for file in wheels or [package["sdist"]]}
+    return files, from_source
+
+
+def write_lock(name: str, pins: Mapping[str, str]) -> None:
+    files, from_source = list_files(pins)
     lines = [
         " ".join([f"{name}=={version}", *(f"--hash=sha256:{one}" for one in sorted(files[name]))])
         + ("  # from source" if name in from_source else "")
         for name, version in sorted(pins.items())
     ]
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (ROOT / LOCKS[name].path).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def _compile(uv: str, words: list[str], text: str = "") -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "pylock.toml")
-        argv = [
-            uv,
-            "pip",
-            "compile",
-            "--quiet",
-            "--format=pylock.toml",
-            f"--output-file={out}",
-            f"--python-platform={_PLATFORM}",
+def check_lock(name: str) -> list[str]:
+    """What is wrong with it, as PyPI stands now. Raises as `resolve` does."""
+    lock, pins = LOCKS[name], read_lock(name)
+    wanted = pins | (read_lock(lock.beside) if lock.beside else {})
+    wrong = []
+    for python in lock.pythons:
+        found = resolve(lock, python, wanted, hard=True)
+        wrong += [f"Python {python} needs {one}=={found[one]}" for one in sorted(found.keys() - wanted.keys())]
+        wrong += [f"Python {python} does not need {one}" for one in sorted(wanted.keys() - found.keys())]
+        wrong += [
+            f"{one} is {wanted[one]}, not {found[one]}" for one in wanted if found.get(one, wanted[one]) != wanted[one]
         ]
-        subprocess.run([*argv, *words], input=text, text=True, check=True, cwd=ROOT)
-        packages: list[dict[str, Any]] = tomllib.loads(out.read_text(encoding="utf-8"))["packages"]
-        return packages
+    files, _ = list_files(pins)
+    for line in (ROOT / lock.path).read_text(encoding="utf-8").splitlines():
+        package = line.split("==")[0]
+        gone = {word.partition(":")[2] for word in line.split() if word.startswith("--hash")} - files[package]
+        wrong += [f"no file of {package} has {one}" for one in sorted(gone)]
+    return wrong
+
+
+def _project() -> dict[str, Any]:
+    return dict(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"])
+
+
+def _compile(lock: Lock, python: str, also: Iterable[str], pins: Mapping[str, str], *, hard: bool) -> dict[str, str]:
+    with tempfile.TemporaryDirectory() as folder:
+        out, override, more, bounds = (Path(folder, name) for name in ("out.txt", "absent.txt", "more.in", "pins.txt"))
+        # A requirement that holds nowhere: who needs it does without.
+        override.write_text("".join(f"{name} ; python_version < '3'\n" for name in sorted(lock.absent)))
+        more.write_text("\n".join(also))
+        # What lies in the output already is taken where it can be.
+        (bounds if hard else out).write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
+        words = ["pyproject.toml", str(more), *(f"--extra={name}" for name in lock.extras if name != _UNRESOLVED)]
+        words += [f"--override={override}", f"--output-file={out}", "--no-annotate", "--no-header"]
+        if hard:
+            words.append(f"--constraint={bounds}")
+        if lock.torch_for_cpu:
+            words.append(_torch_links())
+        _uv(python, words)
+        return read_pins(out.read_text().splitlines())
+
+
+def _uv(python: str, words: list[str], text: str = "") -> None:
+    # Ubuntu 22.04, of which the image for AMD is made; Debian 12 and the others are newer.
+    where = [f"--python-version={python}", "--python-platform=x86_64-manylinux_2_35"]
+    argv = [_find_uv(), "pip", "compile", "--quiet", "--no-config", f"--default-index={_PYPI}", *where, *words]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("UV_")}
+    subprocess.run(argv, input=text, text=True, check=True, cwd=ROOT, env=env)
+
+
+def _torch_links() -> str:
+    return f"--find-links={os.environ.get('PIP_FIND_LINKS', _TORCH_FOR_CPU)}"
+
+
+@cache
+def _find_uv() -> str:
+    """That on PATH, else one fetched for the purpose."""
+    found = shutil.which("uv")
+    if found is None:
+        folder = tempfile.mkdtemp(prefix="uv-")
+        argv = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", f"--target={folder}", "uv==0.13.9"]
+        subprocess.run(argv, check=True)
+        found = f"{folder}/bin/uv"
+    return found
 
 
 def _hash_here(requirement: str) -> str:
     """Of the file that pip takes here."""
     with tempfile.TemporaryDirectory() as folder:
         argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", f"--dest={folder}", requirement]
-        subprocess.run(argv, check=True)
+        subprocess.run([*argv, _torch_links()], check=True)
         [file] = Path(folder).iterdir()
         with file.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def main(uv: str) -> None:
+def main(words: list[str]) -> None:
+    if words[:1] == ["check"]:
+        wrong = [f"{LOCKS[name].path}: {one}" for name in words[1:] or LOCKS for one in check_lock(name)]
+        sys.exit("\n".join([*wrong, "Next: make lock"]) if wrong else 0)
+    write_requirements(_project()["optional-dependencies"]["cuda"])
     cpu = installed({"cpu"})
-    write_lock(uv, ROOT / LOCKS["cpu"], cpu)
-    write_lock(uv, ROOT / LOCKS["dev"], {n: v for n, v in installed({"cpu", "dev"}).items() if n not in cpu})
-    words = ["pyproject.toml", "--extra=cuda", f"--python-version={_PYTHONS[0]}"]
-    cuda = {str(package["name"]): str(package["version"]) for package in _compile(uv, words)}
-    name, _, version = _FLASH_ATTN.partition("==")
-    cuda |= {"wheel": cpu["wheel"], name: version}
-    write_lock(uv, ROOT / LOCKS["cuda"], cuda)
+    write_lock("cpu", cpu)
+    write_lock("dev", {n: v for n, v in installed({"cpu", "dev"}).items() if n not in cpu})
+    for name in ("cuda", "rocm"):
+        write_lock(name, resolve_anew(name, cpu))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import io
 import os
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-APPLETS = ("sh", "env", "cat", "touch", "sleep", "true")
+APPLETS = ("sh", "env", "cat", "touch", "sleep", "true", "grep", "rm")
 
 
 def install_missing(packages: Mapping[str, str]) -> None:
@@ -54,8 +55,12 @@ def podman_environment(folder: Path, *, driver: str = "vfs", graph: str | None =
     }
 
 
-def make_busybox_root(path: Path) -> None:
-    """A tar of a root file system that holds busybox and nothing else."""
+def make_busybox_root(path: Path, scripts: Mapping[str, str] | None = None) -> None:
+    """A tar of a root file system that holds busybox and nothing else.
+
+    Args:
+        scripts: name in /bin -> a script of the shell.
+    """
     busybox = shutil.which("busybox")
     assert busybox is not None
     with tarfile.open(path, "w") as tar:
@@ -64,6 +69,10 @@ def make_busybox_root(path: Path) -> None:
             link = tarfile.TarInfo(f"bin/{applet}")
             link.type, link.linkname = tarfile.SYMTYPE, "busybox"
             tar.addfile(link)
+        for name, script in (scripts or {}).items():
+            entry, content = tarfile.TarInfo(f"bin/{name}"), f"#!/bin/sh\n{script}\n".encode()
+            entry.size, entry.mode = len(content), 0o755
+            tar.addfile(entry, io.BytesIO(content))
         for folder in ("tmp", "proc", "sys", "dev", "etc"):
             entry = tarfile.TarInfo(folder)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if folder == "tmp" else 0o755

@@ -34,7 +34,7 @@ def ray_up() -> Iterator[OthersCluster]:
     argv = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--node-ip-address=127.0.0.1"]
     argv += [f"--port={ports.gcs}", f"--dashboard-port={ports.dashboard}", f"--temp-dir={tmp}"]
     argv += ["--num-cpus=2", "--object-store-memory=250000000", "--disable-usage-stats", "--no-monitor"]
-    argv += [f"--ray-client-server-port={ports.ray_client}", f"--node-manager-port={ports.node_manager}"]
+    argv += [f"--ray-client-server-port={ports.spare_min}", f"--node-manager-port={ports.node_manager}"]
     argv += [f"--dashboard-agent-listen-port={ports.dashboard_agent_listen}"]
     argv += [f"--min-worker-port={ports.worker_min}", f"--max-worker-port={ports.worker_max}"]
     with (tmp / "log").open("wb") as log:

@@ -18,12 +18,13 @@ PACKAGE = Path(slurm_rl.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 # From the ground up.
 ROOMS = [
-    "errors", "disk", "hang", "jsonl", "holder", "lease", "filesystem", "run_dir", "run_secret", "strangers",
-    "__init__", "functions", "config", "external", "plan", "node", "image", "report", "job",
-    "sweep", "launchers", "launchers_protocol", "launchers_here",
+    "errors", "disk", "hang", "meter", "jsonl", "holder", "lease", "filesystem", "run_dir", "run_secret", "strangers",
+    "functions", "config", "external", "plan", "node", "doctor", "image", "report", "job",
+    "sweep", "launchers", "launchers_protocol", "launchers_session", "launchers_here",
     "launchers_slurm", "launchers_machines", "launchers_ray", "launchers_jobs",
-    "slurm", "ray_jobs", "export",
-    "math", "data", "checkpoints", "engine", "rewards", "train", "supervised", "rl", "prepare", "cli", "__main__",
+    "slurm", "ray_jobs", "export", "site",
+    "math", "data", "checkpoints", "engine", "rewards", "train", "supervised", "rl", "prepare",
+    "runs", "__init__", "cli", "__main__",
 ]  # fmt: skip
 RANK = {room: rank for rank, room in enumerate(ROOMS)}
 LAUNCHERS = {"launchers_slurm", "launchers_machines", "launchers_ray"}

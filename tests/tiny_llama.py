@@ -16,8 +16,12 @@ _TEMPLATE = (
 CONTEXT = 512
 
 
-def build_tiny_llama(folder: Path) -> Path:
-    """Write the model and its tokenizer."""
+def build_tiny_llama(folder: Path, **shape: int) -> Path:
+    """Write the model and its tokenizer.
+
+    Args:
+        shape: fields of its config in place of the tiny ones.
+    """
     import torch
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -36,13 +40,10 @@ def build_tiny_llama(folder: Path) -> Path:
         clean_up_tokenization_spaces=False,
         chat_template=_TEMPLATE,
     )
+    tiny = {"vocab_size": len(tokenizer), "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2}
+    tiny |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=128,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        **{**tiny, **shape},
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=False,
         bos_token_id=tokenizer.bos_token_id,

@@ -15,6 +15,7 @@ import pytest
 
 from slurm_rl.jsonl import read_rows
 from slurm_rl.run_dir import RunDir
+from tests.docs.markdown import DOCS, read_blocks
 
 # So small a model computes for seconds where the demo's takes half a minute; all the rest is as in the demo.
 OVERRIDES = (
@@ -78,11 +79,25 @@ def _read_cmdline(entry: Path) -> bytes:
         return b""
 
 
+def read_examples(page: str) -> list[str]:
+    """The Python of a page of docs/, block by block."""
+    return [block.text for block in read_blocks(DOCS / page) if block.language == "python"]
+
+
 @pytest.fixture(scope="session")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that nobody disturbed."""
-    run_dir = tmp_path_factory.mktemp("runs") / "whole"
-    process = start_run(run_dir)
-    output, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, output
+    """A run that nobody disturbed, made by the script of docs/python-api.md; those that it is compared with are made
+    by the command line."""
+    folder = tmp_path_factory.mktemp("runs")
+    example, demo = read_examples("python-api.md")[0], '["+exp=demo"]'
+    assert example.count(demo) == 1
+    (folder / "example.py").write_text(example.replace(demo, repr(list(OVERRIDES))))
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    argv = [sys.executable, "example.py"]
+    done = subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [run_dir] = folder.glob("runs/first-*")
+    said = done.stdout.splitlines()
+    assert said[:2] == [f"slurm_rl.Run({str(run_dir)!r})", "finished"]
+    assert said[-1] == str(run_dir / "report.html")
     return run_dir

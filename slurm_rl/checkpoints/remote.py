@@ -26,6 +26,7 @@ from slurm_rl.checkpoints.store import MANIFEST, STEP_NAME, describe_file
 from slurm_rl.disk import find_refusal, naming, next_action
 from slurm_rl.errors import CheckpointError
 from slurm_rl.filesystem import open_filesystem
+from slurm_rl.meter import measure
 
 MARKER = "complete.json"
 # Files in flight at once: one connection seldom fills the line.
@@ -93,12 +94,18 @@ class RemoteFolder:
             return 0
         self.require_ours()
         self._remove_if_there(f"{target}/{MARKER}")
-        with ThreadPoolExecutor(_THREADS) as pool:
-            list(pool.map(lambda item: self._write(f"{target}/{item[0]}", item[1]), files.items()))
+        size = sum(int(found["size"]) for found in described.values())
+
+        def write(relative: str) -> None:
+            self._write(f"{target}/{relative}", files[relative])
+            advance(int(described[relative]["size"]))
+
+        with measure(f"copying {name} to {self.url}", size) as advance, ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(write, files))
         self._write(f"{target}/{MANIFEST}", manifest)
         self.require_ours()
         self._write(f"{target}/{MARKER}", marker)
-        return sum(int(found["size"]) for found in described.values())
+        return size
 
     def prune(self, keep: int, spare: Collection[int] = ()) -> list[int]:
         """Remove all but the newest `keep` whole checkpoints and those of the steps to spare; also older halves.
@@ -176,8 +183,10 @@ class RemoteFolder:
                 self._try("read", relative, lambda: self._get(source, target))
             if size != manifest[relative]["size"] or describe_file(target) != manifest[relative]:
                 raise CheckpointError("a copy must hold the bytes that were written", seen=f"{self.url}/{name}/{rest}")
+            advance(size)
 
-        with ThreadPoolExecutor(_THREADS) as pool:
+        size = sum(int(found["size"]) for found in manifest.values())
+        with measure(f"fetching {name} from {self.url}", size) as advance, ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(fetch, manifest))
         return {name.removeprefix("files/"): found for name, found in manifest.items() if name.startswith("files/")}
 

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-import os
 import shlex
-import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-from slurm_rl import __version__
-from slurm_rl.cli.find import is_run_or_sweep, parse_path
-from slurm_rl.cli.model_shape import find_shape
+from slurm_rl.cli.find import is_run_or_sweep
 from slurm_rl.cli.verbs import VERBS
-from slurm_rl.cli.words import find_near
 from slurm_rl.config.load import load_config
 from slurm_rl.config.overrides import DEMO
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import ConfigError
-from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.errors import ConfigError, find_near
+from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
+from slurm_rl.runs.planning import choose_directory, plan_in
 
 
 def check_overrides(words: Sequence[str]) -> list[str]:
@@ -52,51 +44,5 @@ def compose_run(
 ) -> tuple[RunConfig, JobPlan, RunDir]:
     """Config, plan and (not yet existing) run directory of a command line."""
     config = load_config(check_overrides(words), config_dir=config_dir, is_run=is_run)
-    run = RunDir(config.run_dir or default_run_dir(config))
-    return config, plan_run(config, run), run
-
-
-def plan_run(config: RunConfig, run: RunDir) -> JobPlan:
-    """The plan of a run that is submitted from this process.
-
-    Raises:
-        ConfigError: a run directory with a control character, or a layout that is impossible.
-    """
-    path = str(run.path)
-    parse_path(path)
-    # No file format or log line on the way could hold it.
-    if not path.isprintable():
-        raise ConfigError(
-            "run_dir must be printable, without line breaks and control characters",
-            seen=ascii(path),
-            action="choose another run_dir",
-        )
-    facts = SubmitFacts(
-        python=sys.executable,
-        num_cpus=len(os.sched_getaffinity(0)),
-        version=__version__,
-        model_shape=find_shape(config.model),
-    )
-    root = config.cluster.remote_root
-    return build_plan(config, path if root is None else str(Path(root) / run.path.name), facts)
-
-
-def import_heavy(name: str, rule: str) -> Any:
-    """A module of a room that needs torch.
-
-    Raises:
-        ConfigError: its packages are not installed here.
-    """
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ConfigError(rule, seen=str(error), action="pip install slurm_rl[cpu], or run it in the image") from None
-
-
-def default_run_dir(config: RunConfig) -> Path:
-    """<run_root>/<name>-<time>, with a number behind it when that is taken."""
-    base = Path(config.cluster.run_root) / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    path, number = parse_path(str(base)), 2
-    while path.exists():
-        path, number = base.with_name(f"{base.name}-{number}"), number + 1
-    return path
+    run = choose_directory(config)
+    return config, plan_in(config, run), run

@@ -5,18 +5,20 @@ from __future__ import annotations
 import yaml
 
 from slurm_rl.checkpoints.store import Checkpoint, CheckpointStore
-from slurm_rl.cli.common import import_heavy
 from slurm_rl.cli.find import find_run
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.load import parse_config
 from slurm_rl.errors import CheckpointError, ConfigError
+from slurm_rl.functions.load import import_heavy
+from slurm_rl.meter import measure
 from slurm_rl.run_dir import RunDir
 
 
 def run(words: list[str]) -> int:
     told = read_words("convert", words)
     args, directory = told.flags, find_run(told.rest)
-    checkpoint = find_checkpoint(directory, args.step)
+    with measure("checking the checkpoint"):
+        checkpoint = find_checkpoint(directory, args.step)
     out = args.out or directory.path / f"export-step-{checkpoint.step}"
     if out.exists():
         raise ConfigError("--out must name a new folder", seen=str(out), action="choose another, or remove it")

@@ -9,9 +9,10 @@ import signal
 import socket
 import sys
 import time
+from types import FrameType
 from typing import Any
 
-from slurm_rl.cli.told import run_told
+from slurm_rl.cli.told import run_told, tell
 from slurm_rl.disk import explain_refusal
 from slurm_rl.hang import ANSWER_S, Beside, Watch
 from slurm_rl.job.agents import OURS
@@ -35,15 +36,26 @@ def follow_to_the_end(run: RunDir, job: Any) -> int:
     ours, theirs = socket.socketpair()
     display = Beside(lambda: run_told(lambda: _display(run, job, ours, theirs)))
     theirs.close()
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # of nohup the user wants that the run goes on
+        signal.signal(signal.SIGHUP, stop_like_ctrl_c)
     try:
         return _wait(run, job, display, ours)
     except KeyboardInterrupt:
         _close_display(ours)
-        print(_STOP_TEXT, file=sys.stderr, flush=True)
         stop(job)
+        with contextlib.suppress(OSError):  # the terminal is closed
+            tell(_STOP_TEXT)
         return _wait(run, job, display, ours)
     finally:
         display.leave()
+
+
+def stop_like_ctrl_c(signum: int, frame: FrameType | None) -> None:
+    """A handler of SIGTERM and SIGHUP."""
+    # Once: whoever takes the machine away may say it again while the run saves.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 def stop(job: Any) -> None:

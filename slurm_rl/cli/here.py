@@ -12,8 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from slurm_rl.cli.checks import check_inputs
-from slurm_rl.cli.common import check_overrides, plan_run
+from slurm_rl.cli.common import check_overrides
+from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.load import compose, parse_config, shipped_dir
 from slurm_rl.config.run import RunConfig
@@ -23,6 +23,8 @@ from slurm_rl.job.record import record_job
 from slurm_rl.launchers.slurm.granted import GrantedJob, read_allocation
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.runs.checks import check_inputs
+from slurm_rl.runs.planning import plan_in
 
 TEMPLATE = "job.sbatch"
 
@@ -36,8 +38,8 @@ def run(words: list[str]) -> int:
     config = _configure(told, allocation)
     directory = RunDir(config.run_dir or Path(config.cluster.run_root) / f"{config.name}-{allocation.job_id}")
     if not _is_ours(directory, allocation):
-        plan = _with_the_jobs_options(plan_run(config, directory), allocation)
-        check_inputs(config)
+        plan = _with_the_jobs_options(plan_in(config, directory), allocation)
+        check_inputs(config, tell)
         create_run(directory, config, plan, again=allocation.num_restarts > 0)
         record_job(directory, "slurm", allocation.job_id)
     _announce(directory, allocation)

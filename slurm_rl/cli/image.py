@@ -6,13 +6,13 @@ import argparse
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.cli.ask import TIMED_OUT, ask_node
 from slurm_rl.cli.common import check_overrides, compose_run
 from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.load import load_config
@@ -29,8 +29,6 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.judge import check_versions, render_versions
 from slurm_rl.plan.step import wrap_report
 
-_GRACE_S = 10.0
-_TIMED_OUT = 124  # timeout(1)
 ACTIONS = ("build", "import", "check", "bases")
 
 
@@ -126,16 +124,8 @@ def check_image(plan: JobPlan, argv: Sequence[str], env: Mapping[str, str], *, t
 
 
 def _start(argv: Sequence[str], env: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
-    if shutil.which(argv[0], path=env.get("PATH")) is None:
-        raise ConfigError(
-            f"{argv[0]} must be on PATH",
-            seen="it is not",
-            action="load its module, or choose another container.runtime",
-        )
-    # SIGTERM first: srun ends its tasks when it is asked to, and leaves them when it is killed.
-    bounded = ["timeout", f"--kill-after={_GRACE_S:g}", f"{timeout_s:g}", *argv]
-    done = subprocess.run(bounded, env=dict(env), capture_output=True, text=True, errors="replace")
-    if done.returncode == _TIMED_OUT:
+    done = ask_node(argv, env, timeout_s)
+    if done.returncode == TIMED_OUT:
         words = done.stderr.strip()[-500:] or "no word"
         raise BringUpError("the image must start in time", seen=f"no answer within {timeout_s:g} s: {words}")
     return done.stdout, done.stderr

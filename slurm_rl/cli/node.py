@@ -15,15 +15,15 @@ import secrets
 import signal
 import socket
 import sys
-from types import FrameType
 from typing import Any
 
 import yaml
 
-from slurm_rl.cli.checks import check_inputs
-from slurm_rl.cli.common import check_overrides, default_run_dir, plan_run
-from slurm_rl.cli.find import find_run, load_plan
+from slurm_rl.cli.common import check_overrides
+from slurm_rl.cli.find import find_run
+from slurm_rl.cli.foreground import stop_like_ctrl_c
 from slurm_rl.cli.submit import announce_and_follow
+from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words, read_words
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import compose, parse_config
@@ -34,12 +34,15 @@ from slurm_rl.job.create import check_is_free, copy_functions, create_run, snaps
 from slurm_rl.launchers.jobs import held_to_resume, submit_run
 from slurm_rl.launchers.machines.place import HeadPlace, head_secret, listen, worker_secret, write_place
 from slurm_rl.launchers.machines.worker import Invitation, Welcome, WorkerMachine
-from slurm_rl.launchers.protocol import Submitted
 from slurm_rl.node.discovery import discover
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.node.sources import Flags, NodeIdentity
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, expect_writable, read_json
+from slurm_rl.runs.checks import check_inputs
+from slurm_rl.runs.find import load_plan
+from slurm_rl.runs.planning import choose_directory, plan_in
+from slurm_rl.runs.start import Started
 
 # A file that the head wrote a moment ago may be hidden from us for so long by a network file system.
 _SEE_S = 3.0
@@ -90,22 +93,20 @@ def _load(told: Words, identity: NodeIdentity) -> RunConfig:
 
 
 def _run_head(config: RunConfig, identity: NodeIdentity, *, resumed: str | None) -> int:
-    directory = RunDir(resumed or config.run_dir or default_run_dir(config))
+    directory = RunDir(resumed) if resumed else choose_directory(config)
     if resumed is None:
         check_is_free(directory)
     with held_to_resume(directory) if resumed is not None else contextlib.nullcontext():
-        plan, submitted = _submit(config, identity, directory, is_resumed=resumed is not None)
+        started = _submit(config, identity, directory, is_resumed=resumed is not None)
     # After the run has begun: before, a stop has nothing to save.
-    signal.signal(signal.SIGTERM, _stop_like_ctrl_c)
-    signal.signal(signal.SIGHUP, _stop_like_ctrl_c)
-    return announce_and_follow(directory, plan, submitted)
+    signal.signal(signal.SIGTERM, stop_like_ctrl_c)
+    signal.signal(signal.SIGHUP, stop_like_ctrl_c)
+    return announce_and_follow(started)
 
 
-def _submit(
-    config: RunConfig, identity: NodeIdentity, directory: RunDir, *, is_resumed: bool
-) -> tuple[JobPlan, Submitted]:
-    plan = plan_run(config, directory)
-    check_inputs(config, is_new=not is_resumed)
+def _submit(config: RunConfig, identity: NodeIdentity, directory: RunDir, *, is_resumed: bool) -> Started:
+    plan = plan_in(config, directory)
+    check_inputs(config, tell, is_new=not is_resumed)
     check_image_is_there(plan)
     listen(config.cluster.head_port).close()  # said before anything is started
     if is_resumed:
@@ -121,14 +122,7 @@ def _submit(
         f"{plan.limits.start_timeout_s:g} s",
         file=sys.stderr,
     )
-    return plan, submit_run(directory, plan)
-
-
-def _stop_like_ctrl_c(signum: int, frame: FrameType | None) -> None:
-    # Once: whoever takes the machine away may say it again while the run saves.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    return Started(directory, plan, submit_run(directory, plan))
 
 
 # ---- the others ----------------------------------------------------------------------------------
@@ -161,7 +155,7 @@ def _prepare(config: RunConfig, place: Welcome) -> tuple[JobPlan, bool]:
         return JobPlan.from_json(read_json(directory.plan)), True
     cluster = config.cluster.model_copy(update={"num_nodes": place.num_nodes})
     config = config.model_copy(update={"run_dir": place.run_dir, "cluster": cluster})
-    plan = plan_run(config, directory)
+    plan = plan_in(config, directory)
     then = "or choose run_dir= or cluster.run_root= that every machine can write to"
     with expect_writable(directory.path, then, what="the head's run directory, on this machine at the same path,"):
         directory.path.mkdir(parents=True, exist_ok=True)

@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 import json
+import re
+import textwrap
 
-from slurm_rl.cli.checks import check_submission
 from slurm_rl.cli.common import compose_run
+from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.plan.render import render_plan
+from slurm_rl.report.columns import find_width
+from slurm_rl.runs.checks import check_submission
+
+_LEAST = 30
+"""Columns for a reason beside its variable."""
 
 
 def run(words: list[str]) -> int:
     told = read_words("plan", words)
     config, plan, directory = compose_run(told.rest, told.flags.config_dir)
-    print(json.dumps(plan.to_json(), indent=2) if told.flags.json else render_plan(plan), flush=True)
-    check_submission(config, plan, directory)
+    text = json.dumps(plan.to_json(), indent=2) if told.flags.json else fold_reasons(render_plan(plan), find_width())
+    print(text, flush=True)
+    check_submission(config, plan, directory, tell)
     return 0
+
+
+def fold_reasons(text: str, width: int | None) -> str:
+    """The reason of an environment variable goes on below it where the terminal ends; what can be copied stays whole.
+
+    >>> print(fold_reasons("  A=1    # likewise, and for a very long reason", 44))
+      A=1    # likewise, and for a very long
+            # reason
+    """
+
+    def fold(found: re.Match[str]) -> str:
+        name, reason = found.groups()
+        indent = " " * min(len(name), 8)
+        # A reason that has no room beside a long name begins below it.
+        first = indent if len(name) + _LEAST > (width or 0) else name
+        lines = textwrap.wrap(reason, width or 0, initial_indent=f"{first}# ", subsequent_indent=f"{indent}# ")
+        return "\n".join(lines if first == name else [name.rstrip(), *lines])
+
+    def shorten(line: str) -> str:
+        return re.sub(r"^(  \w+=.*?    )# (.*)$", fold, line) if width is not None and len(line) > width else line
+
+    return "\n".join(map(shorten, text.split("\n")))

@@ -6,8 +6,10 @@ import json
 from dataclasses import asdict
 
 from slurm_rl.cli.find import require_sweep
+from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.launchers.jobs import read_states
+from slurm_rl.report.columns import find_width
 from slurm_rl.report.leaderboard import RankedRun, check_metric, rank, read_metric, render_standings
 from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger, swept_overrides
 
@@ -23,8 +25,13 @@ def run(words: list[str]) -> int:
     if args.json:
         print(json.dumps([{**asdict(s), "run_dir": str(sweep.path / s.run)} for s in standings], indent=2))
     else:
-        print(render_standings(standings, metric))
+        print_standings(standings, metric)
     return 0
+
+
+def print_standings(standings: list[RankedRun], metric: str) -> None:
+    """The table, as wide as the terminal has room."""
+    print(show_plainly(render_standings(standings, metric, find_width())))
 
 
 def read_standings(sweep: SweepDir, ledger: Ledger, metric: str, smallest_first: bool | None = None) -> list[RankedRun]:

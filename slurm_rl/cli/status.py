@@ -4,59 +4,115 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.cli.find import find_run, find_sweep, parse_path
+from slurm_rl.cli.find import find_run, find_sweep
+from slurm_rl.cli.status_table import STYLES, RunLine, format_age, join_row, render_runs
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.job.record import RunState, load_job, read_last_row
-from slurm_rl.jsonl import read_last_rows
+from slurm_rl.jsonl import read_first_rows, read_last_rows
 from slurm_rl.launchers.jobs import count_states, read_far_log, read_states
+from slurm_rl.report.columns import find_screen
+from slurm_rl.report.summary import format_seconds
 from slurm_rl.run_dir import RunDir
-from slurm_rl.sweep.ledger import SweepDir, runs_of
+from slurm_rl.runs.find import parse_path
+from slurm_rl.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
 
-_TAIL_BYTES = 1 << 16
+_TAIL_BYTES = _HEAD_BYTES = 1 << 16
+_WATCHED = {"reward/mean": "reward", "policy/loss": "loss"}
+"""The first that a row has is in the table."""
 
 
 def run(words: list[str]) -> int:
     rest = read_words("status", words).rest
     if sweep := find_sweep(rest):
-        print(show_plainly(render_sweep(sweep)))
+        runs = runs_of(sweep)
+        states = read_states(runs)
+        print(show_plainly(f"sweep   {sweep.path}\nruns    {count_states(states)}"))
+        told, now = zip(runs, states, _name_runs(sweep), strict=True), time.time()
+        _print_table([_look(run, state, name, now) for run, state, name in told])
         return 0
-    runs = find_runs(parse_path(rest[0])) if len(rest) == 1 else []
-    print(show_plainly(render_table(runs) if runs else render_status(find_run(rest))))
+    folder = parse_path(rest[0]) if len(rest) == 1 else None
+    if folder is not None and (lines := look_below(folder)):
+        _print_table(lines)
+        return 0
+    print(show_plainly(render_status(find_run(rest))))
     return 0
 
 
-def find_runs(folder: Path) -> list[RunDir]:
-    """Runs one or two levels below a folder that is not a run itself, oldest first."""
+def look_below(folder: Path) -> list[RunLine]:
+    """Runs and sweeps one or two levels below a folder that is no run itself, newest first; one question to Slurm."""
     if (folder / "plan.json").is_file():
         return []
-    plans = [*folder.glob("*/plan.json"), *folder.glob("*/*/plan.json")]
-    return [RunDir(path.parent) for path in sorted(plans, key=lambda path: (path.stat().st_mtime, str(path)))]
+    found: dict[Path, list[RunDir]] = {}
+    for plan in sorted([*folder.glob("*/plan.json"), *folder.glob("*/*/plan.json")]):
+        # The runs of a sweep are one line: a thousand of them would hide all others.
+        place = plan.parent.parent if SweepDir(plan.parent.parent).is_sweep else plan.parent
+        found.setdefault(place, []).append(RunDir(plan.parent))
+    runs = [run for those in found.values() for run in those]
+    states = dict(zip((run.path for run in runs), read_states(runs), strict=True))
+    lines, now = [], time.time()
+    for place, those in found.items():
+        name = str(place.relative_to(folder))
+        if SweepDir(place).is_sweep:
+            lines.append(_sum_up(name, those, [states[run.path] for run in those], now))
+        else:
+            lines.append(_look(those[0], states[those[0].path], name, now))
+    return sorted(lines, key=lambda line: (line.age_s, line.name))
 
 
-def render_sweep(sweep: SweepDir) -> str:
-    """How many runs are where, then a line for each."""
-    runs = runs_of(sweep)
-    states = read_states(runs)
-    return f"sweep   {sweep.path}\nruns    {count_states(states)}\n{render_table(runs, states)}"
+def _name_runs(sweep: SweepDir) -> list[str]:
+    """Number and swept values of each run."""
+    runs = load_ledger(sweep).runs
+    short = [{key.rpartition(".")[2]: value for key, value in swept.items()} for swept in swept_overrides(runs)]
+    told = [" ".join(f"{key}={value}" for key, value in swept.items()) for swept in short]
+    return [f"{entry.index} {text}".rstrip() for entry, text in zip(runs, told, strict=True)]
 
 
-def render_table(runs: list[RunDir], states: list[RunState] | None = None) -> str:
-    """One line a run; one question to Slurm for all of them."""
-    rows = [("RUN", "JOB", "STEP", "REWARD", "STATE")]
-    for found, state in zip(runs, states or read_states(runs), strict=True):
-        job, last = load_job(found), last_row(found)
-        reward = f"{last['reward/mean']:.3f}" if "reward/mean" in last else "-"
-        job_id = job.job_id if job else "-"
-        rows.append((found.path.name, job_id, str(last.get("step", "-")), reward, str(state).partition("\n")[0]))
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]) for row in rows
+def _look(run: RunDir, state: RunState, name: str, now: float) -> RunLine:
+    job, last = load_job(run), last_row(run)
+    watched = next(((told, last[key]) for key, told in _WATCHED.items() if key in last), None)
+    total = find_total(run)
+    return RunLine(
+        name=name,
+        state=state.word,
+        age_s=now - _begin(run),
+        job=job.job_id if job else "-",
+        done=last.get("step", 0 if total else None),
+        total=total,
+        metric=watched,
+        why=state.detail,
     )
+
+
+def _sum_up(name: str, runs: Sequence[RunDir], states: Sequence[RunState], now: float) -> RunLine:
+    """A sweep as one line."""
+    ended = sum(not state.is_alive and state.word != "unknown" for state in states)
+    return RunLine(name, "sweep", now - max(map(_begin, runs)), done=ended, total=len(runs), why=count_states(states))
+
+
+def _begin(run: RunDir) -> float:
+    """When it was submitted first."""
+    return run.plan.stat().st_mtime
+
+
+def _print_table(lines: Sequence[RunLine]) -> None:
+    """Colours are for terminals, and for those without NO_COLOR; rich knows."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for row in render_runs(lines, find_screen()):
+        text = Text(join_row(row))
+        if len(row) > 1 and (style := STYLES.get(row[1].strip())):
+            start = len(row[0]) + 2
+            text.stylize(style, start, start + len(row[1]))
+        console.print(text)
 
 
 def render_status(run: RunDir) -> str:
@@ -69,16 +125,38 @@ def render_status(run: RunDir) -> str:
     if job:
         lines.append(f"job     {job.job_id} ({job.launcher})")
     if last:
-        lines.append(f"step    {last['step']} ({last['stage']})")
-        if "reward/mean" in last:
-            lines.append(f"reward  {last['reward/mean']:.3f}")
+        lines += _tell_row(last, find_total(run), is_alive=state.is_alive, now=time.time())
     lines.append(f"logs    {run.attempts / 'latest' / 'logs'}")
     if not state.is_alive and state.word not in ("finished", "unknown"):
         lines.append(f"resume  python -m slurm_rl resume {shlex.quote(str(run.path))}")
     return "\n".join(lines)
 
 
+def _tell_row(last: dict[str, Any], total: int, *, is_alive: bool, now: float) -> list[str]:
+    """Step, pace and what is watched, of the newest row."""
+    step = int(last["step"])
+    of_all = f" of {total}, {min(1.0, step / total):.0%}" if total else ""
+    lines = [f"step    {step}{of_all} ({last['stage']})"]
+    seconds = last.get("time/step_s")
+    if is_alive and seconds is not None:
+        left = f", about {format_seconds(seconds * max(0, total - step))} left" if total else ""
+        ago = f", the last {format_age(now - last['time/stamp'])} ago" if "time/stamp" in last else ""
+        lines.append(f"pace    {format_seconds(seconds)} a step{ago}{left}")
+    if "reward/mean" in last:
+        lines.append(f"reward  {last['reward/mean']:.3f}")
+    elif "policy/loss" in last:
+        lines.append(f"loss    {last['policy/loss']:.3f}")
+    return lines
+
+
 def last_row(run: RunDir) -> dict[str, Any]:
     """The newest row of metrics.jsonl that is not an evaluation; only the file's end is read."""
     rows = read_last_rows(run.metrics, _TAIL_BYTES)
     return next((row for row in reversed(rows) if row.get("stage") != "eval"), {})
+
+
+def find_total(run: RunDir) -> int:
+    """Steps of the whole run, warm-up included, as its trainer says when an attempt begins; 0 before the first."""
+    events = read_first_rows(run.events, _HEAD_BYTES)
+    said = next((event for event in events if event.get("kind") == "trainer/started"), {})
+    return int(said.get("warmup_steps", 0)) + int(said.get("num_steps", 0))

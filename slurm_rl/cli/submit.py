@@ -5,21 +5,17 @@ from __future__ import annotations
 import shlex
 import sys
 
-from slurm_rl.cli.checks import check_submission
-from slurm_rl.cli.common import check_overrides, compose_run
+from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.foreground import follow_to_the_end
+from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words, read_words
-from slurm_rl.config.load import compose, conf_dir, register_schema, site_dirs
+from slurm_rl.config.load import compose, conf_dir, load_config, register_schema, site_dirs
 from slurm_rl.config.overrides import normalise_words
-from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.errors import ConfigError
 from slurm_rl.image.files import describe_image
-from slurm_rl.job.create import create_run, remove_run
-from slurm_rl.launchers.jobs import open_launcher, submit_run
-from slurm_rl.launchers.protocol import Submitted
-from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import RunDir
+from slurm_rl.runs.start import Started, start_run
 
-_SHOWING = ("cfg", "info", "package", "hydra_help", "shell_completion")
+_SHOWING = ("cfg", "info", "package", "hydra_help")
 
 
 def run(words: list[str]) -> int:
@@ -63,35 +59,13 @@ def _run_hydra(words: list[str], told: Words) -> int:
 
 
 def _submit(told: Words) -> int:
-    config, plan, directory = compose_run(told.rest, told.flags.config_dir)
-    check_submission(config, plan, directory)
-    plan = ask_cluster(plan)
-    create_run(directory, config, plan)
-    try:
-        submitted = submit_run(directory, plan)
-    except SlurmRLError:
-        remove_run(directory)
-        raise
-    return announce_and_follow(directory, plan, submitted)
+    config = load_config(check_overrides(told.rest), config_dir=told.flags.config_dir)
+    return announce_and_follow(start_run(config, tell))
 
 
-def ask_cluster(plan: JobPlan) -> JobPlan:
-    """Ask the launcher whether it takes this job, and pass on what it says.
-
-    Returns:
-        The plan in the cluster's own words.
-
-    Raises:
-        ConfigError, SubmitError: it does not, in its own words.
-    """
-    plan, notes = open_launcher(plan.launcher).check(plan)
-    for line in notes:
-        print(line, file=sys.stderr, flush=True)
-    return plan
-
-
-def announce_and_follow(directory: RunDir, plan: JobPlan, submitted: Submitted) -> int:
+def announce_and_follow(started: Started) -> int:
     """Say where the run is; return at once from a cluster, at the end of the run from this machine."""
+    directory, plan, submitted = started
     path = shlex.quote(str(directory.path))
     lines = [
         f"run     {directory.path}",
@@ -102,5 +76,5 @@ def announce_and_follow(directory: RunDir, plan: JobPlan, submitted: Submitted) 
         f"cancel  python -m slurm_rl cancel {path}",
         describe_image(plan),
     ]
-    print("\n".join(filter(None, lines)), file=sys.stderr, flush=True)
+    tell("\n".join(filter(None, lines)))
     return 0 if submitted.process is None else follow_to_the_end(directory, submitted.process)

@@ -6,16 +6,16 @@ On Slurm the runs are an array, on this machine they go one after the other.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig
 
 from slurm_rl.cli.common import check_overrides
-from slurm_rl.cli.results import read_standings
+from slurm_rl.cli.results import print_standings, read_standings
 from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.sweep_checks import check_clusters, plan_runs
+from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import explain_hydra, open_hydra
@@ -25,8 +25,9 @@ from slurm_rl.functions.load import load_function
 from slurm_rl.job.attempts import EXIT_INTERRUPTED
 from slurm_rl.job.record import RunState
 from slurm_rl.launchers.jobs import read_states, submit_run, wait_for_runs
-from slurm_rl.report.leaderboard import read_metric, render_standings
+from slurm_rl.report.leaderboard import read_metric
 from slurm_rl.run_dir import RunDir
+from slurm_rl.runs.start import Started
 from slurm_rl.sweep.create import PlannedRun, create_runs, remove_sweep
 from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger
 from slurm_rl.sweep.sweeper import Composer, Outcome, compose_sweep, run_sweeper
@@ -57,7 +58,7 @@ class SweepRuns:
             self._submit(ledger, planned, load_function(submit_all))
             if not wait:
                 return [None] * len(planned)
-            wait_for_runs([self.directory.run(run.index) for run in planned], _tell)
+            wait_for_runs([self.directory.run(run.index) for run in planned], tell)
         self._has_ended = True
         runs = [self.directory.run(entry.index) for entry in planned]
         return [self._outcome(run, state) for run, state in zip(runs, read_states(runs), strict=True)]
@@ -72,17 +73,17 @@ class SweepRuns:
             self.is_started = any(run.array_job for run in load_ledger(self.directory).runs)
             raise
         if is_first:
-            _tell(self._describe())
+            tell(self._describe())
 
     def _run_here(self, planned: Sequence[PlannedRun]) -> None:
         for place, entry in enumerate(planned, start=1):
-            _tell(f"\nrun {place} of {len(planned)}: {' '.join(entry.overrides)}")
+            tell(f"\nrun {place} of {len(planned)}: {' '.join(entry.overrides)}")
             run = self.directory.run(entry.index)
-            code = announce_and_follow(run, entry.plan, submit_run(run, entry.plan))
+            code = announce_and_follow(Started(run, entry.plan, submit_run(run, entry.plan)))
             self._exit_code = max(self._exit_code, code)
             if code == EXIT_INTERRUPTED:
                 left = len(planned) - place
-                _tell(f"slurm_rl: {left} runs are not started; each can be: python -m slurm_rl resume <run>")
+                tell(f"slurm_rl: {left} runs are not started; each can be: python -m slurm_rl resume <run>")
                 raise KeyboardInterrupt
 
     def _outcome(self, run: RunDir, state: RunState) -> Outcome:
@@ -111,12 +112,8 @@ class SweepRuns:
         """Print the table of a sweep that has ended; the exit code."""
         if self._has_ended:
             metric = self.ledger.metric
-            print(render_standings(read_standings(self.directory, self.ledger, metric), metric))
+            print_standings(read_standings(self.directory, self.ledger, metric), metric)
         return self._exit_code
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 DEFAULT_METRIC = "accuracy.after.sampled"

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from slurm_rl.cli.checks import check_inputs
-from slurm_rl.cli.common import plan_run
-from slurm_rl.cli.submit import ask_cluster
+from slurm_rl.cli.told import tell
 from slurm_rl.config.functions import named_functions
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import parse_config
@@ -16,6 +14,9 @@ from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.image.files import check_image_is_there
 from slurm_rl.launchers.slurm.sweep_arrays import group_runs
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.runs.checks import check_inputs
+from slurm_rl.runs.planning import plan_in
+from slurm_rl.runs.start import ask_cluster
 from slurm_rl.sweep.create import PlannedRun
 from slurm_rl.sweep.ledger import SweepDir, SweepRun, swept_overrides
 from slurm_rl.sweep.sweeper import Composer
@@ -93,7 +94,7 @@ def _check_has_no_place(config: RunConfig) -> None:
 
 
 def _plan(config: RunConfig, sweep: SweepDir, index: int) -> JobPlan:
-    plan = plan_run(config, sweep.run(index))
+    plan = plan_in(config, sweep.run(index))
     if plan.container["image"] is None:
         return plan
     # `code` in the run directory is a link out of it, and only the run directory is mounted by itself.
@@ -108,7 +109,7 @@ def _check_once(config: RunConfig, seen: dict[str, SlurmRLError | None]) -> None
     if key not in seen:
         seen[key] = None
         try:
-            check_inputs(config)
+            check_inputs(config, tell)
         except SlurmRLError as error:
             seen[key] = error
     if (known := seen[key]) is not None:
@@ -147,7 +148,7 @@ def check_clusters(planned: Sequence[PlannedRun]) -> list[PlannedRun]:
     for group in group_runs(planned):
         try:
             check_image_is_there(planned[group[0]].plan)
-            plan = ask_cluster(planned[group[0]].plan)
+            plan = ask_cluster(planned[group[0]].plan, tell)
             for position in group:
                 taken[position] = _with_gres_of(planned[position], plan)
         except SlurmRLError as error:

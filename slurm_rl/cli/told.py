@@ -40,6 +40,11 @@ def run_told(work: Callable[[], int]) -> int:
         return EXIT_FAILED
 
 
+def tell(text: str) -> None:
+    """A line to the user beside what the command prints."""
+    print(text, file=sys.stderr, flush=True)
+
+
 def show_plainly(text: str) -> str:
     r"""The text with its control characters in words; a progress bar's carriage return begins a new line.
 

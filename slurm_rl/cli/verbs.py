@@ -5,72 +5,13 @@ The module slurm_rl.cli.<verb> has the rest: `run(words)`, imported once the ver
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Flag:
-    """A flag as argparse's `add_argument` takes it."""
-
-    names: tuple[str, ...]
-    options: dict[str, Any]
-    not_with: str | None = None
-    """Of flags with the same word here, a command line has one."""
-
-
-def flag(*names: str, not_with: str | None = None, **options: Any) -> Flag:
-    return Flag(names, options, not_with)
-
-
-def switch(*names: str, not_with: str | None = None, **options: Any) -> Flag:
-    return Flag(names, {"action": "store_true", **options}, not_with)
-
-
-@dataclass(frozen=True)
-class Verb:
-    about: str
-    """One line."""
-    words: str
-    """What may follow, as usage shows it."""
-    example: str
-    """The words of one command."""
-    flags: tuple[Flag, ...] = ()
-    details: str = ""
-    """More, for --help of this verb."""
-    list_details: str | None = None
-    """`module:function` that returns still more, imported for --help alone."""
-    takes_command: bool = False
-    """Whether the words after `--` are a command of the user's."""
-
-
-def parse_port(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 65536):
-        raise argparse.ArgumentTypeError(f"must be a port, from 1 to 65535; got {text}")
-    return int(text)
-
-
-def parse_server_port(text: str) -> int:
-    return 0 if text == "0" else parse_port(text)
-
-
-def parse_finite(text: str, above: float = -math.inf, what: str = "a finite number") -> float:
-    with contextlib.suppress(ValueError):
-        if above < float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"must be {what}; got {text}")
-
-
-def parse_positive(text: str) -> float:
-    return parse_finite(text, 0, "a number above 0")
-
+from slurm_rl.cli.flags import Verb, flag, parse_finite, parse_port, parse_positive, parse_server_port, switch
 
 _OVERRIDES = "overrides: key=value sets a key, group=option or +group=option takes a preset (python -m slurm_rl --help"
-_OVERRIDES += "\nlists them); every key with its value: python -m slurm_rl --cfg job"
+_OVERRIDES += "\nlists them); every key with its meaning: python -m slurm_rl config"
 _RUN = "run: its directory; the newest below ./runs when none is named"
 _CONFIG_DIR = flag("--config-dir", metavar="DIR", help="a folder with presets of your own")
 _JSON = switch("--json", help="as JSON")
@@ -104,7 +45,6 @@ VERBS = {
             flag("--package", "-p", help="--cfg: of this section alone"),
             flag("--info", "-i", nargs="?", const="all", metavar="WHAT", help="print how Hydra composed it"),
             switch("--hydra-help", help="Hydra's own flags"),
-            switch("--shell-completion", "-sc", help="Hydra's, as in: -sc install=bash"),
         ),
         details=_OVERRIDES,
     ),
@@ -129,6 +69,40 @@ VERBS = {
         ),
         details=_OVERRIDES,
     ),
+    "site": Verb(
+        "write the preset of this cluster, from what Slurm and this login node tell (--yes asks nothing)",
+        "",
+        "site --name mysite",
+        (
+            flag("--name", help="of the preset; the cluster's own by default"),
+            flag("--config-dir", metavar="DIR", help="folder to write below; ~/.config/slurm_rl by default"),
+            switch("--yes", help="ask nothing: what is assumed is marked in the file"),
+            switch("--force", help="write over a preset of this name"),
+            switch("--check", help="then run `doctor` on a node of it, for which Slurm is asked"),
+            flag("--partition", help="answers that question, as do the next ones"),
+            flag("--accelerator", help="nvidia, amd or cpu"),
+            flag("--account", help="of Slurm"),
+            flag("--run-root", metavar="DIR", help="for run directories; all nodes see it"),
+            flag("--image", help="container image: a .sqsh, a .sif or a reference"),
+            flag("--network", help="auto, ib, efa or eth0"),
+        ),
+        details="It queues nothing without --check, and no other preset is touched. Each line of the file says where"
+        "\nits value comes from. Slurm's own word on it, by sbatch --test-only, stands at its top.",
+    ),
+    "doctor": Verb(
+        "look at the nodes before the first run: GPUs, masks, speed, network, limits, and what to do (--json)",
+        "[overrides]",
+        "doctor +cluster=nvidia_h100 cluster.slurm.partition=gpu",
+        (
+            _CONFIG_DIR,
+            _JSON,
+            switch("--here", help="this machine alone"),
+            flag("--timeout", type=parse_positive, default=600.0, metavar="S", help="for nodes and their answers"),
+        ),
+        details="In an allocation (salloc, sbatch) it looks at all its nodes by one srun; else, with a Slurm preset,"
+        "\nat cluster.num_nodes that it asks for; else at this machine. Exit code 1 when something is wrong.\n\n"
+        + _OVERRIDES,
+    ),
     "plan": Verb(
         "print what submit would send, and what it would refuse, without sending it (--json)",
         "[overrides]",
@@ -136,6 +110,29 @@ VERBS = {
         (_CONFIG_DIR, _JSON),
         details="Exit code 2 when submit would refuse it, by what this machine sees; a cluster is not asked.\n\n"
         + _OVERRIDES,
+    ),
+    "explain": Verb(
+        "what a run will do, in one screen: what, where, why so, memory, files, and what ends it",
+        "[overrides]",
+        "explain +exp=demo +cluster=nvidia_h100 cluster.num_nodes=4",
+        (_CONFIG_DIR,),
+        details="An impossible layout is refused, with what would fit; files are looked at by `plan` and `submit`.\n\n"
+        + _OVERRIDES,
+    ),
+    "config": Verb(
+        "what can be set: sections, the keys of one, or all of one key; +group: the presets of a group",
+        "[section | key | +group] [overrides]",
+        "config optim +exp=demo",
+        (_CONFIG_DIR,),
+        details="With overrides: the values that they make, beside the defaults.\n\n" + _OVERRIDES,
+    ),
+    "completion": Verb(
+        "what bash and zsh complete our words by: verbs, flags, presets, keys and their values",
+        "",
+        "completion",
+        (_CONFIG_DIR,),
+        details='In ~/.bashrc or ~/.zshrc: eval "$(python -m slurm_rl completion)"'
+        "\nIt holds for `python -m slurm_rl` and `slurm-rl`, and knows the presets that are there when it is made.",
     ),
     "image": Verb(
         "build, import or check the container image that the preset names",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import difflib
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from slurm_rl.cli.verbs import VERBS
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import ConfigError, find_near
 from slurm_rl.functions.load import load_function
 
 PROGRAM = "python -m slurm_rl"
@@ -58,40 +57,36 @@ def choose(what: str, word: str | None, options: Iterable[str]) -> str:
     raise ConfigError(f"{what} must be one of {', '.join(known)}", seen=word or "none", action=action)
 
 
-def find_near(word: str, options: Iterable[str]) -> str | None:
-    """The option that a mistyped word is closest to.
-
-    >>> find_near("statsu", VERBS)
-    'status'
-    """
-    # Nobody types a long word for a short one, and the comparison takes the product of both lengths.
-    return next(iter(difflib.get_close_matches(word[:100], list(options), n=1)), None)
-
-
 def render_help() -> str:
     """Usage, verbs and the options of every config group."""
     from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir, site_dirs
+    from slurm_rl.config.presets import list_presets
 
-    groups: dict[str, set[str]] = {}
-    for root in [conf_dir(), *site_dirs(None)]:
-        for path in Path(root).glob("*/*.yaml"):
-            groups.setdefault(path.parent.name, set()).add(path.stem)
+    groups = list_presets([conf_dir(), *site_dirs(None)])
     lines = [
         "usage: python -m slurm_rl [verb] [overrides | run]",
         "",
-        "  python -m slurm_rl                           the demo: GRPO on this machine's CPU, minutes",
-        "  python -m slurm_rl +exp=demo optim.lr=1e-4   with another value; every key: --cfg job",
+        "  python -m slurm_rl                           the demo, on CPU, in minutes",
+        "  python -m slurm_rl +exp=demo optim.lr=1e-4   another value; all keys: config",
         "",
-        "verbs (submit when none is given; python -m slurm_rl <verb> --help: its flags and an example):",
-        *(f"  {verb:<{max(map(len, VERBS)) + 2}}{row.about}" for verb, row in VERBS.items()),
+        "verbs (submit when none is given; <verb> --help: its flags and an example):",
+        *(line for verb, row in VERBS.items() for line in _entry(verb, row.about)),
         "",
         "config groups (+group=option or group=option, in any order):",
-        *(f"  {group:<12}{' '.join(sorted(options))}" for group, options in sorted(groups.items())),
+        *(line for group, presets in groups.items() for line in _entry(group, " ".join(sorted(presets)))),
         "",
         f"  --config-dir DIR, or {SITE_DIR_VARIABLE}: a folder with presets of your own",
         "  --cfg job     print the composed config; --hydra-help: Hydra's own flags",
     ]
     return "\n".join(lines)
+
+
+def _entry(name: str, text: str) -> list[str]:
+    """A name and what it is, in 80 columns."""
+    width = max(map(len, VERBS)) + 4
+    return textwrap.wrap(
+        text, 80, initial_indent=f"  {name}".ljust(width), subsequent_indent=" " * width, break_on_hyphens=False
+    )
 
 
 def render_verb_help(verb: str) -> str:

@@ -123,9 +123,9 @@ class FilterConfig(Section):
     truncated: bool = False
     """Leave out completions that the length limit cut."""
     min_tokens: NonNegativeInt = 0
-    """Leave out shorter completions."""
+    """Leave out completions of fewer tokens."""
     max_tokens: PositiveInt | None = None
-    """Leave out longer completions; null: none."""
+    """Leave out completions of more tokens; null: none."""
     function: Annotated[str, file_of("algorithm.filters.function")] | None = None
     """`file.py:name`, a function (groups, config) that says of each completion of each group whether it is kept."""
 
@@ -155,7 +155,8 @@ class AlgorithmConfig(Section):
     loss: LossName = "grpo"
     """The policy loss of one token: grpo, gspo, gspo_token, cispo, or `file.py:name`, a function (inputs, clip)."""
     aggregation: AggregationName = "token-mean"
-    """How token losses become one number."""
+    """How token losses become one number. token-mean: the mean over all tokens of the batch; sequence-mean: the mean
+    over sequences of each one's sum (see aggregation_length); sequence-mean-token-mean: that of each one's mean."""
     aggregation_length: PositiveInt | None = None
     """For sequence-mean: divide each sequence's sum by this constant (Dr. GRPO: rollout.max_tokens)."""
     group_size: Annotated[int, Field(ge=1)] = 8

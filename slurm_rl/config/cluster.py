@@ -126,7 +126,7 @@ class ClusterConfig(Section):
     head_port: Annotated[int, Field(ge=1, le=65535)] = 10190
     """Of launcher machines: where the others find node 0. Below the ports that runs choose for themselves."""
     accelerator: Literal["cpu", "nvidia", "amd"] = "cpu"
-    """Which accelerator tables apply."""
+    """What the nodes compute with; masks, environment and expected libraries follow from it."""
     gpu_type: OneLine | None = None
     """Slurm's name of the GPU type, for gres and for the submit-time check."""
     num_nodes: PositiveInt = 1
@@ -137,11 +137,11 @@ class ClusterConfig(Section):
     gpus_per_node: NonNegativeInt = 0
     """GPUs taken on each node."""
     gpu_mem_gb: PositiveFloat | None = None
-    """Memory of one GPU, for the estimate of what fits; null: nothing is estimated."""
+    """Memory of one GPU in GB (10^9 bytes), for the estimate of what fits; null: nothing is estimated."""
     cpus_per_node: PositiveInt | None = None
     """CPU cores taken on each node; null: all of this machine (local), Slurm's default (slurm)."""
     mem_gb_per_node: PositiveInt | None = None
-    """Memory taken on each node; null: all of it."""
+    """Memory taken on each node, in GB as Slurm counts them; null: all of it."""
     max_parallel_runs: PositiveInt | None = None
     """Runs of a sweep that may run at once; null leaves it to Slurm."""
     run_root: OneLine = "runs"
@@ -218,7 +218,9 @@ def is_dashboard_url(address: str) -> bool:
 
 
 def hide_password(address: str) -> str:
-    """>>> hide_password("https://me:secret@host/x")
+    """The address without who asks.
+
+    >>> hide_password("https://me:secret@host/x")
     'https://...@host/x'
     """
     scheme, found, rest = address.partition("://")

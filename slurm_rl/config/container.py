@@ -51,13 +51,15 @@ class ContainerConfig(Section):
     GPUs of the whole node, Slurm only those of the job."""
     image: str | None = None
     """Path of a .sqsh (pyxis) or .sif (apptainer) that every node sees, or a reference as the runtime writes it."""
-    mounts: tuple[Annotated[MountConfig, BeforeValidator(_parse_mount)], ...] = ()
+    mounts: tuple[
+        Annotated[MountConfig, BeforeValidator(_parse_mount, json_schema_input_type=str | MountConfig)], ...
+    ] = ()
     """`source:target[:ro]`, `source` for the same path inside, or source, target and read_only. The run directory,
     the code and cluster.tmp_root come by themselves; the home directory does not."""
     workdir: str | None = None
     """Where processes start; null leaves it to the image."""
     shm_size_gb: PositiveInt | None = None
-    """podman and docker: size of a /dev/shm of its own; null shares the host's."""
+    """podman and docker: size of a /dev/shm of its own, in GiB; null shares the host's."""
     writable: bool = True
     """Processes may write to the image's files; what they write ends with the container."""
     setup: tuple[str, ...] = ()

@@ -57,7 +57,7 @@ class DataConfig(Section):
     """Variables of the chat template, such as `{enable_thinking: false}` for Qwen3. One that the template does not
     read is an error."""
     max_prompt_tokens: PositiveInt = 1024
-    """Longest prompt of task=grpo; nothing is ever cut."""
+    """Longest prompt of task=grpo, in tokens; nothing is ever cut."""
     overlong: Overlong = "refuse"
     """A row that is longer than data.max_prompt_tokens, supervised.max_tokens or the model's context ends the run with
     its name (as in verl, which filters when asked to), or is left out and counted in an event."""

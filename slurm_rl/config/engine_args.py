@@ -32,6 +32,7 @@ OURS = {
     "limit_mm_per_prompt": None,
     "distributed_executor_backend": None,
     "enable_prefix_caching": None,
+    "enable_chunked_prefill": None,
     "logprobs_mode": None,
     "seed": None,
     "skip_tokenizer_init": None,

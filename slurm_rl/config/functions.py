@@ -11,7 +11,7 @@ that copy. What a row of tables.py says by its flags, such a function says by th
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -103,10 +103,19 @@ def resolve_spec(spec: str) -> str:
         return spec
 
 
+_PATHS = ("data.train", "data.eval", "model.path", "model.init_from", "critic.init_from", "reward.model.path")
+"""Files and folders, or names of the hub and of built-in data."""
+
+
 def with_absolute_files(config: RunConfig) -> RunConfig:
     """The config with every user's file as an absolute path, whatever folder a later command starts in."""
     for key, spec in named_functions(config).items():
         config = _replace(config, key.split("."), resolve_spec(spec))
+    for key in _PATHS:
+        path = reduce(getattr, key.split("."), config)
+        # What is not here is a name of the hub, or told later.
+        if isinstance(path, str) and path not in ("", "addition") and Path(path).exists():
+            config = _replace(config, key.split("."), str(Path(path).absolute()))
     return config
 
 

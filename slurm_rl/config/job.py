@@ -38,7 +38,8 @@ class JobConfig(Section):
     """Time, signals and restarts."""
 
     time_limit: Annotated[str | int, checked_by(parse_minutes)] | None = None
-    """Slurm's forms (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS); null: the partition's default."""
+    """When the job ends at the latest, in Slurm's forms (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS); null:
+    the partition's default."""
     signal_lead_s: PositiveInt = 120
     """Seconds before the limit at which the run is told to save."""
     max_failures: NonNegativeInt = 0
@@ -62,7 +63,8 @@ class RayConfig(Section):
     """Sizes and the dashboard."""
 
     object_store_gb: PositiveFloat = 2.0
-    """Shared memory for objects on each node; a weight sync passes the whole model through it."""
+    """Shared memory for objects on each node, in GB; all weights at once where they go by ray
+    (rollout.weight_transfer)."""
     dashboard: bool = True
     """Serve Ray's dashboard on the head's loopback address, and `ray job` with it; false saves 2 s of bring-up."""
 
@@ -73,7 +75,7 @@ class WandbConfig(Section):
     mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     """auto: online when a key is in the environment, else disabled."""
     project: str = "slurm_rl"
-    """Project name."""
+    """Project of W&B that the run appears in."""
     entity: str | None = None
     """User or team; null takes the account's default."""
 

@@ -7,19 +7,19 @@ schema node, so that `optim.lr=1e-6` overrides a key that no YAML file needs to 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from pydantic import ValidationError
 
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.functions import with_absolute_files
-from slurm_rl.config.overrides import no_secrets_in_configs, normalise_words
+from slurm_rl.config.keys import list_keys, nearest_keys
+from slurm_rl.config.overrides import no_secrets_in_configs, normalise_words, render_words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reads import check_reads, check_required, check_sampling
 from slurm_rl.config.run import RunConfig
@@ -48,8 +48,14 @@ def shipped_dir(name: str, example: str) -> Path:
     )
 
 
+def own_dir() -> Path:
+    """Where a user's own presets are looked for without being told, and `site` writes one."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return Path(base).absolute() / "slurm_rl" if base else expand_user("~/.config/slurm_rl")
+
+
 def site_dirs(config_dir: str | None) -> list[Path]:
-    """Folders with a site's own presets: --config-dir, then the environment variable."""
+    """Folders with a site's own presets: --config-dir, then the environment variable, then the user's own folder."""
     named = {"--config-dir": config_dir, SITE_DIR_VARIABLE: os.environ.get(SITE_DIR_VARIABLE)}
     found = []
     for source, value in named.items():
@@ -58,7 +64,7 @@ def site_dirs(config_dir: str | None) -> list[Path]:
             if not path.is_dir():
                 raise ConfigError(f"{source} must name a folder with presets", seen=str(path))
             found.append(path)
-    return found
+    return [*found, own_dir()] if own_dir().is_dir() else found
 
 
 def section_defaults(model: type[Section]) -> dict[str, Any]:
@@ -91,9 +97,14 @@ def open_hydra(config_dir: str | None) -> Iterator[list[str]]:
 
     register_schema()
     search_path = ",".join(f"file://{path}" for path in site_dirs(config_dir))
+    # A script may be a Hydra application of its own.
+    around = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
-    with no_secrets_in_configs(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        yield [f"hydra.searchpath=[{search_path}]"] if search_path else []
+    try:
+        with no_secrets_in_configs(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
+            yield [f"hydra.searchpath=[{search_path}]"] if search_path else []
+    finally:
+        GlobalHydra.instance().hydra = around
 
 
 @contextlib.contextmanager
@@ -160,32 +171,33 @@ def _rename_old_keys(tree: dict[str, Any]) -> dict[str, Any]:
     return {**tree, "supervised": rest, "data": {**tree.get("data", {}), "overlong": overlong}}
 
 
-def load_config(overrides: Sequence[str], *, config_dir: str | None = None, is_run: bool = True) -> RunConfig:
-    """Compose and type in one step."""
-    return parse_config(compose(overrides, config_dir=config_dir), is_run=is_run)
+def load_config(
+    overrides: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
+    *,
+    config_dir: str | None = None,
+    is_run: bool = True,
+) -> RunConfig:
+    """Compose and type in one step: the config that the command line makes of the same words.
 
+    Args:
+        overrides: `key=value` and `+group=option`.
+        values: the same with values of Python, {"optim.lr": 1e-4, "data.train": Path("my rows.jsonl")}: nothing needs
+            quotes.
+        config_dir: a folder with presets of your own.
+        is_run: see `parse_config`.
 
-def valid_keys(model: type[Section] = RunConfig, prefix: str = "") -> Iterator[str]:
-    """Dotted names of every field, sections included."""
-    for name, field in model.model_fields.items():
-        yield prefix + name
-        for candidate in _sections_of(field.annotation):
-            yield from valid_keys(candidate, f"{prefix}{name}.")
+    Raises:
+        ConfigError: all that is wrong, each with its key.
 
-
-def _sections_of(annotation: Any) -> list[type[Section]]:
-    candidates = [annotation, *getattr(annotation, "__args__", ())]
-    return [item for item in candidates if isinstance(item, type) and issubclass(item, Section)]
-
-
-def nearest_key(key: str) -> str | None:
-    """The valid dotted key closest to a mistyped one.
-
-    >>> nearest_key("optim.lrr")
-    'optim.lr'
+    >>> load_config(["+exp=demo"], {"optim.lr": 1e-4}).optim.lr
+    0.0001
     """
-    matches = difflib.get_close_matches(key, list(valid_keys()), n=1, cutoff=0.5)
-    return matches[0] if matches else None
+    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+        action = "write ['+exp=demo', 'optim.lr=1e-4']; a dict of keys and values comes second"
+        raise ConfigError("overrides are a list of words", seen=repr(overrides), action=action)
+    words = [*overrides, *render_words(values or {})]
+    return parse_config(compose(words, config_dir=config_dir), is_run=is_run)
 
 
 def explain_compose_error(error: Exception) -> ConfigError:
@@ -213,35 +225,24 @@ def explain_compose_error(error: Exception) -> ConfigError:
 
 
 def _unknown_key(key: str) -> ConfigError:
-    section = key.rpartition(".")[0]
-    if _is_table(key) or _is_table(section):
+    section, keys = key.rpartition(".")[0], list_keys()
+    if any(name in keys and keys[name].is_table for name in (key, section)):
         # Hydra appends to a table such as cluster.env only with a plus.
-        entry = key if _is_table(section) else f"{key}.<name>"
+        entry = f"{key}.<name>" if key in keys else key
         return ConfigError("a table takes new entries one by one", seen=key, action=f"add an entry: +{entry}=<value>")
-    if section == "external" and key not in set(valid_keys()):
+    if section == "external" and key not in keys:
         return ConfigError(
             f"external has {', '.join(ExternalConfig.model_fields)}, and the program's arguments by their own names",
             seen=key,
             action="external.args.<name>=<value>; `python -m slurm_rl --cfg job` shows those of the preset",
         )
-    if key in set(valid_keys()):
+    if key in keys:
         seen = f"{key}, and {section} is null with these groups, or has no such key in them"
         action = f"choose a group that has {section}; where it has, write +{key}=<value>"
         return ConfigError("a key can be set where its section is on", seen=seen, action=action)
-    near = nearest_key(key)
-    hint = f"did you mean {near}?" if near else "see `python -m slurm_rl --cfg job` for every key"
+    near = " or ".join(nearest_keys(key))
+    hint = f"did you mean {near}?" if near else "see `python -m slurm_rl config` for every key"
     return ConfigError("the key must exist in the config", seen=key, action=hint)
-
-
-def _is_table(key: str) -> bool:
-    """Whether the field of this dotted name holds entries of any name."""
-    models: list[type[Section]] = [RunConfig]
-    *sections, name = key.split(".")
-    for section in sections:
-        fields = [model.model_fields[section] for model in models if section in model.model_fields]
-        models = [found for field in fields for found in _sections_of(field.annotation)]
-    annotations = [model.model_fields[name].annotation for model in models if name in model.model_fields]
-    return any(get_origin(item) is dict for found in annotations for item in (found, *get_args(found)))
 
 
 def _explain_field(item: Any) -> str:

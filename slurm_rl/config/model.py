@@ -44,6 +44,9 @@ class TinyVLConfig(Section):
             )
 
 
+_DType = Literal["auto", "float32", "bfloat16"]
+
+
 def _on_cpu(value: object) -> Callable[[object], object]:
     """What `auto` means where nothing is known of an accelerator; RunConfig knows it, and fills it in before."""
     return lambda given: value if given == "auto" else given
@@ -53,13 +56,9 @@ def fill_auto(model: dict[str, Any], *, has_gpus: bool) -> dict[str, Any]:
     """A model section with the values that `auto` stands for on this accelerator.
 
     >>> fill_auto({"path": "a"}, has_gpus=True)
-    {'path': 'a', 'dtype': 'bfloat16', 'gradient_checkpointing': True}
+    {'path': 'a', 'dtype': 'bfloat16'}
     """
-    chosen = {
-        "dtype": "bfloat16" if has_gpus else "float32",
-        "gradient_checkpointing": has_gpus and model.get("path") is not None,
-    }
-    return {**model, **{key: value for key, value in chosen.items() if model.get(key, "auto") == "auto"}}
+    return {**model, "dtype": "bfloat16" if has_gpus else "float32"} if model.get("dtype", "auto") == "auto" else model
 
 
 class TinyModelConfig(Section):
@@ -120,17 +119,18 @@ class ModelConfig(Section):
     """The same for a vision-language model."""
     init_from: str | None = None
     """A folder with safetensors to start the weights from (never optimizer or data position)."""
-    dtype: Annotated[Literal["float32", "bfloat16"], BeforeValidator(_on_cpu("float32"))] = Field(
-        default="auto", validate_default=True
-    )
+    dtype: Annotated[
+        Literal["float32", "bfloat16"], BeforeValidator(_on_cpu("float32"), json_schema_input_type=_DType)
+    ] = Field(default="auto", validate_default=True)
     """Number format of parameters and activations; auto: bfloat16 on GPUs, float32 on CPU."""
-    attention: Literal["sdpa", "flash_attention_2", "eager"] = "sdpa"
-    """Attention kernel of the policy."""
-    gradient_checkpointing: Annotated[bool, BeforeValidator(_on_cpu(False))] = Field(
-        default="auto", validate_default=True
-    )
-    """Recompute activations in the backward pass: less memory, about a third more time; auto: on GPUs, unless the
-    model is built here."""
+    attention: Literal["auto", "flash_attention_2", "varlen", "sdpa", "eager"] = "auto"
+    """Attention of the policy. flash_attention_2 needs the package flash-attn; varlen is torch's own flash kernel, or
+    SDPA sequence by sequence, without a mask; sdpa and eager mask packed rows. auto: on GPUs flash_attention_2 where it
+    is installed and the model has it, else varlen; on CPU, and for models that have neither, sdpa or eager. The event
+    trainer/attention says which."""
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
+    """Recompute activations in the backward pass: less memory, about a third more time; auto: where the plan needs it,
+    and for a model on GPUs of which it knows too little."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
     min_pixels: PositiveInt | None = None

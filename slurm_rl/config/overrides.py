@@ -6,8 +6,10 @@ config.yaml, plan.json, the report and W&B, for everybody who may read one of th
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -49,6 +51,47 @@ def normalise_words(words: Sequence[str]) -> list[str]:
             word = f"++{word}"
         result.append(word)
     return result
+
+
+def render_words(values: Mapping[str, Any]) -> list[str]:
+    """Overrides of Hydra's grammar from dotted keys with values of Python.
+
+    Raises:
+        ConfigError: a value that a config cannot hold.
+
+    >>> render_words({"name": "it's mine", "cluster.env": {"A": "1"}, "data.files": ["a", None, True, 1e-05]})
+    ["name='it\\\\'s mine'", "++cluster.env.A='1'", "data.files=['a',null,true,1e-05]"]
+    """
+    words = []
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            # A table takes entries that no preset has; in a section they are found out when it is typed.
+            words += render_words({f"++{key.lstrip('+')}.{name}": item for name, item in value.items()})
+        else:
+            words.append(f"{key}={_render(key, value)}")
+    return words
+
+
+def _render(key: str, value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, int):
+        return int.__repr__(value)
+    if isinstance(value, float):  # numpy's float64 is one, with another repr
+        return float.__repr__(value)
+    if isinstance(value, (str, os.PathLike)):
+        from hydra.core.override_parser.types import Quote, QuotedString
+
+        return str(QuotedString(os.fspath(value), Quote.single).with_quotes())
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_render(key, item)}" for name, item in value.items()) + "}"
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return "[" + ",".join(_render(key, item) for item in value) + "]"
+    raise ConfigError(
+        f"{key} must be text, a path, a number, true or false, None, or a list or table of these",
+        seen=repr(value),
+        action=f"convert it, as in float(...); it is of type {type(value).__name__}",
+    )
 
 
 _SECRET = re.compile(

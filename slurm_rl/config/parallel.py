@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from slurm_rl.config.train import PolicyConfig
 
+HELD_GRADIENTS = 0.05
+"""Share of the smallest device's memory that FSDP2's gradients may take that are not summed over ranks yet."""
+
 
 @dataclass(frozen=True)
 class ParallelDims:

@@ -22,7 +22,9 @@ def expand_user(path: str | Path) -> Path:
 
 
 def is_url(text: str) -> bool:
-    """>>> is_url("gs://bucket/runs"), is_url("/shared/runs"), is_url("Qwen/Qwen3-4B")
+    """Whether it is an address, and no path or name of the hub.
+
+    >>> is_url("gs://bucket/runs"), is_url("/shared/runs"), is_url("Qwen/Qwen3-4B")
     (True, False, False)
     """
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) is not None

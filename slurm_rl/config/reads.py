@@ -21,7 +21,6 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     "model": OUR_TASKS,
     # Filled in for every task, by the accelerator.
     "model.dtype": (*OUR_TASKS, *EXTERNAL_TASKS),
-    "model.gradient_checkpointing": (*OUR_TASKS, *EXTERNAL_TASKS),
     "data": OUR_TASKS,
     "data.messages_key": ("sft",),
     "data.chosen_key": ("rm", "dpo"),

@@ -36,13 +36,14 @@ class RunConfig(Section):
     """Everything a user may say about one run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,80}$")] = "run"
-    """Letters, digits and _.- ; part of the run directory's and the job's name."""
+    """Part of the run directory's and the job's name: letters, digits and _.- , 81 at most."""
     run_dir: str | None = None
     """Where this run lives; null makes <cluster.run_root>/<name>-<time>."""
     seed: NonNegativeInt = 0
     """Seeds weights, data order and sampling."""
     task: Annotated[str, one_of(TASKS)] = "grpo"
-    """What is trained: GRPO, or supervised fine-tuning, a reward model, DPO under torchrun; or another program."""
+    """What is trained: grpo, which is every algorithm with rollouts; sft, rm (a reward model) or dpo, under torchrun;
+    or another program: openrlhf, verl, maxtext, command."""
     cluster: ClusterConfig = ClusterConfig()
     """Machines."""
     container: ContainerConfig = ContainerConfig()
@@ -54,7 +55,7 @@ class RunConfig(Section):
     model: ModelConfig
     """Policy weights and tokenizer."""
     data: DataConfig = DataConfig()
-    """Prompts."""
+    """Prompts, answers, pairs: what is trained on."""
     algorithm: AlgorithmConfig = AlgorithmConfig()
     """Learning rule."""
     policy: PolicyConfig = PolicyConfig()
@@ -236,7 +237,7 @@ class RunConfig(Section):
                 f"got {cluster.gpus_per_node} on {cluster.accelerator!r}"
             )
         if self.model.attention == "flash_attention_2" and self.cluster.accelerator == "cpu":
-            yield "model.attention=flash_attention_2 needs a GPU; got accelerator 'cpu'. Next: model.attention=sdpa"
+            yield "model.attention=flash_attention_2 needs a GPU; got accelerator 'cpu'. Next: model.attention=auto"
 
     def _transfer_problems(self) -> Iterator[str]:
         transfer = self.rollout.weight_transfer
@@ -249,9 +250,4 @@ class RunConfig(Section):
             yield (
                 "rollout.weight_transfer=gloo is for accelerator 'cpu'; "
                 f"got {self.cluster.accelerator!r}. Next: rollout.weight_transfer=auto"
-            )
-        if self.rollout.transfers_directly and self.model.lora is not None:
-            yield (
-                "rollout.weight_transfer must be auto with model.lora, whose adapters are small and travel alone; "
-                f"got {transfer}. Next: rollout.weight_transfer=auto"
             )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetJsonSchemaHandler, model_validator
+from pydantic_core import CoreSchema
 
 from slurm_rl.functions.load import is_file
 
@@ -16,15 +18,26 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
+@dataclass(frozen=True)
+class _OneOf(AfterValidator):
+    """A check that also says in the schema what it takes."""
+
+    names: tuple[str, ...]
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "enum": list(self.names)}
+
+
 def one_of(names: Collection[str], *, or_file: bool = False) -> AfterValidator:
     """A name of a table; with `or_file` also a user's `file.py:name`."""
+    known = (*names, *(["file.py:name"] if or_file else []))
 
-    def check(value: str) -> None:
+    def check(value: str) -> str:
         if value not in names and not (or_file and is_file(value)):
-            known = ", ".join(names) + (", or file.py:name" if or_file else "")
-            raise ValueError(f"must be one of {known}; got {value!r}")
+            raise ValueError(f"must be one of {', '.join(known)}; got {value!r}")
+        return value
 
-    return checked_by(check)
+    return _OneOf(check, known)
 
 
 def checked_by(check: Callable[[Any], object]) -> AfterValidator:

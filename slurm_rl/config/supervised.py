@@ -23,7 +23,7 @@ class SupervisedConfig(Section):
     max_steps: PositiveInt | None = None
     """Stop after so many steps; null: after num_epochs. The schedule of optim ends there."""
     max_tokens: PositiveInt = 2048
-    """Longest sequence, prompt and answer together; see data.overlong."""
+    """Longest sequence, prompt and answer together, in tokens; see data.overlong."""
     patience: PositiveInt | None = None
     """With eval.every: stop when so many evaluations in a row bring no lower loss; null never does."""
 
@@ -49,9 +49,9 @@ class DPOConfig(Section):
     """Direct preference optimization."""
 
     loss: DPOLossName = "sigmoid"
-    """A row of DPO_LOSSES in config/tables.py, under TRL's name (sigmoid is DPO itself)."""
+    """The loss of a pair, under TRL's name; sigmoid is DPO itself."""
     beta: PositiveFloat = 0.1
-    """How dear the distance to the reference is; IPO's tau."""
+    """Weight of the distance to the reference: larger stays closer to it; IPO's tau."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
     """Share of pairs taken to be labelled the wrong way round (sigmoid: cDPO; robust: 0.1), or the weight that
     exo_pair gives the rejected answer (above 0; 1e-3)."""

@@ -36,16 +36,21 @@ class PolicyConfig(Section):
     Less GPU memory, slower steps."""
     micro_batch_tokens: PositiveInt | None = None
     """Token budget of one packed micro-batch on one worker; null: the most that fits the GPU, 8192 where unknown."""
-    logprob_chunk_tokens: PositiveInt | None = None
+    logprob_chunk_tokens: PositiveInt | Literal["auto"] | None = "auto"
     """Tokens whose logits exist at once, computed again in the backward pass; null: those of the whole
-    micro-batch, which for large vocabularies is most of its memory."""
+    micro-batch, which for large vocabularies is most of its memory. auto: as the plan needs it."""
     share_prompts: bool = False
     """Completions of one prompt read it once, in one row: the same numbers, and with long prompts a fraction of the
-    work. Text alone; needs an attention that takes any mask, so not flash attention."""
+    work. Text alone; needs an attention that takes any mask, so not flash attention; model.attention=auto does."""
     num_threads: PositiveInt | None = None
-    """CPU threads of each worker; null leaves torch's default on GPUs and shares the cores on CPU."""
+    """CPU threads of each worker; null: its part of the node's cores, by GPUs where there are some."""
     node_feature: str | None = None
     """One of cluster.node_features, on whose nodes these processes run; null: on any."""
+
+    @property
+    def chunk_tokens(self) -> int | None:
+        """logprob_chunk_tokens, where somebody chose."""
+        return None if self.logprob_chunk_tokens == "auto" else self.logprob_chunk_tokens
 
     def problems(self) -> Iterator[str]:
         least = {"none": 0, "optimizer": 1, "all": 3}[self.offload]
@@ -85,9 +90,11 @@ class RolloutConfig(Section):
     max_staleness >= 1; see algorithm.correction."""
     weight_transfer: Literal["auto", "ray", "gloo", "nccl", "ipc"] = "auto"
     """How new weights reach the engines: ray, through host memory and Ray's object store; or straight from the
-    policy's memory: gloo on CPU, nccl to engines with GPUs of their own, ipc to colocated ones. auto is ray."""
+    policy's memory: gloo on CPU, nccl to engines with GPUs of their own, ipc to colocated ones. auto on GPUs is nccl
+    or ipc, and ray on CPU and with max_staleness above 0 where continuous is false. Adapters travel alone by ray, and
+    each engine merges them into the base that it reads from its files; else the policy merges them on its GPU."""
     max_tokens: PositiveInt = 1024
-    """Longest completion."""
+    """Longest completion, in tokens."""
     temperature: PositiveFloat = 1.0
     """Sampling temperature; the policy's logprobs use the same."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
@@ -145,11 +152,11 @@ class RolloutConfig(Section):
                 "rollout.weight_transfer=nccl needs engines with GPUs of their own, and ipc needs colocated ones; "
                 f"got {self.weight_transfer} with colocate={self.colocate}. Next: rollout.weight_transfer=auto"
             )
-        if self.transfers_directly and self.max_staleness > 0:
+        if self.transfers_directly and self.max_staleness > 0 and not self.continuous:
             yield (
-                "rollout.weight_transfer must be ray with rollout.max_staleness above 0, or the policy would wait for "
-                f"engines that are sampling; got {self.weight_transfer} and {self.max_staleness}. "
-                "Next: rollout.weight_transfer=ray"
+                f"rollout.weight_transfer={self.weight_transfer} with rollout.max_staleness above 0 needs "
+                "rollout.continuous, or the policy would wait for engines until they have sampled a batch; got "
+                f"max_staleness={self.max_staleness}. Next: rollout.weight_transfer=auto, or rollout.continuous=true"
             )
         if self.colocate and self.max_staleness > 0:
             yield (
@@ -182,7 +189,7 @@ class OptimConfig(Section):
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """Decay of the first and second moment."""
     eps: PositiveFloat = 1e-8
-    """Added to the denominator."""
+    """Added to the denominator of the update."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay."""
     max_grad_norm: PositiveFloat = 1.0
@@ -208,7 +215,7 @@ class TrainerConfig(Section):
     """The loop."""
 
     num_steps: PositiveInt = 100
-    """GRPO steps."""
+    """Steps of task=grpo: sample, score, train, send the weights."""
     prompts_per_step: PositiveInt = 32
     """Prompts of one step; times algorithm.group_size completions."""
     num_minibatches: PositiveInt = 1

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slurm_rl.data.characters import refuse_lost
 from slurm_rl.data.chat import ChatTemplate, as_messages, as_plain
 from slurm_rl.data.images import list_images
 from slurm_rl.data.lines import shorten
@@ -197,10 +198,5 @@ def tokenize_text(
         lost = find_refused_characters(text, tokenizer)
         if not lost:
             raise
-    if lost:
-        raise DataError(
-            f"{name}: the tokenizer must be able to write every character",
-            seen=f"{lost} in {shorten(repr(text))}",
-            action="take the characters out of the data, or choose a model whose tokenizer knows them",
-        )
+    refuse_lost(name, text, lost)
     return encoded["input_ids"], encoded["offset_mapping"]

@@ -14,6 +14,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurm_rl.config.data import DataConfig
@@ -100,7 +101,9 @@ def load_pairs(config: DataConfig) -> Split[PairRow]:
 def _load(config: DataConfig, additions: list[Row], read: Read[Row]) -> Split[Row]:
     rows = additions or read(config.train, config.train_split)
     evals = None if config.eval is None else read(config.eval, config.eval_split)
-    return split_rows(rows, evals, config.num_eval, _digest)
+    # One folder for both, or an image of one would pass for that of the same name of the other.
+    folder = DataSource(name=str(config.train), columns=()).folder
+    return split_rows(rows, evals, config.num_eval, partial(_digest, folder=folder))
 
 
 def _additions(config: DataConfig) -> list[PromptRow]:
@@ -114,11 +117,11 @@ def _reader(config: DataConfig, keys: Sequence[str | None], parse: Callable[...,
     return lambda name, split: build_rows(source(name=name, split=split), partial(parse, config=config))
 
 
-def _digest(row: SourceRow) -> list[bytes]:
+def _digest(row: SourceRow, folder: Path | None) -> list[bytes]:
     prompt, *answers = row.texts
     # Of a pair the better answer, as an sft row of the same conversation has it.
     answer = answers[0] if answers and not isinstance(answers[0], str) else []
-    return digest_prompts(as_messages(prompt), answer)
+    return digest_prompts(as_messages(prompt), answer, folder)
 
 
 def require_one_batch(num_rows: int, batch_size: int) -> None:

@@ -12,14 +12,13 @@ leading space, normalisers write an accent as one code point for two. What each 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from slurm_rl.data.characters import show_characters
 from slurm_rl.data.images import read_size
 from slurm_rl.errors import DataError
 from slurm_rl.math.sequences import ImageSpan
-
-_SHOWN = 10
 
 
 class ImageCounter(Protocol):
@@ -111,7 +110,7 @@ def find_lost_characters(
         [ids], [spans] = ours["input_ids"], ours["offset_mapping"]
         if [ids] == theirs["input_ids"]:
             lost = _find_uncovered(composed, ids, spans, tokenizer)
-    return _show(lost)
+    return show_characters(lost)
 
 
 def _find_uncovered(text: str, token_ids: Sequence[int], spans: Sequence[tuple[int, int]], tokenizer: Any) -> list[str]:
@@ -126,7 +125,7 @@ def _find_uncovered(text: str, token_ids: Sequence[int], spans: Sequence[tuple[i
 
 def find_refused_characters(text: str, tokenizer: Any) -> str:
     """Return the characters that the tokenizer raises on, for a message; "" when there are none."""
-    return _show(c for c in dict.fromkeys(text) if not _encodes(c, tokenizer))
+    return show_characters(c for c in dict.fromkeys(text) if not _encodes(c, tokenizer))
 
 
 def _encodes(text: str, tokenizer: Any) -> bool:
@@ -135,7 +134,3 @@ def _encodes(text: str, tokenizer: Any) -> bool:
     except Exception:  # Rust tokenizers raise bare Exception
         return False
     return True
-
-
-def _show(characters: Iterable[str]) -> str:
-    return ", ".join(map(ascii, list(dict.fromkeys(characters))[:_SHOWN]))

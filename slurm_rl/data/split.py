@@ -20,6 +20,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from slurm_rl.errors import DataError
@@ -102,26 +103,39 @@ def split_rows(
     )
 
 
-def digest_prompts(messages: Sequence[dict[str, Any]], answer: Sequence[dict[str, Any]] = ()) -> list[bytes]:
+def digest_prompts(
+    messages: Sequence[dict[str, Any]], answer: Sequence[dict[str, Any]] = (), folder: Path | None = None
+) -> list[bytes]:
     """SHA-256 of all that comes before each turn of the assistant in `answer`; the last one is the row's own.
 
     Without such a turn there is one, of all `messages`. Text counts as a part of its message, an image by its path or
     its bytes; roles and whatever else a template reads count, too.
+
+    Args:
+        folder: of the data. Images below it count by their paths from there, so that a copy of the data in another
+            folder, or of another user, holds out the same rows.
     """
     digest, found = hashlib.sha256(), []
     for number, message in enumerate([*messages, *answer]):
         # A conversation that the assistant begins has no prompt before that turn.
         if number and number >= len(messages) and message["role"] == "assistant":
             found.append(digest.digest())
-        digest.update(_canonical(message))
+        digest.update(_canonical(message, folder))
     return found or [digest.digest()]
 
 
-def _canonical(message: dict[str, Any]) -> bytes:
+def _canonical(message: dict[str, Any], folder: Path | None) -> bytes:
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    if folder is not None:
+        parts = [_from_folder(part, f"{folder}/") for part in parts]
     # ASCII with all lengths implied by quotes, so that no text can pass for the next field.
     return json.dumps({**message, "content": parts}, sort_keys=True, default=_name_bytes).encode()
+
+
+def _from_folder(part: dict[str, Any], start: str) -> dict[str, Any]:
+    image = part.get("image")
+    return {**part, "image": image.removeprefix(start)} if isinstance(image, str) else part
 
 
 def _name_bytes(value: Any) -> str:

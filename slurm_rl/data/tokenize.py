@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_rl.config.data import Overlong
+from slurm_rl.data.characters import refuse_lost, too_long
 from slurm_rl.data.chat import ChatTemplate, as_messages, drop_sources
 from slurm_rl.data.images import list_images
-from slurm_rl.data.lines import shorten
 from slurm_rl.data.placeholders import (
     ImageCounter,
     expand_placeholders,
@@ -130,11 +130,11 @@ def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, template: ChatTempl
         )
     except Exception:  # what a tokenizer without an unknown token raises; it does not say on which row
         for row, text in zip(rows, texts, strict=True):
-            _check_characters(row, text, find_refused_characters(text, tokenizer))
+            refuse_lost(row.name, text, find_refused_characters(text, tokenizer))
         raise
     offsets = batch["offset_mapping"] if tokenizer.is_fast else [None] * len(rows)
     for row, text, token_ids, spans in zip(rows, texts, batch["input_ids"], offsets, strict=True):
-        _check_characters(row, text, find_lost_characters(text, token_ids, spans, tokenizer))
+        refuse_lost(row.name, text, find_lost_characters(text, token_ids, spans, tokenizer))
         yield EncodedPrompt(
             index=row.index,
             token_ids=list(token_ids),
@@ -168,15 +168,6 @@ def _expand(row: PromptRow, prompt: EncodedPrompt, sources: Sequence[str], count
     return replace(prompt, token_ids=token_ids, images=tuple(spans))
 
 
-def _check_characters(row: PromptRow, text: str, lost: str) -> None:
-    if lost:
-        raise DataError(
-            f"{row.name}: the tokenizer must be able to write every character of the prompt",
-            seen=f"{lost} in {shorten(text)!r}",
-            action="take the characters out of the data, or choose a model whose tokenizer knows them",
-        )
-
-
 def _find_misfit(
     row: PromptRow, prompt: EncodedPrompt, max_prompt_tokens: int, max_tokens: int, context_length: int
 ) -> DataError | None:
@@ -185,11 +176,7 @@ def _find_misfit(
     if num_tokens == 0:
         raise DataError(f"{row.name}: a prompt needs a token", seen="none", action="correct the row")
     if num_tokens > max_prompt_tokens:
-        return DataError(
-            f"{row.name}: a prompt must fit in data.max_prompt_tokens = {max_prompt_tokens}",
-            seen=f"{num_tokens} tokens, {shorten(prompt.text)!r}",
-            action=f"raise data.max_prompt_tokens to {num_tokens}, or set data.overlong=leave_out",
-        )
+        return too_long(row.name, prompt.text, num_tokens, max_prompt_tokens)
     if num_tokens + max_tokens > context_length:
         return DataError(
             f"{row.name}: prompt and completion must fit in the model's context of {context_length} tokens",

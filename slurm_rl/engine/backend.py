@@ -37,8 +37,12 @@ class Backend(Protocol):
     can_reshard: bool
     """Whether `load` takes what another number of ranks saved."""
 
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradient of this rank's `loss` (a sum, not a mean) to those of the step."""
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
+        """Add the gradient of this rank's `loss` (a sum, not a mean) to those of the step.
+
+        Args:
+            is_last: no other will come before `step`.
+        """
 
     def step(self, lr: float) -> float:
         """Sum gradients over ranks, clip, update, clear them; returns the norm before clipping.
@@ -58,7 +62,8 @@ class Backend(Protocol):
     ) -> Iterator[tuple[str, Tensor]]:
         """On rank 0 each whole tensor of `state_dict()`, tied ones under each of their names, on CPU.
 
-        Other ranks yield nothing but must exhaust the iterator: tensors are gathered one by one.
+        Other ranks yield nothing but must exhaust the iterator: tensors are gathered in buckets (gather.py). Beside
+        its shards each rank needs at most two of them on its device, or twice the largest tensor.
 
         Args:
             wanted: which names to gather, the same on every rank; None: all.
@@ -106,13 +111,14 @@ _BACKENDS = {
 }
 
 
-def export_tensor(name: str, tensor: Tensor, dtype: torch.dtype, place: torch.device | None = None) -> Tensor:
-    """A copy on CPU, or on `place`, that later steps do not change, in the model's type, not the master weights'.
+def exported_dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The model's type, not the master weights'. Adapters stay as they are: they are rounded when they are merged."""
+    return tensor.dtype if is_adapter(name) else dtype
 
-    Adapters stay as they are: they are rounded when they are merged.
-    """
-    kept = tensor.dtype if is_adapter(name) else dtype
-    return tensor.detach().to(device=place or "cpu", dtype=kept, copy=True)
+
+def export_tensor(name: str, tensor: Tensor, dtype: torch.dtype, place: torch.device | None = None) -> Tensor:
+    """A copy on CPU, or on `place`, that later steps do not change."""
+    return tensor.detach().to(device=place or "cpu", dtype=exported_dtype(name, tensor, dtype), copy=True)
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForSequenceClassification
+from transformers.utils import logging
 
 from slurm_rl.checkpoints.folders import written_beside
 from slurm_rl.config.model import ModelConfig
@@ -25,6 +26,7 @@ from slurm_rl.engine.load_model import load_tokenizer, model_class
 from slurm_rl.engine.lora import merge_into_base, plain_name, read_base
 from slurm_rl.engine.saved_weights import read_parameters
 from slurm_rl.errors import CheckpointError
+from slurm_rl.meter import Advance, measure
 from slurm_rl.run_dir import read_json
 
 
@@ -53,13 +55,27 @@ def convert_checkpoint(
         return _check_all(_read_model(policy, model_path, model), module, model, model_path)
 
     with written_beside(out) as beside:
-        count = write_shards(beside, publish(module, read()), max_shard_bytes)
+        with measure("converting parameters", _count_bytes(module, model.dtype)) as advance:
+            count = write_shards(beside, _tell_size(publish(module, read()), advance), max_shard_bytes)
         config.save_pretrained(beside)
         load_tokenizer(model_path, trust_remote_code=model.trust_remote_code).save_pretrained(beside)
         copy_processors(model_path, beside)
         if check_logits:
-            require_same_logits(_class_of(config), config, read(), beside, model.trust_remote_code)
+            logging.disable_progress_bar()  # two on one terminal write over each other
+            with measure("comparing logits"):
+                require_same_logits(_class_of(config), config, read(), beside, model.trust_remote_code)
     return count
+
+
+def _count_bytes(module: Any, dtype: str) -> int:
+    """Of all parameters, a tied one once."""
+    return sum(parameter.numel() for parameter in module.parameters()) * getattr(torch, dtype).itemsize
+
+
+def _tell_size(tensors: Iterable[tuple[str, Tensor]], advance: Advance) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors:
+        yield name, tensor
+        advance(tensor.nbytes)
 
 
 def _check_all(

@@ -6,7 +6,8 @@
     2      moments, gradients
     3      moments, gradients, parameters
 
-`managed_gradient_accumulation` is off, so `step` alone ends a step, after however many micro-batches.
+`managed_gradient_accumulation` is off, so `step` alone ends a step, after however many micro-batches. There stages 0
+and 1 sum gradients over ranks, once; stages 2 and 3, which keep no others than their own, after each micro-batch.
 A bfloat16 model keeps float32 master weights in every stage.
 """
 
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ from slurm_rl.engine.backend import (
     apply_config,
     build_optimizer,
     clip_gradients,
-    export_tensor,
     require_finite_norm,
     set_lr,
 )
 from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
+from slurm_rl.engine.gather import Part, gather_state
 from slurm_rl.engine.saved_weights import load_deepspeed
 from slurm_rl.engine.weight_files import WeightFiles, fill_parameters, names_in_files
 from slurm_rl.errors import BringUpError, CheckpointError
@@ -83,7 +83,7 @@ class DeepSpeedBackend:
             fill_parameters(layer, read)
             self._deepspeed.zero.Init(module=layer, config_dict_or_path=config, dtype=self.dtype)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
         # DeepSpeed averages gradients over ranks; our loss is a sum.
         self.engine.backward(loss * get_world_size())
 
@@ -107,15 +107,9 @@ class DeepSpeedBackend:
     def full_state(
         self, wanted: Callable[[str], bool] | None = None, place: torch.device | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self.module.state_dict(keep_vars=True).items():
-            if wanted is not None and not wanted(name):
-                continue
-            split = hasattr(tensor, "ds_id")
-            with self._deepspeed.zero.GatheredParameters([tensor]) if split else nullcontext():
-                here = get_rank() == 0 or place is not None
-                whole = export_tensor(name, tensor, self.dtype, place) if here else None
-            if whole is not None:
-                yield name, whole
+        state = self.module.state_dict(keep_vars=True).items()
+        held = ((name, _to_part(tensor)) for name, tensor in state if wanted is None or wanted(name))
+        return gather_state(held, self.dtype, place)
 
     def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
         # DeepSpeed writes from its own buffers, and its ranks wait for each other meanwhile: nothing is left over.
@@ -134,6 +128,14 @@ class DeepSpeedBackend:
         self._clipped_norm = clip_gradients(self.module.parameters(), self.optim.max_grad_norm)
 
 
+def _to_part(tensor: Any) -> Tensor | Part:
+    """ZeRO-3 cuts the flat parameter into equal parts, the last one padded; other stages leave it whole."""
+    if not hasattr(tensor, "ds_id"):
+        return tensor.detach()
+    part = tensor.ds_tensor.detach()
+    return Part(part, tensor.ds_shape, part.numel())
+
+
 def _import_deepspeed() -> Any:
     if not torch.distributed.is_initialized():
         raise BringUpError(
@@ -147,9 +149,11 @@ def _import_deepspeed() -> Any:
     os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     import deepspeed
 
-    # A shared-memory all-reduce for inference on CPU, which training never calls. Without this line DeepSpeed
-    # compiles it at the first start: most of a minute, and a compiler in the image.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if device.type == "cpu":
+        # A shared-memory all-reduce for inference, which training never calls. Without this line DeepSpeed compiles it
+        # at the first start: most of a minute, and a compiler in the image. With GPUs it has none, and reading this
+        # table would run compilers to fill it.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=torch.distributed.get_backend())
     return deepspeed
 

@@ -59,6 +59,14 @@ def get_device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
+def device_memory() -> int:
+    """Bytes of this process's GPU; without one, of its part of the host's memory."""
+    device = get_device()
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // get_world_size()
+
+
 def set_num_threads(config: PolicyConfig) -> None:
     """Set torch's CPU threads; without a number, CPU workers share the cores of the machine."""
     if config.num_threads is not None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from slurm_rl.engine.attention import VARLEN, PackedSequences
 from slurm_rl.engine.head import chunked_head, find_head, float_head
 from slurm_rl.engine.row_layout import build_row_layout, build_shared_layout, mask_for
 from slurm_rl.engine.vision import ImageReader
@@ -64,7 +65,8 @@ class RowReader:
         """Logprobs [N] with gradient, and entropy [N], of the trained tokens.
 
         Sequences stay apart because positions restart, there is no cache and no attention mask: with either,
-        sdpa lets them see each other. Not every model keeps them apart; row_check.py finds out.
+        sdpa lets them see each other. Flash attention and `varlen` are told where they end. Not every model keeps
+        them apart; row_check.py finds out.
 
         Args:
             entropy_gradient: the entropy is differentiable, too.
@@ -107,8 +109,9 @@ class RowReader:
     def _read(self, batch: PackedBatch, read_at: Tensor, noise_alpha: float) -> Tensor:
         """What the head makes of the tokens at `read_at` [N], [N, V]."""
         module = self.module
-        if self.packed and module.config._attn_implementation.startswith("flash"):
-            positions, places, more = _lay_in_one_row(batch)
+        attention = module.config._attn_implementation
+        if self.packed and batch.shared is None and attention.startswith((VARLEN, "flash")):
+            positions, places, more = _lay_in_one_row(batch, attention)
         else:
             positions, places, more = _lay_in_rows(module, batch, self.packed)
         token_ids = torch.zeros_like(positions)
@@ -127,12 +130,15 @@ _Laid = tuple[Tensor, Tensor, dict[str, Any]]
 """Positions [R, W], index of each token in the flattened [R * W] [T], more arguments of the model."""
 
 
-def _lay_in_one_row(batch: PackedBatch) -> _Laid:
-    """One row of all tokens; the varlen arguments tell flash attention where sequences end."""
+def _lay_in_one_row(batch: PackedBatch, attention: str) -> _Laid:
+    """One row of all tokens; further arguments tell the attention where sequences end."""
     positions, places = (
         batch.position_ids.unsqueeze(0),
         torch.arange(len(batch.token_ids), device=batch.token_ids.device),
     )
+    if attention == VARLEN:
+        sequences = PackedSequences(batch.cu_seqlens.diff().tolist(), batch.cu_seqlens)
+        return positions, places, {"packed_sequences": sequences}
     if batch.rope_position_ids is not None:
         # The vision tower would take the lengths for those of its images; the positions tell them as well.
         return positions, places, {}

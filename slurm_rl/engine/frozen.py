@@ -29,10 +29,13 @@ class FrozenModel:
     ) -> None:
         dims = build_parallel_dims(policy, get_world_size())
         self.is_split = dims.shard > 1
-        module = _load_part(folder, model, dims, device) if self.is_split else load_model(folder, model).to(device)
+        if self.is_split:
+            module = _load_part(folder, model, dims, device, any_mask=policy.share_prompts)
+        else:
+            module = load_model(folder, model, any_mask=policy.share_prompts).to(device)
         module.eval()
         images = load_image_reader(folder, model)
-        reader = RowReader(module, device, images, policy.logprob_chunk_tokens, policy.share_prompts)
+        reader = RowReader(module, device, images, policy.chunk_tokens, policy.share_prompts)
         self.rows = check_rows(reader, module.dtype)
         self.reader, self.temperature = replace(reader, packed=self.rows.packed), temperature
 
@@ -43,8 +46,10 @@ class FrozenModel:
         return [self.reader.compute_logprobs(batch, self.temperature) for batch in micro_batches]
 
 
-def _load_part(folder: str | Path, model: ModelConfig, dims: ParallelDims, device: torch.device) -> PreTrainedModel:
-    module, files = open_model(folder, model)
+def _load_part(
+    folder: str | Path, model: ModelConfig, dims: ParallelDims, device: torch.device, *, any_mask: bool
+) -> PreTrainedModel:
+    module, files = open_model(folder, model, any_mask=any_mask)
     module.requires_grad_(False)
     shard_blocks(module, module.dtype, dims, offload=False)
     if files is not None:

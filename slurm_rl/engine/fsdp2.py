@@ -7,6 +7,7 @@ One worker in float32 has nothing to shard and keeps a plain module.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,17 +19,18 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from slurm_rl.checkpoints.background import BackgroundWriter, write_whole
-from slurm_rl.config.parallel import ParallelDims, build_parallel_dims
+from slurm_rl.config.parallel import HELD_GRADIENTS, ParallelDims, build_parallel_dims
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.backend import (
     apply_config,
     build_optimizer,
     clip_gradients,
-    export_tensor,
     set_lr,
     splits_parameters,
 )
-from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
+from slurm_rl.engine.distributed import device_memory, gather_objects, get_device, get_rank, get_world_size
+from slurm_rl.engine.gather import Part, gather_state
+from slurm_rl.engine.offload import HostMoments
 from slurm_rl.engine.shards import SavedShards, rank_file, rows_of_rank, save_tensors
 from slurm_rl.engine.weight_files import WeightFiles, fill_parameters, names_in_files
 from slurm_rl.errors import BringUpError
@@ -61,43 +63,39 @@ class FSDP2Backend:
         self.model = self.module
         self.max_grad_norm = optim.max_grad_norm
         self.optimizer = build_optimizer(self.module, optim)
+        self._moments = HostMoments(self.optimizer, get_device()) if offload == "optimizer" else None
+        self._syncs_once = offload != "all" and _may_hold_gradients(self.module)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, *, is_last: bool = True) -> None:
+        if self._syncs_once and isinstance(self.module, FSDPModule):
+            self.module.set_requires_gradient_sync(is_last)
         loss.backward()
 
     def step(self, lr: float) -> float:
         try:
             norm = clip_gradients(self.module.parameters(), self.max_grad_norm)
             set_lr(self.optimizer, lr)
-            if self.offload == "optimizer":
-                self._move_moments(get_device())
-            self.optimizer.step()
-            if self.offload == "optimizer":
-                self._move_moments(torch.device("cpu"))
+            (self._moments or self.optimizer).step()
         finally:
             self.optimizer.zero_grad(set_to_none=True)
         return norm
 
-    def _move_moments(self, device: torch.device) -> None:
-        for moments in self.optimizer.state.values():
-            for key, value in moments.items():
-                if value.ndim:  # the step counter stays on CPU
-                    moments[key] = value.to(device)
-
     def reset_optimizer(self, config: OptimConfig) -> None:
         self.max_grad_norm = config.max_grad_norm
-        self.optimizer.state.clear()
+        self._forget_moments()
         apply_config(self.optimizer, config)
+
+    def _forget_moments(self) -> None:
+        self.optimizer.state.clear()
+        if self._moments is not None:
+            self._moments.clear()
 
     def full_state(
         self, wanted: Callable[[str], bool] | None = None, place: torch.device | None = None
     ) -> Iterator[tuple[str, Tensor]]:
-        for name, shard in self.module.state_dict().items():
-            if wanted is not None and not wanted(name):
-                continue
-            whole = shard.full_tensor() if isinstance(shard, DTensor) else shard
-            if get_rank() == 0 or place is not None:
-                yield name, export_tensor(name, whole, self.dtype, place)
+        state = self.module.state_dict().items()
+        held = ((name, _to_part(shard)) for name, shard in state if wanted is None or wanted(name))
+        return gather_state(held, self.dtype, place)
 
     def save(self, folder: Path, writer: BackgroundWriter | None = None) -> list[Path]:
         parameters = self._named_shards()
@@ -118,13 +116,13 @@ class FSDP2Backend:
     def load(self, folder: Path, num_saved: int) -> None:
         shards = SavedShards(folder, num_saved)
         self.optimizer.zero_grad(set_to_none=True)
-        self.optimizer.state.clear()
+        self._forget_moments()
         for name, parameter in self._named_shards().items():
             _to_local(parameter).copy_(shards.read(name))
             for key in shards.moment_names(name):
                 self.optimizer.state[parameter][key] = _place_like(parameter, shards.read(name, key))
-        if self.offload == "optimizer":
-            self._move_moments(torch.device("cpu"))
+        if self._moments is not None:
+            self._moments.park()
 
     def _named_shards(self) -> dict[str, Tensor]:
         """This rank's shards of the trained parameters."""
@@ -133,6 +131,17 @@ class FSDP2Backend:
             if isinstance(module, FSDPModule):
                 module.reshard()
         return {name: p for name, p in self.module.named_parameters() if p.requires_grad}
+
+
+def _may_hold_gradients(module: torch.nn.Module) -> bool:
+    """Whether ranks may add up their gradients over the micro-batches of a step, and with each other only once.
+
+    Until then they are whole on every rank, in float32. Adding them up over ranks after each micro-batch, as ZeRO-2
+    does, holds only the rank's shard, and a model that had to be split has no room for more; adapters and small models
+    have. Ranks with other GPUs must come to the same answer, or they would wait for each other.
+    """
+    whole = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad) * 4
+    return get_world_size() > 1 and whole <= HELD_GRADIENTS * min(gather_objects(device_memory()))
 
 
 def fill_shards(module: torch.nn.Module, files: WeightFiles, device: torch.device) -> None:
@@ -174,6 +183,14 @@ def shard_blocks(model: PreTrainedModel, dtype: torch.dtype, dims: ParallelDims,
         # Sum gradients over ranks, not average: the loss is a sum. gloo has no pre-multiplied sum.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+
+
+def _to_part(shard: Tensor) -> Tensor | Part:
+    """What `rows_of_rank` gave this rank; a tensor that is not sharded stays whole."""
+    if not isinstance(shard, DTensor):
+        return shard
+    rows = -(-shard.shape[0] // get_world_size())
+    return Part(_to_local(shard).reshape(-1), shard.shape, rows * math.prod(shard.shape[1:]))
 
 
 def _to_local(tensor: Tensor) -> Tensor:

@@ -32,10 +32,13 @@ from transformers import (
 from transformers.utils import cached_file, logging
 
 from slurm_rl.config.model import ModelConfig
+from slurm_rl.engine.attention import name_to_load, settle_attention
+from slurm_rl.engine.distributed import get_rank
 from slurm_rl.engine.reward_model import allow_new_head, draw_head, score_every_token
 from slurm_rl.engine.vision import has_vision
 from slurm_rl.engine.weight_files import WeightFiles, find_weights
 from slurm_rl.errors import ConfigError, first_line
+from slurm_rl.meter import measure
 
 # attention_dropout, resid_pdrop, classifier_dropout, layerdrop, drop_path_rate; router_jitter_noise.
 _RANDOM = re.compile("drop|jitter")
@@ -57,6 +60,8 @@ def clear_dropout_layers(model: PreTrainedModel) -> None:
             module.p = 0.0
 
 
+# What transformers says of files that lack tensors which it joins, such as one of a mixture's experts.
+_NO_CONVERSION = "automatic conversion"
 # How many misfitting parameter names an error shows.
 _SHOWN_NAMES = 4
 MAY_BE_ABSENT = {
@@ -65,7 +70,9 @@ MAY_BE_ABSENT = {
 }
 
 
-def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None = None) -> PreTrainedModel:
+def load_model(
+    path: str | Path, config: ModelConfig, *, score_seed: int | None = None, any_mask: bool = False
+) -> PreTrainedModel:
     """The model of `path`, with a vision tower if it has one, on CPU, in training mode, in `config.dtype`, no dropout.
 
     With `config.init_from` the weights come from there, the architecture still from `path`.
@@ -74,6 +81,7 @@ def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None 
         path: a Hugging Face folder, or a hub name that is in the local cache.
         score_seed: a reward model in place of a language model: one score in place of logits, by a head that is
             drawn from this seed where the weights have none.
+        any_mask: the attention must take any mask.
 
     Raises:
         ConfigError: the folder is no model, the attention kernel is not installed, or the weights of
@@ -84,7 +92,8 @@ def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None 
     with _naming(config, weights, field):
         kind, fields = _describe(path, config, is_reward_model=score_seed is not None)
         # The caller's random state is left as it was: Hugging Face draws a head that is missing.
-        with torch.random.fork_rng(devices=[]):
+        shown = measure(f"loading weights of {weights}", is_shown=get_rank() == 0)
+        with torch.random.fork_rng(devices=[]), shown:
             model, loaded = kind.from_pretrained(
                 weights,
                 **fields,
@@ -99,11 +108,11 @@ def load_model(path: str | Path, config: ModelConfig, *, score_seed: int | None 
             draw_head(model, score_seed)
         score_every_token(model)
     _require_fit(loaded, field, str(weights))
-    return _prepare(model, config)
+    return _prepare(model, config, any_mask)
 
 
 def open_model(
-    path: str | Path, config: ModelConfig, *, score_seed: int | None = None
+    path: str | Path, config: ModelConfig, *, score_seed: int | None = None, any_mask: bool = False
 ) -> tuple[PreTrainedModel, WeightFiles | None]:
     """The same model with its parameters on the meta device, and the files to fill them from.
 
@@ -125,8 +134,8 @@ def open_model(
             files = find_weights(model, weights, unused="lm_head.")
         score_every_token(model)
     if files is None:
-        return load_model(path, config, score_seed=score_seed), None
-    return _prepare(model, config), files
+        return load_model(path, config, score_seed=score_seed, any_mask=any_mask), None
+    return _prepare(model, config, any_mask), files
 
 
 def _weights(path: str | Path, config: ModelConfig) -> tuple[str | Path, str]:
@@ -142,7 +151,7 @@ def _describe(path: str | Path, config: ModelConfig, *, is_reward_model: bool) -
         architecture.num_labels = 1
     kind = AutoModelForSequenceClassification if is_reward_model else model_class(architecture)
     dtype = getattr(torch, config.dtype)
-    return kind, {"config": architecture, "dtype": dtype, "attn_implementation": config.attention}
+    return kind, {"config": architecture, "dtype": dtype, "attn_implementation": name_to_load(config.attention)}
 
 
 @contextmanager
@@ -154,9 +163,11 @@ def _naming(config: ModelConfig, weights: str | Path, field: str) -> Iterator[No
         raise ConfigError(
             f"the kernel of model.attention must be installed ({error})",
             seen=config.attention,
-            action="set model.attention=sdpa",
+            action="set model.attention=auto",
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and _NO_CONVERSION not in str(error):
+            raise
         raise ConfigError(
             f"{field} must be a Hugging Face folder with config.json and safetensors, or a downloaded hub name "
             f"({first_line(error)})",
@@ -213,11 +224,12 @@ def _load_generation_config(path: str | Path, architecture: PreTrainedConfig, co
         return GenerationConfig.from_model_config(architecture)
 
 
-def _prepare(model: PreTrainedModel, config: ModelConfig) -> PreTrainedModel:
+def _prepare(model: PreTrainedModel, config: ModelConfig, any_mask: bool) -> PreTrainedModel:
     clear_dropout_layers(model)
+    settle_attention(model, config.attention, any_mask=any_mask)
     # With a cache, sequences of a packed row see each other without a word.
     model.config.use_cache = False
-    if config.gradient_checkpointing:
+    if config.gradient_checkpointing is True:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
 

@@ -80,16 +80,17 @@ class PolicyEngine:
         self.scores, self.noise_alpha = score_seed is not None, noise_alpha
         images = load_image_reader(model_folder, model)
         if splits_parameters(policy, getattr(torch, model.dtype)):
-            module, files = open_model(model_folder, model, score_seed=score_seed)
+            module, files = open_model(model_folder, model, score_seed=score_seed, any_mask=policy.share_prompts)
         else:
-            module, files = load_model(model_folder, model, score_seed=score_seed), None
+            module = load_model(model_folder, model, score_seed=score_seed, any_mask=policy.share_prompts)
+            files = None
         if self.scores and module.config.pad_token_id is None:
             module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
         self.lora_targets = [] if model.lora is None else lora.add_adapters(module, model.lora, seed)
         self.backend = build_backend(module, policy, optim, files)
         if policy.share_prompts:
             require_maskable(self.module.config)
-        reader = RowReader(self.backend.model, self.device, images, policy.logprob_chunk_tokens, policy.share_prompts)
+        reader = RowReader(self.backend.model, self.device, images, policy.chunk_tokens, policy.share_prompts)
         self.rows = check_rows(reader, self.backend.dtype, scores=self.scores)
         self.reader = replace(reader, packed=self.rows.packed)
         self._writer = BackgroundWriter()
@@ -142,9 +143,9 @@ class PolicyEngine:
         distributed.require_equal_counts(len(micro_batches))
         self.module.train()
         sums = {"loss": 0.0}
-        for sequences in micro_batches:
+        for number, sequences in enumerate(micro_batches, 1):
             loss, metrics = self._compute_loss(sequences, loss_fn, temperature or self.temperature, entropy_gradient)
-            self.backend.backward(loss)
+            self.backend.backward(loss, is_last=number == len(micro_batches))
             add_totals(sums, {"loss": float(loss.detach()), **metrics})
         totals = distributed.sum_over_ranks(sums)
         _require_finite_loss(totals["loss"])
@@ -187,26 +188,36 @@ class PolicyEngine:
         """Forget the moments and take other hyperparameters, for a stage with an optimizer of its own."""
         self.backend.reset_optimizer(config)
 
-    def full_state(self) -> Iterator[tuple[str, Tensor]]:
+    def full_state(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors by the plain model's `state_dict()` name, adapters merged, one by one, on rank 0.
 
         Other ranks exhaust an empty iterator.
+
+        Args:
+            place: every rank yields its tensors there, in place of rank 0 on CPU.
         """
-        state = self.backend.full_state()
+        return self._merge(self.backend.full_state(place=place))
+
+    def empty_state(self) -> Iterator[tuple[str, Tensor]]:
+        """What `full_state` yields, in its order, on the meta device: names, types and shapes; of this rank alone."""
+        state = self.module.state_dict(keep_vars=True).items()
+        dtype = self.backend.dtype
+        return self._merge(
+            (name, torch.empty(getattr(held, "ds_shape", held.shape), dtype=dtype, device="meta"))
+            for name, held in state
+        )
+
+    def _merge(self, state: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         config = self.model_config.lora
         return state if config is None else lora.merge_state(state, config.scaling)
 
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of what `backend.full_state` yields, in its order."""
-        state = self.module.state_dict(keep_vars=True)
-        return {name: tuple(getattr(tensor, "ds_shape", tensor.shape)) for name, tensor in state.items()}
-
-    def adapter_state(self) -> Iterator[tuple[str, Tensor]]:
+    def adapter_state(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
         """The same of the adapters alone, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight`.
 
         Of a reward model with its head.
         """
-        return ((lora.plain_name(name), tensor) for name, tensor in self.backend.full_state(lora.is_trained))
+        state = self.backend.full_state(lora.is_trained, place)
+        return ((lora.plain_name(name), tensor) for name, tensor in state)
 
     def save(self, folder: Path, *, background: bool = False) -> list[Path]:
         """Write this rank's part of a checkpoint into an existing folder that all ranks share.

@@ -60,6 +60,8 @@ class RowCheck:
     """Several in one row."""
     reason: str = ""
     """Why not."""
+    attention: str = ""
+    """With which they were read: what model.attention came to."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ def check_rows(reader: RowReader, dtype: torch.dtype, *, scores: bool = False) -
             )
         packed = measure(lambda sequences: read(together, sequences)[1])
     reason = packed.describe(bound, leak) or _describe_chunks(module.config)
-    return RowCheck(not reason, reason)
+    return RowCheck(not reason, reason, module.config._attn_implementation)
 
 
 def build_probe(config: Any) -> tuple[list[TrainSequence], list[TrainSequence]]:

@@ -24,6 +24,8 @@ _MAX_PADDING = 0.15
 # Rows of short sequences; wider ones gain nothing, narrower ones waste more at their ends.
 _MIN_WIDTH = 64
 
+_BOOLEAN_MASKS = ("sdpa", "varlen")
+
 
 @dataclass(frozen=True)
 class RowLayout:
@@ -115,7 +117,7 @@ def _who_sees_whom(unit: Tensor, member: Tensor) -> Tensor:
 
 def mask_for(mask: Tensor, attention: str, dtype: torch.dtype) -> Tensor:
     """The mask in the form that the attention takes."""
-    if attention == "sdpa":
+    if attention in _BOOLEAN_MASKS:
         return mask
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
@@ -123,11 +125,11 @@ def mask_for(mask: Tensor, attention: str, dtype: torch.dtype) -> Tensor:
 def require_maskable(config: object) -> None:
     """Raise ConfigError where a model's attention takes no mask of ours."""
     attention = getattr(config, "_attn_implementation", "sdpa")
-    if attention not in ("sdpa", "eager"):
+    if attention not in (*_BOOLEAN_MASKS, "eager"):
         raise ConfigError(
             "policy.share_prompts needs an attention that takes any mask",
             seen=f"model.attention={attention}",
-            action="set model.attention=sdpa, or policy.share_prompts=false",
+            action="set model.attention=auto, or policy.share_prompts=false",
         )
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +19,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
+from slurm_rl.engine.distributed import get_rank
 from slurm_rl.engine.lora import plain_name
+from slurm_rl.engine.published_names import Published, find_published
+from slurm_rl.meter import measure
 
 
 class WeightFiles:
@@ -37,39 +42,69 @@ class WeightFiles:
         else:
             with safe_open(self.folder / SAFE_WEIGHTS_NAME, "pt") as file:
                 self.file_of = dict.fromkeys(file.keys(), SAFE_WEIGHTS_NAME)
+        self.published = {name: Published(((name,),)) for name in self.file_of}
+        """Of each name that is asked for, its tensors in the files."""
 
     def shapes(self) -> dict[str, list[int]]:
         found = {}
         for file_name in sorted(set(self.file_of.values())):
             with safe_open(self.folder / file_name, "pt") as file:
                 found.update({name: file.get_slice(name).get_shape() for name in file.keys()})  # noqa: SIM118
-        return found
+        return {name: _shape(published, found) for name, published in self.published.items()}
 
     def read(self, name: str, rows: slice | None = None) -> Tensor:
-        """A tensor, or these rows of it, on CPU. The file is closed again: what was mapped would count as ours."""
-        with safe_open(self.folder / self.file_of[name], "pt") as file:
-            found: Tensor = file.get_tensor(name) if rows is None else file.get_slice(name)[rows]
-        return found
+        """A tensor, or these rows of it, on CPU. Files are closed again: what was mapped would count as ours."""
+        published, files = self.published[name], {}
+        with ExitStack() as opened:
+
+            def find(tensor: str) -> Any:
+                file_name = self.file_of[tensor]
+                if file_name not in files:
+                    files[file_name] = opened.enter_context(safe_open(self.folder / file_name, "pt"))
+                return files[file_name]
+
+            if not published.is_joined:
+                [[tensor]] = published.experts
+                found: Tensor = (
+                    find(tensor).get_tensor(tensor) if rows is None else find(tensor).get_slice(tensor)[rows]
+                )
+                return found
+            wanted = published.experts[rows or slice(None)]
+            experts = [torch.cat([find(part).get_tensor(part) for part in expert]) for expert in wanted]
+            return torch.stack(experts) if experts else torch.empty(0, *self.shapes()[name][1:])
+
+
+def _shape(published: Published, found: dict[str, list[int]]) -> list[int]:
+    first, *_ = published.experts
+    if not published.is_joined:
+        return found[first[0]]
+    return [len(published.experts), sum(found[part][0] for part in first), *found[first[0]][1:]]
 
 
 def find_weights(model: PreTrainedModel, path: str | Path, unused: str | None = None) -> WeightFiles | None:
-    """The files of an empty model's weights, if each tensor is there under its own name and in its shape.
+    """The files of an empty model's weights, if each tensor is there in its shape.
 
-    Otherwise None: Hugging Face's own loading knows which names changed over the years and which tensors a model
-    joins or splits, and tells of what does not fit; it takes the whole model to do so.
+    Otherwise None: Hugging Face's own loading knows what else a model does with its tensors, and tells of what does
+    not fit; it takes the whole model to do so.
 
     Args:
         unused: how the names of tensors begin that the model may do without.
     """
     try:
         files = WeightFiles(path)
+        published = find_published(model, files.file_of)
+        if published is None:
+            return None
+        files.published = published
         held = files.shapes()
     except (OSError, SafetensorError):
         return None
     wanted = {name: list(p.shape) for name, p in model.named_parameters() if p.is_meta}
     ignored = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or []]
     # A tied weight may be in the files under each of its names.
-    known = {*wanted, *model.state_dict()}
+    known = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if model.state_dict().keys() - known:
+        return None  # a buffer that is saved: only parameters are read here
     others = [name for name in held if name not in known and not (unused and name.startswith(unused))]
     strange = [name for name in others if not any(pattern.search(name) for pattern in ignored)]
     fits = not strange and all(held.get(name) == shape for name, shape in wanted.items())
@@ -83,7 +118,10 @@ def names_in_files(model: nn.Module) -> dict[nn.Parameter, str]:
 
 def fill_parameters(module: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> None:
     """Put what `make` gives in place of each parameter on the meta device; tied ones stay tied."""
-    for parameter in module.parameters():
-        if parameter.is_meta:
+    empty = [parameter for parameter in module.parameters() if parameter.is_meta]
+    sizes = [parameter.numel() * parameter.dtype.itemsize for parameter in empty]
+    with measure("loading weights", sum(sizes), is_shown=get_rank() == 0) as advance:
+        for parameter, size in zip(empty, sizes, strict=True):
             value = nn.Parameter(make(parameter), requires_grad=parameter.requires_grad)
             torch.utils.swap_tensors(parameter, value)
+            advance(size)

@@ -17,6 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from slurm_rl.errors import MissingLibraryError
+
 CODE = Path(__file__).parents[2]
 """Holds this package: in a run its `code/`, else the checkout or what pip installed."""
 COPIES = "user_functions"
@@ -55,6 +57,19 @@ def load_function(spec: str) -> Callable[..., Any]:
     module = _load_file(spec) if is_file(spec) else importlib.import_module(place)
     function: Callable[..., Any] = getattr(module, name)
     return function
+
+
+def import_heavy(name: str, rule: str) -> Any:
+    """A module that needs packages which a login node may be without.
+
+    Raises:
+        MissingLibraryError: they are not installed here.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        action = "pip install slurm_rl[cpu], or run it in the image"
+        raise MissingLibraryError(rule, seen=str(error), action=action) from None
 
 
 def _load_file(spec: str) -> ModuleType:

@@ -64,7 +64,7 @@ class Podman:
 
     def save(self, ref: str, path: Path) -> None:
         """The image as an archive that apptainer reads."""
-        run_tool([self.program, "save", "--format=docker-archive", f"--output={path}", ref])
+        run_tool([self.program, "save", "--format=docker-archive", f"--output={path}", ref], grows=path)
 
     @contextmanager
     def export(self, ref: str) -> Iterator[BinaryIO]:
@@ -88,7 +88,7 @@ class Docker(Podman):
     program = "docker"
 
     def save(self, ref: str, path: Path) -> None:
-        run_tool([self.program, "save", f"--output={path}", ref])
+        run_tool([self.program, "save", f"--output={path}", ref], grows=path)
 
 
 class Buildah(Podman):

@@ -23,6 +23,7 @@ from slurm_rl.image.files import image_path, is_as_made, manifest_path
 from slurm_rl.image.formats import Source
 from slurm_rl.image.recipe import LABEL, Recipe, hash_recipe, pin_bases, read_bases, write_context
 from slurm_rl.image.tools import say
+from slurm_rl.meter import measure
 from slurm_rl.node import image_report
 from slurm_rl.run_dir import write_json
 
@@ -200,7 +201,8 @@ def _make_file(target: Target, source: Source, source_hash: str, facts: dict[str
 def _ask(source: Source, module: ModuleType, otherwise: str) -> str:
     """What a module of the standard library alone prints in the image; nothing where it has no Python to ask."""
     try:
-        return source.engine.run_python(source.ref, Path(str(module.__file__))) if source.engine else ""
+        with measure(f"image   asking {source.ref}"):
+            return source.engine.run_python(source.ref, Path(str(module.__file__))) if source.engine else ""
     except SlurmRLError as error:
         say(f"{otherwise}: {error}")
         return ""

@@ -48,11 +48,7 @@ class Recipe:
 
 
 def write_context(recipe: Recipe, folder: Path) -> None:
-    """Copy the recipe and the files it takes into `folder`: nothing else of the checkout reaches the engine.
-
-    Raises:
-        ConfigError: the recipe must be told its base and was not.
-    """
+    """Copy the recipe and the files it takes into `folder`: nothing else of the checkout reaches the engine."""
     shipped = shipped_dir("containers", "requirements.py")
     # In a checkout the lists of packages lie next to the folder; a wheel has them inside.
     lists = shipped if (shipped / "pyproject.toml").is_file() else shipped.parent
@@ -65,12 +61,6 @@ def write_context(recipe: Recipe, folder: Path) -> None:
         shutil.copyfile(source, folder / name)
     for source in (shipped / recipe.name).iterdir():
         shutil.copyfile(source, folder / "containers" / recipe.name / source.name)
-    text = (folder / recipe.containerfile).read_text(encoding="utf-8")
-    if re.search(r"^ARG BASE$", text, re.MULTILINE) and "BASE" not in recipe.args:
-        raise ConfigError(
-            f"the recipe {recipe.name} must be told its base image",
-            action="--base=<reference>; containers/README.md says which",
-        )
 
 
 def hash_recipe(recipe: Recipe, folder: Path) -> str:

@@ -10,7 +10,6 @@ import os
 import shlex
 import stat
 import tarfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -18,8 +17,8 @@ from typing import BinaryIO
 from slurm_rl.errors import ConfigError
 from slurm_rl.image.engines import ImageConfig
 from slurm_rl.image.tools import say
+from slurm_rl.meter import Advance, measure
 
-_BEAT_S = 5.0
 _MOUNT_POINTS = ("dev", "etc", "proc", "run", "sys", "tmp")
 
 
@@ -30,15 +29,15 @@ def unpack_root(stream: BinaryIO, root: Path) -> None:
         ConfigError: it is no tar, ends in the middle, or has a path that leads out of `root`.
     """
     try:
-        with tarfile.open(fileobj=stream, mode="r|*") as tar:
+        with tarfile.open(fileobj=stream, mode="r|*") as tar, measure("image   unpacking") as advance:
             options = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
-            tar.extractall(root, members=_members(tar, root), **options)  # type: ignore[arg-type]
+            tar.extractall(root, members=_members(tar, root, advance), **options)  # type: ignore[arg-type]
     except tarfile.TarError as error:
         raise ConfigError("the root file system must come as a whole tar", seen=str(error)) from None
 
 
-def _members(tar: tarfile.TarFile, root: Path) -> Iterator[tarfile.TarInfo]:
-    size, number, beat = 0, 0, time.monotonic()
+def _members(tar: tarfile.TarFile, root: Path, advance: Advance) -> Iterator[tarfile.TarInfo]:
+    size, number = 0, 0
     inside = os.path.realpath(root)
     for member in tar:
         if member.isdev():
@@ -50,9 +49,7 @@ def _members(tar: tarfile.TarFile, root: Path) -> Iterator[tarfile.TarInfo]:
         member.mode |= 0o500 if member.isdir() else 0o400
         yield member
         size, number = size + member.size, number + 1
-        if time.monotonic() - beat > _BEAT_S:
-            beat = time.monotonic()
-            say(f"unpacked {size / 1e6:,.0f} MB in {number:,} files")
+        advance(member.size)
     say(f"unpacked {size / 1e6:,.0f} MB in {number:,} files")
 
 

@@ -8,14 +8,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from slurm_rl.errors import ConfigError
+from slurm_rl.meter import measure
 
 _TAIL = 12
-_BEAT_S = 5.0
 _ROOM = "make room there, or name another folder: TMPDIR for the work, container.image for the result"
 
 
@@ -35,7 +35,7 @@ def run_tool(argv: Sequence[str], *, grows: Path | None = None) -> None:
     """
     say("$ " + " ".join(argv))
     last: deque[str] = deque(maxlen=_TAIL)
-    with _beat(grows), subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    with _show_growth(grows), subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         assert process.stdout is not None
         try:
             for line in process.stdout:
@@ -103,20 +103,6 @@ def explain_os_error(error: OSError) -> ConfigError:
     return ConfigError("the image's files must be readable and writable", seen=where, action="see its folder's rights")
 
 
-@contextmanager
-def _beat(path: Path | None) -> Iterator[None]:
-    """Every few seconds the size of a file that a silent program writes."""
-    over = threading.Event()
-
-    def beat() -> None:
-        while path is not None and not over.wait(_BEAT_S):
-            if path.exists():
-                say(f"{path.stat().st_size / 1e6:,.0f} MB written")
-
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+def _show_growth(path: Path | None) -> AbstractContextManager[Any]:
+    """The size of a file that a silent program writes."""
+    return nullcontext() if path is None else measure(f"image   {path.name}", poll=lambda: path.stat().st_size)

@@ -84,10 +84,11 @@ def read_end_state(run: RunDir) -> RunState | None:
     return RunState(end["state"], end["cause"])
 
 
+def read_rows_of_log(log: str) -> list[dict[str, Any]]:
+    """The rows of metrics in a job's log."""
+    return [json.loads(line) for line in re.findall(rf"^{ROW_MARK}(\{{.*\}})$", log, re.MULTILINE)]
+
+
 def read_last_row(log: str) -> dict[str, Any]:
-    """The newest row of metrics in a job's log that is not an evaluation; empty when there is none."""
-    for line in reversed(re.findall(rf"^{ROW_MARK}(\{{.*\}})$", log, re.MULTILINE)):
-        row: dict[str, Any] = json.loads(line)
-        if row["stage"] != "eval":
-            return row
-    return {}
+    """The newest of them that is not an evaluation; empty when there is none."""
+    return next((row for row in reversed(read_rows_of_log(log)) if row["stage"] != "eval"), {})

@@ -8,7 +8,7 @@ import shlex
 import signal
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,6 @@ from slurm_rl.run_dir import AttemptDir, RunDir
 LOCAL_JOB_VARIABLE = "SUBMITIT_LOCAL_JOB_ID"
 """In such a controller: the number of the process that `submit` started."""
 _FIRST = b"submitit.local._local"
-# submitit's local launcher ends a job after its time limit; ours has none.
-_FOREVER_MIN = 60 * 24 * 365.0
 
 
 class HereAllocation(UnscheduledAllocation):
@@ -79,14 +77,10 @@ class HereLauncher(Launcher):
         return plan, []
 
     def submit(self, run: RunDir, plan: JobPlan) -> Submitted:
-        import submitit
+        from slurm_rl.launchers.session import SessionExecutor
 
-        executor = submitit.LocalExecutor(folder=run.submitit)
-        executor.update_parameters(
-            timeout_min=_FOREVER_MIN, stderr_to_stdout=True, gpus_per_node=plan.gpus_per_node, name=plan.name
-        )
-        with _inheritance(run):
-            job = executor.submit(load_entry(), str(run.path))
+        executor = SessionExecutor(run.submitit, snapshot_environment(run), plan.gpus_per_node)
+        job = executor.submit(load_entry(), str(run.path))
         return Submitted(str(job.job_id), {"host": socket.gethostname()}, process=job)
 
     def cancel_unseen(self, run: RunDir) -> list[str]:
@@ -113,7 +107,7 @@ class HereLauncher(Launcher):
             os.kill(int(job.job_id), signal.SIGTERM)
         return len(alive)
 
-    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float) -> list[str]:
+    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
         return with_host_setup(plan, wrapped.argv)
 
 
@@ -131,24 +125,6 @@ def is_elsewhere(job: Job) -> bool:
 def is_process_alive(job: Job) -> bool:
     """Whether it is the process that submitit started: the number may have been given to somebody else since."""
     return str(job.run.submitit).encode() in command_line(job.job_id)
-
-
-@contextlib.contextmanager
-def _inheritance(run: RunDir) -> Iterator[None]:
-    """What a child that is started in the block gets from this process: an environment in which it imports the run's
-    snapshot, and no Ctrl-C, which the foreground command hears: it asks the job to save."""
-    changed, handler = snapshot_environment(run), signal.signal(signal.SIGINT, signal.SIG_IGN)
-    saved = {name: os.environ.get(name) for name in changed}
-    os.environ.update(changed)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-        for name, value in saved.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def _is_controller(pid: int, path: bytes) -> bool:

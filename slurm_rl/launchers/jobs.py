@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -12,18 +13,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.errors import RunDirError, SlurmRLError
+from slurm_rl.errors import RunDirError, SlurmRLError, WaitError
 from slurm_rl.functions.load import load_function
 from slurm_rl.holder import RESUME, Holder
 from slurm_rl.job.holding import hold
 from slurm_rl.job.record import Job, RunState, load_job, read_end_state, record_job
 from slurm_rl.job.supervisor import drive
 from slurm_rl.launchers.protocol import Launcher, Submitted
+from slurm_rl.lease import read_standing
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
 
 # A scheduler serves everybody; who waits for a sweep asks ever less often.
 _FIRST_POLL_S, _LAST_POLL_S = 1.0, 15.0
+_LOOK_S = 0.2
+# Between a controller's word that the run has ended and its own end.
+_RELEASE_S = 10.0
 
 
 def open_launcher(name: str) -> Launcher:
@@ -162,8 +167,18 @@ def count_states(states: Iterable[RunState]) -> str:
     return ", ".join(f"{number} {word}" for word, number in Counter(state.word for state in states).most_common())
 
 
-def wait_for_runs(runs: Sequence[RunDir], tell: Callable[[str], None]) -> list[RunState]:
-    """Wait until every run has ended; `tell` hears when something has changed."""
+def wait_for_runs(
+    runs: Sequence[RunDir], tell: Callable[[str], object] = lambda text: None, *, timeout_s: float = math.inf
+) -> list[RunState]:
+    """Wait until every run has ended; `tell` hears when something has changed.
+
+    Args:
+        timeout_s: seconds; a sweep has none, its jobs have time limits of their own.
+
+    Raises:
+        WaitError: some have not ended; names their states.
+    """
+    give_up = time.monotonic() + timeout_s
     told, pause = "", _FIRST_POLL_S
     while True:
         states = read_states(runs)
@@ -173,5 +188,36 @@ def wait_for_runs(runs: Sequence[RunDir], tell: Callable[[str], None]) -> list[R
         # Slurm away for a moment is no end.
         if not any(state.is_alive or state.word == "unknown" for state in states):
             return states
-        time.sleep(pause)
+        if (left := give_up - time.monotonic()) <= 0:
+            raise _explain_wait(runs, states, timeout_s)
+        _rest(runs, min(pause, left))
         pause = min(_LAST_POLL_S, pause * 1.5)
+
+
+def _rest(runs: Sequence[RunDir], pause_s: float) -> None:
+    """Sleep; no longer than until a single run says that it has ended, which its directory is asked more often than
+    a scheduler may be."""
+    end = time.monotonic() + pause_s
+    is_watched = len(runs) == 1 and not runs[0].end.is_file()
+    while (left := end - time.monotonic()) > 0 and not (is_watched and runs[0].end.is_file()):
+        time.sleep(min(left, _LOOK_S))
+
+
+def _explain_wait(runs: Sequence[RunDir], states: Sequence[RunState], timeout_s: float) -> WaitError:
+    rule = f"{'the run' if len(runs) == 1 else 'all runs'} must have ended after {timeout_s:g} s of waiting"
+    if len(runs) > 1:
+        return WaitError(rule, seen=count_states(states), action="wait longer, or cancel them")
+    path = shlex.quote(str(runs[0].path))
+    seen = f"{runs[0].path} is {states[0]}"
+    return WaitError(rule, seen=seen, action=f"wait longer, or end it: python -m slurm_rl cancel {path}")
+
+
+def wait_for_release(run: RunDir, timeout_s: float = _RELEASE_S) -> None:
+    """Wait until the controller of a run that has ended has given it up, so that it can be resumed; for a moment only,
+    since one that was killed never does."""
+    give_up = time.monotonic() + min(timeout_s, _RELEASE_S)
+    while time.monotonic() < give_up:
+        standing = read_standing(run.lease)
+        if standing is None or standing.is_ended:
+            return
+        time.sleep(_LOOK_S)

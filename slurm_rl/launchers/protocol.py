@@ -60,8 +60,8 @@ class Launcher(Protocol):
         """What the job printed, where the launcher alone has it; None: it is in the run directory."""
         return None
 
-    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float) -> list[str]:
-        """The command that runs this on a node as the run's agent would be.
+    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
+        """The command that runs this on a node, or one task on each of several, as the run's agent would be.
 
         Raises:
             ConfigError: there are no nodes of ours.

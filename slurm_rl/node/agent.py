@@ -32,7 +32,14 @@ from slurm_rl.node.joined import start_waiting
 from slurm_rl.node.own_image import check_own_image, check_same_image
 from slurm_rl.node.ports import PortPlan, choose_ports
 from slurm_rl.node.private_folder import make_private_folder
-from slurm_rl.node.processes import attempt_mark, become_subreaper, end_marked, start_child, write_into
+from slurm_rl.node.processes import (
+    attempt_mark,
+    become_subreaper,
+    end_marked,
+    raise_locked_memory,
+    start_child,
+    write_into,
+)
 from slurm_rl.node.ray_cluster import build_ray_start_argv, explain_ray_end, keep_ray_logs
 from slurm_rl.node.rendezvous import (
     HeadRecord,
@@ -87,6 +94,7 @@ class NodeAgent:
     def main(self) -> int:
         """Run the node to its end; the exit status is the trainer's on the head, 0 or 1 elsewhere."""
         become_subreaper()
+        raise_locked_memory()
         for signum in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_signal)
         self._write_record()  # the controller signals an agent only once it has this

@@ -40,7 +40,6 @@ class PortPlan:
     candidate: int
     """How many blocks were found busy before this one."""
     gcs: int
-    ray_client: int
     dashboard: int
     dashboard_agent_listen: int
     dashboard_agent_grpc: int

@@ -26,6 +26,7 @@ _RAYS_OWN = "r"
 """What Ray gets within the attempt's folder: it opens its own to everybody (0777), and nobody comes through ours."""
 _GPU_LABEL = "slurm_rl.gpu-"
 _LONGEST_LOG = 2_000_000
+_LONGEST_CAUSE = 300
 
 
 def node_resource(rank: int) -> str:
@@ -50,11 +51,13 @@ def explain_ray_end(plan: JobPlan, log: Path, status: int, where: str) -> BringU
 
 
 def describe_ray_end(log: Path, status: int) -> str:
-    """Which of Ray's processes died, by the word of `ray start --block`: `gcs_server died, exit code -9 (signal 9)`."""
+    """Which of Ray's processes died, by the word of `ray start --block`: `gcs_server died, exit code -9 (signal 9)`;
+    else the last thing that it said."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
     dead = re.findall(r"BEGIN (\w+)\.(?:out|err) tail \(exit code\(s\)=(.*)\) -----", text)
     words = [f"{process} died, exit code {code}" for process, code in dict.fromkeys(dead)]
-    return "; ".join(words) or f"exit status {status}"
+    last = text.rstrip().rpartition("\n")[2]
+    return "; ".join(words) or f"exit status {status}{last and f': {last[:_LONGEST_CAUSE]}'}"
 
 
 def keep_ray_logs(tmp_dir: Path, target: Path) -> None:
@@ -88,7 +91,6 @@ def ray_environment(plan: JobPlan, run: RunDir, attempt: int, ports: PortPlan) -
         "AUTOSCALER_METRIC_PORT": str(ports.autoscaler_metrics),
         "DASHBOARD_METRIC_PORT": str(ports.dashboard_metrics),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DISABLE_IMPORT_WARNING": "1",
     }
 
 
@@ -123,9 +125,10 @@ def build_ray_start_argv(
     Args:
         gpus: what the node's environment calls them (`gpu_names`); told to the driver by Ray's labels.
     """
-    argv = [plan.python, "-m", "ray.scripts.scripts", "start", "--block", f"--node-ip-address={ip}"]
+    argv = [plan.python, "-m", "slurm_rl.node.ray_start", str(plan.limits.start_timeout_s)]
+    argv += ["start", "--block", f"--node-ip-address={ip}"]
     if head is None:
-        argv += ["--head", f"--port={ports.gcs}", f"--ray-client-server-port={ports.ray_client}"]
+        argv += ["--head", f"--port={ports.gcs}"]
         argv += ["--dashboard-host=127.0.0.1", f"--dashboard-port={ports.dashboard}"]
         argv += [f"--include-dashboard={str(plan.ray.dashboard).lower()}"]
         # No autoscaler: the nodes are those of the job.

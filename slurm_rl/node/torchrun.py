@@ -30,9 +30,10 @@ def start_torchrun(
 ) -> subprocess.Popen[bytes]:
     """Start this node's ranks; they die with torchrun, and torchrun with its agent."""
     assert plan.torchrun is not None
-    # Without it torchrun gives every rank one thread.
-    if plan.torchrun.num_threads is not None and "OMP_NUM_THREADS" not in plan.env:
-        env = {**env, "OMP_NUM_THREADS": str(plan.torchrun.num_threads)}
+    # Without it torchrun gives every rank one thread. Only here are the node's cores known, where a plan has no number.
+    if "OMP_NUM_THREADS" not in plan.env:
+        share = max(1, len(os.sched_getaffinity(0)) // plan.torchrun.ranks_per_node)
+        env = {**env, "OMP_NUM_THREADS": str(plan.torchrun.num_threads or share)}
     rank_argv = (*plan.driver_argv, "--attempt", str(attempt.number))
     argv = build_torchrun_argv(
         plan.torchrun, plan.python, rank_argv, node=role.rank, num_nodes=role.num_nodes, meet=meet

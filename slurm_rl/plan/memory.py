@@ -1,17 +1,12 @@
-"""Does it fit? GPU memory of a policy worker and of a rollout engine, estimated from the model's shape. Pure.
-
-Estimates, meant to refuse the impossible and to choose batch sizes, not to predict the last gigabyte:
-fragmentation, NCCL's buffers and the CUDA context are one flat reserve.
-"""
+"""A model's shape, and what a rollout engine needs for it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 GB = 1e9
-_RESERVE_GB = 3.0
 # What vLLM needs beside weights and cache: activations of one batch, CUDA graphs, sampling buffers.
 _ENGINE_RESERVE_GB = 2.0
 # What an engine asleep keeps on its GPU: the CUDA context and NCCL's buffers.
@@ -57,6 +52,11 @@ class ModelShape:
         return self.vocab_size * self.hidden_size * (1 if self.is_tied else 2)
 
     @property
+    def largest_tensor(self) -> int:
+        """Parameters of the largest one."""
+        return max(self.vocab_size, self.intermediate_size) * self.hidden_size
+
+    @property
     def cached_values_per_head(self) -> int:
         """Keys and values of one token in one key-value head, in all layers."""
         return 2 * self.num_layers * self.head_dim
@@ -72,7 +72,7 @@ def parse_shape(config: Mapping[str, Any]) -> ModelShape | None:
 
     >>> parse_shape({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 10,
     ...              "intermediate_size": 128}).num_parameters
-    83456
+    83520
     """
     text = config.get("text_config") or config
     names = ("num_hidden_layers", "hidden_size", "intermediate_size", "vocab_size", "num_attention_heads")
@@ -105,125 +105,17 @@ def _count_vision(vision: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True)
-class PolicyLoad:
-    """What decides how much a policy worker holds."""
-
-    backend: str
-    """`fsdp2` or `deepspeed`."""
-    zero_stage: int
-    num_workers: int
-    bytes_per_value: int
-    """2 for bfloat16, 4 for float32."""
-    gradient_checkpointing: bool
-    micro_batch_tokens: int
-    offload: str = "none"
-    """`none`, `optimizer` or `all`: what waits in host memory."""
-    lora_rank: int | None = None
-    """None: all weights are trained."""
-    logit_rows: int | None = None
-    """Tokens whose logits exist at once; None: those of the micro-batch."""
-    entropy_gradient: bool = False
-    """The loss differentiates the entropy."""
-
-
-@dataclass(frozen=True)
-class PolicyMemory:
-    """Of one worker's GPU, in GB."""
-
-    weights_gb: float
-    gathered_gb: float
-    """Weights that are whole for a moment, of layers that are sharded."""
-    gradients_gb: float
-    optimizer_gb: float
-    activations_gb: float
-    logits_gb: float
-    frozen_gb: float = 0.0
-    """A model that only answers: the policy's reference, cut as the policy is; the critic's reward model, whole."""
-
-    @property
-    def total_gb(self) -> float:
-        """While it trains."""
-        passing = self.gathered_gb + self.gradients_gb + self.activations_gb + self.logits_gb
-        return self.resident_gb + passing
-
-    @property
-    def resident_gb(self) -> float:
-        """While engines sample: what stays between two steps."""
-        return self.weights_gb + self.optimizer_gb + self.frozen_gb + _RESERVE_GB
-
-
-def estimate_policy(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:
-    """Memory of one policy worker.
-
-    States: ZeRO (Rajbhandari et al. 2020), mixed precision with float32 master weights and moments.
-    Activations: Korthikanti et al. 2022 without attention scores, which neither SDPA nor flash-attention keeps.
-    """
-    count, size, sharded = shape.num_parameters, load.bytes_per_value, 1 / load.num_workers
-    trained = count if load.lora_rank is None else shape.adapter_parameters(load.lora_rank)
-    frozen = 0 if load.lora_rank is None else count
-    # Two blocks (or the embedding) are gathered in the model's own format.
-    gathered = max(2 * shape.layer_parameters, shape.embedding_parameters) * size
-    if load.backend == "fsdp2":
-        weights = (frozen * size + trained * 4) * sharded
-        gradients, optimizer = trained * 4 * sharded, trained * 8 * sharded
-    else:
-        master = 4 if size == 2 else 0
-        weights = (frozen + trained) * size * (sharded if load.zero_stage >= 3 else 1)
-        # Accumulated in float32 (`grad_accum_dtype`), which stage 0 cannot.
-        gradients = trained * (4 if load.zero_stage else size) * (sharded if load.zero_stage >= 2 else 1)
-        gathered = gathered if load.zero_stage >= 3 else 0
-        optimizer = trained * (8 + master) * (sharded if load.zero_stage >= 1 else 1)
-    if load.offload != "none":
-        optimizer = 0.0
-    if load.offload == "all":
-        weights, gradients = 0.0, 0.0
-    tokens = load.micro_batch_tokens
-    block = tokens * (12 * shape.hidden_size + 4 * shape.intermediate_size) * size
-    kept = shape.num_layers * tokens * shape.hidden_size * size
-    activations = kept + block if load.gradient_checkpointing else shape.num_layers * block
-    logits = min(tokens, load.logit_rows or tokens) * shape.vocab_size * _logit_bytes(load)
-    parts = (weights, gathered, gradients, optimizer, activations, logits)
-    return PolicyMemory(*(value / GB for value in parts))
-
-
-def _logit_bytes(load: PolicyLoad) -> int:
-    """Of one row and one entry of the vocabulary, at the peak of the backward pass, by the code's own tensors.
-
-    Logits, logits over the temperature, and the gradients of both, in float32; with the entropy's gradient its
-    probabilities and what they are made of, too.
-    """
-    return 29 if load.entropy_gradient else 16
-
-
-def with_second_model(memory: PolicyMemory) -> PolicyMemory:
-    """With a critic of the policy's size on the same GPU; they take turns, so activations are there once."""
-    return replace(
-        memory,
-        weights_gb=2 * memory.weights_gb,
-        gradients_gb=2 * memory.gradients_gb,
-        optimizer_gb=2 * memory.optimizer_gb,
-    )
-
-
-def with_frozen_model(
-    memory: PolicyMemory, shape: ModelShape, bytes_per_value: int, num_parts: int = 1
-) -> PolicyMemory:
-    """With a frozen model of this shape on the same GPU, cut into so many parts."""
-    return replace(memory, frozen_gb=shape.num_parameters * bytes_per_value / num_parts / GB)
-
-
-def estimate_critic(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:
-    """Memory of one worker of a critic with GPUs of its own: a policy with one output in place of a vocabulary."""
-    return replace(estimate_policy(shape, replace(load, lora_rank=None)), logits_gb=0.0)
-
-
-@dataclass(frozen=True)
 class EngineMemory:
     """Of one GPU of a rollout engine, in GB."""
 
     weights_gb: float
     kv_sequence_gb: float
     """Cache of one longest sequence."""
+
+    @property
+    def awake_gb(self) -> float:
+        """With its weights alone, while new ones arrive."""
+        return self.weights_gb + _ENGINE_RESERVE_GB
 
     @property
     def least_gb(self) -> float:

@@ -7,7 +7,6 @@ import shlex
 
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.layout import render_layout
 from slurm_rl.plan.sbatch import render_submission
 from slurm_rl.plan.step import build_nodes_step, build_request, node_words, with_host_setup, wrap_agent
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
@@ -90,11 +89,13 @@ def _programs(plan: JobPlan) -> list[str]:
 
 
 def _layout(plan: JobPlan) -> list[str]:
-    if not plan.gpus_per_node or plan.external is not None:
+    if plan.external is not None:
         return []
     idle = find_idle(plan.num_nodes, plan.gpus_per_node, plan.actors)
     lines = [f"idle: {len(idle)} GPUs, from GPU {idle[0][1]} of node {idle[0][0]}"] if idle else []
-    return [*lines, *render_layout(plan.layout, has_engines=plan.torchrun is None)]
+    if plan.torchrun is None:
+        lines.append(f"new weights go to the engines by {plan.weight_transfer}")
+    return lines
 
 
 def _limits(plan: JobPlan) -> str:

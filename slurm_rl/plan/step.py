@@ -31,6 +31,7 @@ def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] 
         name=f"srl-{job_key}-{attempt}",
         inherited=[*plan.secret_names, HOSTS_VARIABLE],
         user=user,
+        rdma=plan.num_nodes > 1,
     )
 
 
@@ -53,8 +54,23 @@ def wrap_report(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
     Args:
         folder: holds `code/`, the snapshot; the run directory, or one made for the question.
     """
+    return _wrap_question(plan, ["slurm_rl.node.image_report"], folder, name, user)
+
+
+def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
+    """What looks at a node, there too.
+
+    Args:
+        folder: holds `code/` and what is asked; gets the answers.
+    """
+    return _wrap_question(plan, ["slurm_rl.doctor.node", folder], folder, name, user)
+
+
+def _wrap_question(
+    plan: JobPlan, words: Sequence[str], folder: str, name: str, user: tuple[int, int] | None
+) -> Wrapped:
     return wrap(
-        [plan.python, "-m", "slurm_rl.node.image_report"],
+        [plan.python, "-m", *words],
         {"PYTHONPATH": f"{folder}/code"},
         own_mounts(plan, folder),
         ContainerPlan.from_json(plan.container),

@@ -21,7 +21,7 @@ class TorchrunPlan:
 
     ranks_per_node: int
     num_threads: int | None
-    """OMP_NUM_THREADS of each rank; None where nobody knows the cores, and torchrun then takes 1."""
+    """OMP_NUM_THREADS of each rank; None where nobody knows the cores yet: its node's agent then shares them."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from slurm_rl.errors import DataError, PrepareError
+from slurm_rl.meter import measure
 
 MAX_BYTES = 64 << 30
 MAX_FILES = 2_000_000
@@ -51,7 +52,7 @@ def extract_archive(
     """
     num_files, num_bytes = 0, 0
     try:
-        with closing(_members(archive)) as members:
+        with closing(_members(archive)) as members, measure(f"unpacking {archive.name}") as advance:
             for name, stream in members:
                 target = _target(archive, folder, name)
                 num_files += 1
@@ -63,6 +64,7 @@ def extract_archive(
                         if num_bytes > max_bytes:
                             raise _refuse(archive, name, f"more than {max_bytes} bytes unpacked")
                         out.write(chunk)
+                        advance(len(chunk))
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError) as error:
         raise _damaged(archive, error) from None
     except OSError as error:

@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 from slurm_rl.errors import ConfigError
+from slurm_rl.meter import measure
 from slurm_rl.prepare import require_library
 
 if TYPE_CHECKING:
@@ -47,7 +48,11 @@ def find_unscorable(
     # One process; pebble starts another after each answer that was late or that killed it.
     with ProcessPool(max_workers=1, initializer=_choose, initargs=(judge,), context=get_context("spawn")) as pool:
         try:
-            verdicts = {answer: _ask(pool, answer, timeout_s) for answer in unique}
+            with measure("checking answers", len(unique), unit="answers") as advance:
+                verdicts = {}
+                for answer in unique:
+                    verdicts[answer] = _ask(pool, answer, timeout_s)
+                    advance(1)
         finally:
             pool.stop()
     return {answer: verdict for answer, verdict in verdicts.items() if verdict}

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from slurm_rl.disk import fsync_path, naming
 from slurm_rl.errors import PrepareError
+from slurm_rl.meter import measure
 from slurm_rl.prepare.hf_hub import RemoteFile, Snapshot, explain_hub_errors, find_cached
 from slurm_rl.prepare.manifest import git_oid_of, sha256_of
 
@@ -36,7 +37,8 @@ def fetch(snapshot: Snapshot, file: RemoteFile, target: Path, revision: str) -> 
     part = target.with_name(f"{target.name}.{(file.sha256 or file.git_oid or snapshot.commit)[:16]}.part")
     cached = find_cached(snapshot, file)
     if cached is not None:
-        shutil.copyfile(cached, part)
+        with measure(f"copying {file.name}", file.size, poll=lambda: part.stat().st_size):
+            shutil.copyfile(cached, part)
     else:
         with naming(part), explain_hub_errors(snapshot.repo, snapshot.kind, revision):
             _download(snapshot, file, part)
@@ -71,7 +73,7 @@ def _download_rest(snapshot: Snapshot, file: RemoteFile, part: Path, size: int) 
         Exception: the library's, for a refusal or a broken connection.
     """
     from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status, tqdm
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
     url = hf_hub_url(snapshot.repo, file.name, repo_type=snapshot.kind, revision=snapshot.commit)
     location = get_hf_file_metadata(url, timeout=constants.HF_HUB_ETAG_TIMEOUT).location
@@ -84,12 +86,11 @@ def _download_rest(snapshot: Snapshot, file: RemoteFile, part: Path, size: int) 
         whole = response.status_code != 206  # the range was not heeded: from the start again
         with (
             part.open("wb" if whole else "ab") as out,
-            # A bar for people alone; logs get none.
-            tqdm(desc=file.name, initial=out.tell(), total=file.size, unit="B", unit_scale=True, disable=None) as bar,
+            measure(file.name, file.size, begun=out.tell()) as advance,
         ):
             for chunk in response.iter_bytes():
                 out.write(chunk)
-                bar.update(len(chunk))
+                advance(len(chunk))
                 if out.tell() > file.size:
                     out.truncate(0)
                     raise OSError(f"{file.name}: more than {file.size} bytes came")
@@ -109,7 +110,8 @@ def _is_file(file: RemoteFile, path: Path) -> bool:
     """Whether `path` holds what the hub lists."""
     if path.stat().st_size != file.size:
         return False
-    return (file.sha256 or file.git_oid) in (None, sha256_of(path) if file.sha256 else git_oid_of(path))
+    with measure(f"checking {file.name}"):
+        return (file.sha256 or file.git_oid) in (None, sha256_of(path) if file.sha256 else git_oid_of(path))
 
 
 def _check(snapshot: Snapshot, file: RemoteFile, part: Path) -> None:

@@ -6,7 +6,8 @@ told by the browser's own tips. Colours, fonts and the dark theme are those of p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ MAX_POINTS = 120
 """More than this is binned: a report of a long run stays small, and each point wide enough to hit."""
 FEW_POINTS = 24
 """Up to this each one is marked."""
+MAX_COMPARED_POINTS = 60
+"""Of each run, where several are in one chart."""
 FONT_SIZE = 14
 _NOT_SHOWN = {"defs", "desc", "script", "style"}
 """What pygal adds for its own style sheet and script, which the page has no use for."""
@@ -43,9 +46,14 @@ LINE_CHARTS: dict[str, tuple[Curve, ...]] = {
     "Accuracy": (Curve("greedy", "accuracy/greedy", "eval"), Curve("sampled", "accuracy/sampled", "eval")),
     "KL to the reference": (Curve("KL", "kl/reference"),),
     "Entropy": (Curve("mean", "entropy/mean"),),
-    "Completion length, tokens": (Curve("mean", "completion/length_mean"),),
+    "Groups with signal, share": (Curve("with signal", "reward/groups_with_signal"),),
+    "Completion length, tokens": (
+        Curve("mean", "completion/length_mean"),
+        Curve("longest", "completion/length_max"),
+    ),
     "Truncated completions, share": (Curve("truncated", "completion/truncated"),),
-    "Gradient norm": (Curve("norm", "policy/grad_norm"),),
+    "Gradient norm": tuple(Curve(name, "policy/grad_norm", task) for task, name in MAIN_STAGES.items()),
+    "Learning rate": tuple(Curve(name, "policy/lr", task) for task, name in MAIN_STAGES.items()),
     "Clipped tokens, share": (Curve("clipped", "policy/clip_fraction"),),
     "Sampler against policy, largest logprob gap": (Curve("largest", "mismatch/max"),),
     "Sampler against policy, KL": (Curve("KL", "mismatch/kl"),),
@@ -55,6 +63,9 @@ LINE_CHARTS: dict[str, tuple[Curve, ...]] = {
     "Critic loss": (Curve("loss", "critic/loss"),),
     "KL coefficient": (Curve("coefficient", "kl/coefficient"),),
     "Loss": tuple(Curve(MAIN_STAGES[task], "policy/loss", task) for task in TORCHRUN_TASKS),
+    "Pairs right, share": (Curve("RM", "rm/accuracy", "rm"), Curve("DPO", "dpo/accuracy", "dpo")),
+    "Implicit reward": (Curve("chosen", "dpo/chosen_reward", "dpo"), Curve("rejected", "dpo/rejected_reward", "dpo")),
+    "Score": (Curve("chosen", "rm/chosen_score", "rm"), Curve("rejected", "rm/rejected_score", "rm")),
     "Held-out loss": (Curve("loss", "eval/loss", "eval"),),
     "Held-out accuracy": (
         Curve("exact match", "eval/exact_match", "eval"),
@@ -76,14 +87,27 @@ def build_charts(rows: list[Row]) -> Iterator[tuple[str, str]]:
         yield "Time of a step, seconds", _draw_phases(timed)
 
 
-def compare_runs(runs: Mapping[str, list[Row]]) -> Iterator[tuple[str, str]]:
-    """(title, SVG) of each curve that a run has, all runs in one chart."""
+def compare_runs(named: Mapping[str, list[Row]], others: Sequence[list[Row]] = ()) -> Iterator[tuple[str, str]]:
+    """(title, SVG) of each curve that a run has, all runs in one chart.
+
+    Args:
+        others: rows of runs that are drawn pale behind the named ones.
+    """
     for title, shown in LINE_CHARTS.items():
         for curve in shown:
             # A run without it stays, so that every run has one colour.
-            curves = {name: select_points(rows, curve) for name, rows in runs.items()}
+            curves = {name: select_points(rows, curve) for name, rows in named.items()}
             if any(curves.values()):
-                yield title if len(shown) == 1 else f"{title}, {curve.label}", draw_lines(curves)
+                pale = [select_points(rows, curve) for rows in others]
+                yield title if len(shown) == 1 else f"{title}, {curve.label}", draw_lines(curves, pale)
+
+
+def thin_rows(rows: list[Row]) -> list[Row]:
+    """At most MAX_COMPARED_POINTS rows of each stage, spread over the run: enough for a pale curve."""
+    stages: dict[str, list[Row]] = {}
+    for row in rows:
+        stages.setdefault(row["stage"], []).append(row)
+    return [row for those in stages.values() for row in those[:: -(-len(those) // MAX_COMPARED_POINTS)]]
 
 
 def select_points(rows: list[Row], curve: Curve) -> list[Point]:
@@ -91,9 +115,9 @@ def select_points(rows: list[Row], curve: Curve) -> list[Point]:
     return [(row["step"], row[curve.key]) for row in rows if row["stage"] == curve.stage and curve.key in row]
 
 
-def bin_points(points: list[Point]) -> list[Point]:
-    """At most MAX_POINTS points: the mean of each run of neighbours, at its last step."""
-    size = -(-len(points) // MAX_POINTS)
+def bin_points(points: list[Point], most: int = MAX_POINTS) -> list[Point]:
+    """At most so many points: the mean of each run of neighbours, at its last step."""
+    size = -(-len(points) // most)
     bins = [points[start : start + size] for start in range(0, len(points), max(1, size))]
     return [(part[-1][0], fmean(y for _, y in part)) for part in bins]
 
@@ -116,23 +140,58 @@ def format_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:,.6g}"
 
 
-def draw_lines(curves: Mapping[str, list[Point]]) -> str:
-    """Curves by label over the step. A long one is smoothed, and when it is alone, its values are pale behind it."""
+def draw_lines(curves: Mapping[str, list[Point]], pale: Sequence[list[Point]] = ()) -> str:
+    """Curves by label over the step. A long one is smoothed, and when it is alone, its values are pale behind it.
+
+    Args:
+        pale: curves without a name, behind the others; they do not widen the chart by more than its height each way.
+    """
     import pygal
 
-    binned = {label: bin_points(points) for label, points in curves.items()}
+    most = MAX_POINTS if len(curves) < 3 else MAX_COMPARED_POINTS
+    binned = {label: bin_points(points, most) for label, points in curves.items()}
     is_long, is_alone = max(map(len, binned.values())) > FEW_POINTS, len(curves) == 1
     if is_long and not is_alone:
         binned = {label: _smooth(points) for label, points in binned.items()}
     values = [value for points in binned.values() for _, value in points]
     starts_at_zero = 0 < min(values) < max(values) / 2
     kind = "marked" if not is_long else "raw" if is_alone else "smooth"
-    chart = pygal.XY(**_look(kind, len(binned)), dots_size=4, include_x_axis=starts_at_zero)
+    behind = _join(pale, min(values), max(values))
+    chart = pygal.XY(**_look(kind, len(binned) + bool(behind)), dots_size=4, include_x_axis=starts_at_zero)
     for label, points in binned.items():
         chart.add(label, [{"value": (x, y), "tooltip": _tip(x, label, y)} for x, y in points])
         if is_long and is_alone:
             chart.add("smoothed", _smooth(points), show_dots=False)
+    if behind:
+        chart.add("others", behind, show_dots=False, allow_interruptions=True)
+        chart.add_xml_filter(_put_others_behind)
     return _render(chart)
+
+
+def _join(pale: Sequence[list[Point]], low: float, high: float) -> list[tuple[float | None, float | None]]:
+    """One series of many curves, a gap after each; one run that diverged would flatten all others."""
+    room = (high - low) or abs(high) or 1.0
+    joined: list[tuple[float | None, float | None]] = []
+    for points in pale:
+        for x, y in _smooth(bin_points(points, MAX_COMPARED_POINTS)):
+            joined.append((x, y) if low - room <= y <= high + room else (None, None))
+        joined.append((None, None))
+    return joined if any(x is not None for x, _ in joined) else []
+
+
+def _put_others_behind(root: Element) -> Element:
+    """The last series becomes the first drawn, and grey."""
+    groups = [(parent, node) for parent in root.iter() for node in parent if "series" in node.get("class", "").split()]
+    last = max(int(re.findall(r"serie-(\d+)", node.get("class", ""))[0]) for _, node in groups)
+    for parent, node in groups:
+        if f"serie-{last}" in node.get("class", "").split():
+            node.set("class", "series others")
+            parent.remove(node)
+            parent.insert(0, node)
+    for node in root.iter():
+        if f"color-{last}" in node.get("class", "").split():
+            node.set("class", "others")
+    return root
 
 
 def _smooth(points: list[Point]) -> list[Point]:
@@ -163,8 +222,9 @@ def _look(kind: str, num_labels: int) -> dict[str, Any]:
         # The page says the fonts; pygal must know their size to leave room for them.
         "style": Style(label_font_size=FONT_SIZE, major_label_font_size=FONT_SIZE, legend_font_size=FONT_SIZE),
         "classes": ["chart", kind],
-        "width": 560,
-        "height": 260,
+        # About as wide as a card of three, so that a letter is shown in the size that it was given room for.
+        "width": 430,
+        "height": 230 + (24 * -(-num_labels // 3) if num_labels > 1 else 0),
         "margin": 6,
         "margin_right": 22,
         "css": [],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -9,9 +10,10 @@ from string import Template
 from typing import Any
 
 from slurm_rl.jsonl import Row, read_rows
-from slurm_rl.report.charts import build_charts, compare_runs, format_number
+from slurm_rl.report.charts import build_charts, compare_runs, format_number, thin_rows
 from slurm_rl.report.leaderboard import RankedRun, build_table
 from slurm_rl.report.meta import describe_event, read_config_text, read_events
+from slurm_rl.report.parallel import draw_parallel
 from slurm_rl.report.summary import MAIN_STAGES, describe_rows, format_seconds, summarize_run
 from slurm_rl.run_dir import RunDir, write_text
 
@@ -49,8 +51,10 @@ def render_table(headings: list[str], rows: list[list[str]], *, number_columns: 
 SAMPLES_A_SIDE = 6
 EVENTS_A_SIDE = 150
 LONGEST_TEXT = 4000
-BEST_RUNS = 6
-"""As many as the page has colours."""
+BEST_RUNS = 5
+"""As many as the page has colours beside grey."""
+MAX_OTHERS = 100
+"""Further runs whose curves are drawn, spread over the ranking: more would be one grey area."""
 
 
 def write_report(run: RunDir) -> Path:
@@ -58,27 +62,42 @@ def write_report(run: RunDir) -> Path:
     config = read_config_text(run)
     sections = [
         render_header(summarize_run(run)),
-        render_section("Curves", render_charts(build_charts(read_rows(run.metrics)))),
+        render_section("Curves, step by step", render_charts(build_charts(read_rows(run.metrics)))),
         render_section("Completions, first and last", render_samples(read_rows(run.samples))),
         render_section("Events", render_events(read_events(run))),
-        render_section("Config", f'<div class="card"><pre>{escape(config)}</pre></div>' if config else ""),
+        render_section("Config", f'<div class="card scroll"><pre>{escape(config)}</pre></div>' if config else ""),
     ]
     write_text(run.report, render_page(run.path.name, sections))
     return run.report
 
 
 def write_sweep_report(path: Path, standings: Sequence[RankedRun], metric: str) -> Path:
-    """Write report.html into the directory of a sweep: its leaderboard, and the curves of the best runs."""
+    """Write report.html into the directory of a sweep: what each swept value led to, leaderboard and curves."""
     headings, *table = build_table(standings, metric)
-    best = {f"run {standing.run}": read_rows(RunDir(path / standing.run).metrics) for standing in standings[:BEST_RUNS]}
+    best, rest = standings[:BEST_RUNS], standings[BEST_RUNS:]
+    others = rest[:: -(-len(rest) // MAX_OTHERS) or 1]
+    named = {f"run {standing.run}": read_rows(RunDir(path / standing.run).metrics) for standing in best}
+    pale = [thin_rows(read_rows(RunDir(path / standing.run).metrics)) for standing in others]
+    states = Counter(standing.state for standing in standings).most_common()
+    counts = ", ".join(f"{number:,} {state}" for state, number in states)
+    about = f"runs: {counts} · metric: {metric}"
+    title = f"Curves of the best {len(best)}, step by step" + (f", {len(others)} others behind" if others else "")
     sections = [
-        f"<header><h1>{escape(path.name)}</h1></header>",
+        f'<header><h1>{escape(path.name)}</h1><p class="sub">{escape(about)}</p></header>',
+        render_section(f"What led to which {metric}", render_parallel(standings, metric)),
         render_section("Runs, best first", render_table(headings, table, number_columns={0, 1})),
-        render_section(f"Curves of the best {len(best)}", render_charts(compare_runs(best))),
+        render_section(title, render_charts(compare_runs(named, pale))),
     ]
     report = RunDir(path).report
     write_text(report, render_page(path.name, sections))
     return report
+
+
+def render_parallel(standings: Sequence[RankedRun], metric: str) -> str:
+    """The card of the parallel coordinates; nothing before a run has a value."""
+    svg = draw_parallel(standings, metric)
+    how = "A line is a run, from orange, the worst, to blue, the best; it is dashed where there is no value yet."
+    return f'<div class="card scroll wide">{svg}</div><p class="sub">{how}</p>' if svg else ""
 
 
 def render_header(summary: dict[str, Any]) -> str:

@@ -9,8 +9,12 @@ from typing import Any
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.jsonl import read_rows
+from slurm_rl.report.columns import GAP, Shrink, fit
 from slurm_rl.report.summary import summarize_run
 from slurm_rl.run_dir import RunDir
+
+_LEAST = 6
+"""Characters that a swept value keeps."""
 
 
 @dataclass(frozen=True)
@@ -99,10 +103,25 @@ def build_table(standings: Sequence[RankedRun], metric: str) -> list[list[str]]:
     return rows
 
 
-def render_standings(standings: Sequence[RankedRun], metric: str) -> str:
-    """The table as text, a line a run."""
+def render_standings(standings: Sequence[RankedRun], metric: str, width: int | None = None) -> str:
+    """The table as text, a line a run.
+
+    Args:
+        width: of the terminal: keys lose what is before their last dot, cells are cut, the longest first, and the last
+            keys are left out.
+    """
     rows = build_table(standings, metric)
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    if width is not None and _total(rows) > width:
+        rows[0] = [name.rpartition(".")[2] if 3 <= at < len(rows[0]) - 1 else name for at, name in enumerate(rows[0])]
+        while len(rows[0]) > 4 and _total(rows, most=_LEAST) > width:
+            rows = [[*row[:-2], row[-1]] for row in rows]
+    longest_first = sorted(range(3, len(rows[0]) - 1), key=lambda at: -max(len(row[at]) for row in rows))
+    fitted = fit(rows, width, [Shrink(at, _LEAST, keeps_end=True) for at in longest_first])
+    return "\n".join(GAP.join(row).rstrip() for row in fitted)
+
+
+def _total(rows: Sequence[Sequence[str]], most: int | None = None) -> int:
+    """Width of the table; that of swept values is at most `most`."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    swept = [width if most is None else min(width, most) for width in widths[3:-1]]
+    return sum([*widths[:3], *swept, widths[-1]]) + len(GAP) * (len(widths) - 1)

@@ -16,6 +16,8 @@ from slurm_rl.run_dir import RunDir
 
 PHRASES: dict[str, str] = {
     "job/submitted": "job submitted",
+    "job/ended": "job ended",
+    "preflight/passed": "nodes passed their first checks",
     "attempt/started": "attempt started",
     "node/started": "node started",
     "ray/head_ready": "Ray head is up",
@@ -26,7 +28,9 @@ PHRASES: dict[str, str] = {
     "external/started": "external trainer started",
     "data/loaded": "rows loaded",
     "trainer/started": "trainer started",
+    "trainer/attention": "attention of the trainer",
     "trainer/not_packed": "one sequence a row",
+    "attempt/brought_up": "seconds of the bring-up",
     "trainer/resumed": "trainer resumed from its checkpoint",
     "checkpoint/saved": "checkpoint saved",
     "eval/done": "evaluation done",
@@ -58,7 +62,8 @@ def render_event(event: Row) -> str:
 def describe_event(event: Row) -> str:
     """The same line without the time."""
     kind = str(event.get("kind", "unknown"))
-    details = ", ".join(f"{key} {_show(value)}" for key, value in event.items() if key not in ("time", "kind"))
+    fields = [(key, value) for key, value in event.items() if key not in ("time", "kind") and value != ""]
+    details = ", ".join(f"{key} {_show(value)}" for key, value in fields)
     phrase = PHRASES.get(kind, kind)
     return f"{phrase}: {details}" if details else phrase
 

@@ -216,13 +216,15 @@ def _update(console: Console, draw: Callable[..., None], events: list[Row], name
 def render_panel(name: str, progress: Progress, *, now: float) -> RenderableType:
     """The live part: stage with a bar, the numbers, the last event."""
     from rich.console import Group
+    from rich.padding import Padding
     from rich.panel import Panel
     from rich.progress_bar import ProgressBar
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(progress.stage_text(), style="bold")]
     if progress.total:
-        parts.append(ProgressBar(total=progress.total, completed=progress.done))
+        # By itself a bar does not end its line, and the numbers would be written over it.
+        parts.append(Padding(ProgressBar(total=progress.total, completed=progress.done), 0))
     if numbers := progress.numbers():
         parts.append(Text("   ".join(numbers)))
     if progress.last_event:

@@ -16,7 +16,6 @@ from typing import Final
 from slurm_rl.config.reward import CODE_SHARE, RewardConfig
 from slurm_rl.config.tables import VERIFIERS
 from slurm_rl.errors import DataError
-from slurm_rl.rewards.classifier import specify_model
 
 JUDGES: Final = (*(name for name, row in VERIFIERS.items() if row.judges_answer), "acc_rewards", "scores")
 """Names of the scores that judge the answer: verifiers', and what OpenRLHF's services and functions tell."""
@@ -33,6 +32,8 @@ def choose_verifiers(
         # It makes the whole reward; what else it tells has no weight.
         return {"function": config.function}, {"reward": 1.0}
     if config.model.path is not None:
+        from slurm_rl.rewards.classifier import specify_model  # needs numpy, which a script on a login node may lack
+
         return {"model": specify_model(config.model, config.num_workers)}, {"model": 1.0}
     functions = table or {name: row.function for name, row in VERIFIERS.items()}
     specs: dict[str, str] = {name: functions[name] for name in config.verifiers}

@@ -23,11 +23,12 @@ def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_imag
     staleness = config.rollout.max_staleness
     num_calls = max_calls(staleness) + 2 * (staleness + 1) if config.rollout.continuous else 1
     engine: type[RolloutEngine] = VLLMEngine
+    rollout = config.rollout.model_copy(update={"weight_transfer": cluster.plan.weight_transfer})
     return [
         cluster.place(
             actor,
             engine,
-            *(model_path, config.model, config.rollout, max_model_len, len(actor.gpus), max_images),
+            *(model_path, config.model, rollout, max_model_len, len(actor.gpus), max_images),
             max_concurrency=num_calls,
         )
         for actor in _actors(cluster, "rollout")
@@ -44,14 +45,12 @@ def build_sampler(cluster: Cluster, engines: Sequence[Actor], config: RunConfig)
     )
 
 
-def build_transport(
-    cluster: Cluster, policy: WorkerGroup, engines: Sequence[Actor], config: RunConfig
-) -> WeightTransport:
-    """How weights reach the engines; see rollout.weight_transfer."""
-    if not config.rollout.transfers_directly:
+def build_transport(cluster: Cluster, policy: WorkerGroup, engines: Sequence[Actor]) -> WeightTransport:
+    """How weights reach the engines, as the plan says."""
+    if cluster.plan.weight_transfer == "ray":
         return ObjectStore(policy.workers, engines)
     sizes = [max(1, len(actor.gpus)) for actor in _actors(cluster, "rollout")]
-    return Direct(policy, engines, sizes)
+    return Direct(policy, engines, sizes, cluster.plan.weight_transfer)
 
 
 def start_policy(cluster: Cluster, config: RunConfig, model_path: str) -> WorkerGroup:

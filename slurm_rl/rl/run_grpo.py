@@ -15,6 +15,7 @@ from slurm_rl.config.functions import load_parts
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
+from slurm_rl.data.encode_answers import tokenize_text
 from slurm_rl.data.load_data import check_same_rows, load_prompts, prompt_content
 from slurm_rl.data.split import RowCounts, count_rows
 from slurm_rl.data.tokenize import encode_prompts
@@ -75,7 +76,9 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
     )
     train, held_out = encode(split.train), encode(split.held_out)
     counts = count_rows(split, len(train), len(held_out))
-    answers = encode_answers([prompt.answer for prompt in train], tokenizer) if config.warmup.num_steps else []
+    names = {row.index: row.name for row in split.train}
+    answered = [(names[prompt.index], prompt.answer) for prompt in train]
+    answers = encode_answers(answered, tokenizer) if config.warmup.num_steps else []
     max_images = None if images is None else max(len(prompt.images) for prompt in [*train, *held_out])
     if max_images and config.rollout.continuous:
         raise ConfigError(
@@ -86,9 +89,16 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
     return Prompts(train, held_out, answers, max_images), counts
 
 
-def encode_answers(answers: Sequence[str], tokenizer: Any) -> list[list[int]]:
-    """Token ids of each answer with the end-of-text token, for the warm-up."""
-    encoded = tokenizer(list(answers), add_special_tokens=False)["input_ids"]
+def encode_answers(answers: Sequence[tuple[str, str]], tokenizer: Any) -> list[list[int]]:
+    """Token ids of each answer with the end-of-text token, for the warm-up.
+
+    Args:
+        answers: (name of the row, answer).
+
+    Raises:
+        DataError: an answer has characters that the tokenizer loses; the row is named.
+    """
+    encoded = [tokenize_text(text, tokenizer, name, add_special_tokens=False)[0] for name, text in answers]
     return [[*ids, tokenizer.eos_token_id] for ids in encoded]
 
 
@@ -115,6 +125,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     stop.install()
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
     plan = JobPlan.from_json(read_json(run.plan))
+    config = plan.layout.fill_in(config)
     check_engine_args(config.rollout.engine_args)
     load_parts(config)
     model_path = prepare_model(run, config)
@@ -152,6 +163,17 @@ def _train(
 ) -> TrainerState:
     start_timeout_s = config.rollout.start_timeout_s
     engines = start_engines(cluster, config, model_path, prompts.max_images)
+    sampler = build_sampler(cluster, engines, config)
+
+    def wait_for_engines() -> None:
+        wait_until_ready(cluster, engines, start_timeout_s, "starting the rollout engines")
+        append_event(run, "engine/ready", num_engines=len(engines))
+
+    if config.rollout.colocate:
+        # vLLM takes for its own whatever becomes less free on its GPU while it starts, and has the less for its cache;
+        # and it ends when more becomes free (determine_available_memory in vllm/v1/worker/gpu_worker.py).
+        wait_for_engines()
+        sampler.sleep()
     policy = start_policy(cluster, config, model_path)
     reference = start_reference(cluster, config, policy)
     critic = start_critic(cluster, config)
@@ -168,10 +190,10 @@ def _train(
         run,
         prompts,
         Learner(config, policy, reference, critic),
-        build_sampler(cluster, engines, config),
+        sampler,
         WeightSync(
             cluster,
-            build_transport(cluster, policy, engines, config),
+            build_transport(cluster, policy, engines),
             engines,
             # The engine samples one token after the probe.
             probe=choose_probe(prompts, config.data.max_prompt_tokens + config.rollout.max_tokens - 1),
@@ -182,10 +204,6 @@ def _train(
         RunSaver(run, config, policy, critic, is_stopped=cluster.stop.is_set),
         metrics,
     )
-
-    def wait_for_engines() -> None:
-        wait_until_ready(cluster, engines, start_timeout_s, "starting the rollout engines")
-        append_event(run, "engine/ready", num_engines=len(engines))
 
     state = trainer.run(wait_for_engines)
     run.require_ours()

@@ -15,8 +15,8 @@ from slurm_rl.engine.reward_model import describe_scores
 from slurm_rl.engine.vision import load_image_reader
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import load_function
+from slurm_rl.plan.fit import fill_in
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.layout import DEFAULT_MICRO_BATCH_TOKENS
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.run_dir import RunDir, append_event, read_json
 from slurm_rl.supervised.loop import SupervisedLoop
@@ -47,10 +47,12 @@ def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo) -> None:
 def train(run: RunDir, config: RunConfig, rank_info: RankInfo, stop: StopFlag) -> None:
     """What follows once this rank has joined the process group."""
     model_path = distributed.call_on_rank_0(lambda: prepare_model(run, config))
+    config = as_planned(run, config)
     objective = build_objective(config, model_path)
     distributed.call_on_rank_0(lambda: check_same_examples(run, objective))
     engine = build_engine(config, model_path, objective, rank_info)
-    budget = find_budget(run, config)
+    budget = config.policy.micro_batch_tokens
+    assert budget is not None
     objective, add_reference = prepare_reference(run, config, model_path, objective, engine, budget)
     saver = PolicySaver(run, config.checkpoint, engine)
     is_first = rank_info.rank == 0
@@ -135,10 +137,8 @@ def build_engine(config: RunConfig, model_path: str, objective: Objective, rank_
     )
 
 
-def find_budget(run: RunDir, config: RunConfig) -> int:
-    """Tokens of a micro-batch: as configured, as planned for the GPU, or what is safe."""
-    if config.policy.micro_batch_tokens is not None:
-        return config.policy.micro_batch_tokens
+def as_planned(run: RunDir, config: RunConfig) -> RunConfig:
+    """With the sizes that the plan chose; without a plan, those that are safe on CPU."""
     if run.plan.is_file():
-        return JobPlan.from_json(read_json(run.plan)).layout.micro_batch_tokens
-    return DEFAULT_MICRO_BATCH_TOKENS
+        return JobPlan.from_json(read_json(run.plan)).layout.fill_in(config)
+    return fill_in(config, sparing=False)

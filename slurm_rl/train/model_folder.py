@@ -37,6 +37,7 @@ def load_text_config(model_path: str, trust_remote_code: bool) -> Any:
 
 
 def tell_rows(run: RunDir, role: str, check: RowCheck) -> None:
-    """One event where sequences of `role` are not packed, since that costs padding; none where they are."""
+    """Which attention `role` has; and where its sequences are not packed, why, since that costs padding."""
+    append_event(run, "trainer/attention", role=role, attention=check.attention)
     if not check.packed:
         append_event(run, "trainer/not_packed", role=role, reason=check.reason)

@@ -71,7 +71,7 @@ def test_a_bfloat16_step_on_the_gpu_raises_what_was_rewarded(folder: Path) -> No
     batch = [build_sequences()]
     before = np.concatenate(engine.compute_logprobs(batch)[0]).mean()
     for _ in range(5):
-        totals = engine.train(batch, build_policy_loss(AlgorithmConfig()), 1e-3)
+        totals = engine.train(batch, build_policy_loss(AlgorithmConfig(), None), 1e-3)
         assert np.isfinite(totals["loss"]) and totals["grad_norm"] > 0
     assert np.concatenate(engine.compute_logprobs(batch)[0]).mean() > before
 
@@ -84,7 +84,7 @@ def test_what_waits_in_host_memory_takes_the_same_steps(folder: Path, offload: s
     for place in ("none", offload):
         engine = build_engine(folder, dtype="float32", offload=place)
         for _ in range(3):
-            engine.train(batch, build_policy_loss(AlgorithmConfig()), 1e-3)
+            engine.train(batch, build_policy_loss(AlgorithmConfig(), None), 1e-3)
         moments = [v for state in engine.backend.optimizer.state.values() for v in state.values() if v.ndim]
         assert {v.device.type for v in moments} == {"cuda" if place == "none" else "cpu"}
         engine.save(tmp_path)
@@ -101,13 +101,18 @@ def test_packed_sequences_do_not_see_each_other(folder: Path) -> None:
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is None, reason="flash-attn is not installed")
-def test_flash_attention_says_what_sdpa_says(folder: Path) -> None:
-    """Both in bfloat16, which flash-attn wants; their difference is that of their rounding."""
+_NO_FLASH = importlib.util.find_spec("flash_attn") is None
+
+
+@pytest.mark.parametrize(
+    "way", ["varlen", pytest.param("flash_attention_2", marks=pytest.mark.skipif(_NO_FLASH, reason="no flash-attn"))]
+)
+def test_flash_attention_says_what_sdpa_says(folder: Path, way: str) -> None:
+    """Both in bfloat16, which the kernels want; their difference is that of their rounding."""
     both = [
         np.concatenate(
             build_engine(folder, dtype="bfloat16", attention=attention).compute_logprobs([build_sequences()])[0]
         )
-        for attention in ("sdpa", "flash_attention_2")
+        for attention in ("sdpa", way)
     ]
     assert np.abs(both[0] - both[1]).mean() < 1e-2

@@ -78,6 +78,42 @@ def test_a_sqsh_in_enroots_layout_and_twice_is_a_no_op(env: Mapping[str, str], t
         assert subprocess.run(listing, env=dict(env), capture_output=True, text=True, check=True).stdout == ""
 
 
+# What the recipe of the CPU image calls. pip notes what it is asked for, and takes what it is given to install.
+STAND_INS = {
+    "apt-get": "true",
+    "useradd": "echo runner:x:1000:1000::/:/bin/sh >> /etc/passwd",
+    "python3": '[ "$1" = -m ] || exit 1\n{ echo "pip $*"; cat; } >> /asked',
+}
+
+
+def test_the_recipe_of_the_cpu_image_is_built_without_a_registry_and_twice_is_a_no_op(
+    env: Mapping[str, str], tmp_path: Path
+) -> None:
+    """With all that it downloads left out; tests/slurm/test_image_cpu.py builds and uses the whole image."""
+    path, base = tmp_path / "cpu.sqsh", "localhost/stand-ins:1"
+    make_busybox_root(tmp_path / "root.tar", STAND_INS)
+    subprocess.run(["podman", "import", str(tmp_path / "root.tar"), base], env=dict(env), check=True)
+    words = ["build", "--engine=podman", f"--base={base}", "--engine-arg=--network=host", *for_pyxis(path)]
+    done = image(env, *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    manifest = json.loads((tmp_path / "cpu.sqsh.json").read_text())
+    assert (manifest["recipe"], manifest["bases"]) == ("cpu", {"BASE": base})
+    read = ["unsquashfs", "-cat", str(path), "asked"]
+    asked = subprocess.run(read, capture_output=True, text=True, check=True).stdout.splitlines()
+    calls = [line for line in asked if line.startswith("pip ")]
+    # Each package of the lock is asked for once, by its hashes: torch from its own index, what comes as source last.
+    assert sorted(set(asked) - set(calls)) == sorted((ROOT / "constraints.txt").read_text().splitlines())
+    assert all("--no-deps --require-hashes" in call for call in calls) and len(asked) == len(set(asked))
+    assert asked[1].startswith("torch==")
+    assert [("--index-url" in call, "--no-build-isolation" in call) for call in calls] == [
+        (True, False),
+        (False, False),
+        (False, True),
+    ]
+    again = image(env, *words)
+    assert again.returncode == 0 and "is up to date" in again.stderr and "podman build" not in again.stderr
+
+
 @pytest.mark.parametrize("engine", ["podman", "buildah"])
 def test_a_tar_becomes_an_image_in_the_store_once(env: Mapping[str, str], tmp_path: Path, engine: str) -> None:
     make_busybox_root(tmp_path / "root.tar")

@@ -29,7 +29,7 @@ def main() -> None:
     real_ray, words = sys.argv[1] == "--real-ray", sys.argv[2:]
     if "slurm_rl.rl.main" in words:
         sys.exit(train(Path(words[words.index("--run-dir") + 1]), int(words[words.index("--attempt") + 1])))
-    if "ray.scripts.scripts" in words and not real_ray:
+    if "slurm_rl.node.ray_start" in words and not real_ray:
         pretend_ray(words)
     os.execv(sys.executable, [sys.executable, *words])
 

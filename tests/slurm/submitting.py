@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from slurm_rl.__main__ import main
 from tests.slurm.cluster import Cluster, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -27,6 +32,19 @@ def cli(
     argv = [sys.executable, "-m", "slurm_rl", *words]
     full = {**cluster.env, "PYTHONPATH": str(ROOT), **(env or {})}
     return subprocess.run(argv, cwd=folder, env=full, capture_output=True, text=True, timeout=300)
+
+
+def refused(cluster: Cluster, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The same of words that start nothing, in this process: a Python of their own would cost most of the test."""
+    out, error = io.StringIO(), io.StringIO()
+    with (
+        patch.dict(os.environ, cluster.env, clear=True),
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(error),
+    ):
+        code = main(list(words))
+    return subprocess.CompletedProcess(words, code, out.getvalue(), error.getvalue())
 
 
 def submit(cluster: Cluster, run: Path, python: Path, *words: str, env: Mapping[str, str] | None = None) -> str:

@@ -6,6 +6,7 @@ because most of each is waiting; a test is what its scenario found.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.slurm.cluster import Cluster
+from tests.slurm.cluster.waiting import wait_until
 from tests.slurm.conftest import make_shared_dir
 from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
 
@@ -136,6 +138,27 @@ def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     # Told at once; then the others end their Ray, and the dead agent's node is cleaned.
     assert run.events("node/died")[0]["time"] - moment < SOON_S
     assert seconds_from(run, moment) < SOON_S
+
+
+@scenario
+def a_raylet_needs_more_than_the_30_s_of_ray(cluster: Cluster, folder: Path) -> None:
+    run = LightRun(cluster, folder)
+    run.wait_for_events("preflight/passed")
+    host, pids = run.hosts(1)[1], list[int]()
+
+    def is_stopped() -> bool:
+        found = [p.pid for p in cluster.processes(host) if "/raylet/raylet " in p.cmdline and run.is_ours(p.cmdline)]
+        for pid in found:
+            cluster.signal(host, pid, signal.SIGSTOP)
+        pids.extend(found)
+        return bool(found)
+
+    wait_until(is_stopped, "its raylet", timeout_s=120)
+    time.sleep(35)
+    assert not run.events("attempt/ended") and not run.events("ray/cluster_ready")
+    for pid in pids:
+        cluster.signal(host, pid, signal.SIGCONT)
+    check_end(run, ["finished"])
 
 
 @scenario

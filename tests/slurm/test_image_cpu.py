@@ -1,6 +1,7 @@
 """The CPU image itself, built without any registry, and the demo in it on two nodes of a real Slurm.
 
-The base is a Debian from its own mirror; Python's packages come from where this machine's pip takes them.
+The base is a Debian from its own mirror; Python's packages come from where this machine's pip takes them: ten minutes.
+What the recipe asks for, tests/image/test_busybox_image.py holds; runs in podman on two nodes, test_image_podman.py.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tests.slurm.podman import clean_nodes, containers, make_store
 from tests.slurm.submitting import ROOT, cli, wait_for_end
 from tests.whole_run import OVERRIDES, exact_rows
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 BASE, IMAGE = "localhost/debian:bookworm", "localhost/slurm_rl-cpu:test"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster
-from tests.slurm.submitting import cli, job_id, make_folder, queue
+from tests.slurm.submitting import cli, job_id, make_folder, queue, refused
 
 pytestmark = pytest.mark.slurm
 
@@ -18,7 +18,7 @@ CPU, H100 = "+cluster=slurm_cpu", "+cluster=nvidia_h100"
 def refuse(cluster: Cluster, *words: str) -> str:
     """Submit; nothing may be left behind. The error."""
     folder = make_folder(cluster)
-    done = cli(cluster, folder, "+exp=demo", *words)
+    done = refused(cluster, folder, "+exp=demo", *words)
     assert done.returncode == 2, done.stderr
     assert "Traceback" not in done.stderr
     assert list(folder.iterdir()) == []
@@ -41,8 +41,8 @@ def refuse(cluster: Cluster, *words: str) -> str:
         ([CPU, "cluster.slurm.dependency=soon"], ["dependency"]),
     ],
 )
-def test_slurm_would_refuse(cluster: Cluster, words: list[str], said: list[str]) -> None:
-    error = refuse(cluster, *words)
+def test_slurm_would_refuse(session_cluster: Cluster, words: list[str], said: list[str]) -> None:
+    error = refuse(session_cluster, *words)
     for text in said:
         assert text in error
 

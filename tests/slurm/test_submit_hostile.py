@@ -8,7 +8,7 @@ import pytest
 
 from tests.slurm.cluster import Cluster
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import cli, queue, quote, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import cli, queue, quote, refused, submit, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -61,23 +61,25 @@ def test_a_run_in_a_hostile_folder(cluster: Cluster, shared_dir: Path) -> None:
         ["job.time_limit='1; touch pwned'"],
     ],
 )
-def test_is_refused_in_words(cluster: Cluster, shared_dir: Path, words: list[str]) -> None:
+def test_is_refused_in_words(session_cluster: Cluster, shared_dir: Path, words: list[str]) -> None:
     if any("\x00" in word for word in words):
         # No command line holds a NUL; a site's preset can.
         key, _, value = words[0].partition("=")
         words = write_preset(shared_dir, key, value)
-    done = cli(cluster, shared_dir, *CPU, *words)
+    else:
+        words = [CPU[0], *words]
+    done = refused(session_cluster, shared_dir, CPU[1], *words)
     assert done.returncode == 2, done.stdout + done.stderr
     assert done.stderr.startswith("slurm_rl: ")
     assert "Traceback" not in done.stderr
-    assert queue(cluster) == ""
+    assert queue(session_cluster) == ""
     assert [path.name for path in shared_dir.iterdir() if path.name != "conf"] == []
 
 
 def write_preset(folder: Path, key: str, value: str) -> list[str]:
     """A site's preset with a NUL in it, as YAML writes one."""
     quoted = value.replace("'", '"').replace("\x00", "\\0")
-    lines = ["# @package _global_"]
+    lines = ["# @package _global_", "defaults: [demo, _self_]"]
     for depth, name in enumerate(key.split(".")):
         lines.append("  " * depth + f"{name}:")
     (folder / "conf" / "exp").mkdir(parents=True)

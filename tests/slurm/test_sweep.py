@@ -10,21 +10,17 @@ from typing import Any
 
 import pytest
 
+from tests.examples.kit import EXAMPLES, read_commands
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.cluster.reset import is_idle
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import cli, job_id, queue, wait_for_end, wait_for_step
+from tests.slurm.submitting import cli, job_id, queue, refused, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
 # Runs small enough that the test cluster has room for all of them at once.
-SMALL = [
-    "+exp=demo",
-    "+cluster=slurm_cpu",
-    "cluster.num_nodes=1",
-    "cluster.cpus_per_node=1",
-    "cluster.mem_gb_per_node=1",
-]
+ON_SLURM = ["+cluster=slurm_cpu", "cluster.num_nodes=1", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=1"]
+SMALL = ["+exp=demo", *ON_SLURM]
 
 
 def sweep(cluster: Cluster, folder: Path, *words: str, spy: Path | None = None) -> Path:
@@ -58,26 +54,31 @@ def calls(folder: Path) -> list[str]:
 
 
 def test_the_life_of_a_sweep(cluster: Cluster, shared_dir: Path) -> None:
-    """Five runs: one array, one is requeued and goes on, one is cancelled, the others finish; a table of all."""
+    """The example's commands with light runs: one array, of which one is requeued and one cancelled; a table of all."""
     spy = make_spy(shared_dir, "sbatch", "squeue")
-    path = sweep(cluster, shared_dir, "optim.lr=1e-6,2e-6,3e-6,4e-6,5e-6", spy=spy)
-    runs = [path / str(index) for index in range(5)]
+    (shared_dir / "examples").symlink_to(EXAMPLES)
+    start, results, report = (words[3:] for words in read_commands("sweep") if words[3] != "plan")
+    small = [*ON_SLURM, f"cluster.python={make_light_python(shared_dir)}"]
+    done = cli(cluster, shared_dir, *start, *small, env={"PATH": f"{spy}:{cluster.env['PATH']}"})
+    assert done.returncode == 0, done.stderr
+    path = shared_dir / "runs" / "rates"
+    runs = [path / str(index) for index in range(3)]
     # One --test-only, one for all runs.
     assert calls(shared_dir) == ["sbatch", "sbatch"]
     array = ledger(path)["runs"][0]["array_job"]
-    assert [job_id(run) for run in runs] == [f"{array}_{index}" for index in range(5)]
-    assert [(run / "code").resolve() for run in runs] == [path / "code"] * 5
+    assert [job_id(run) for run in runs] == [f"{array}_{index}" for index in range(3)]
+    assert [(run / "code").resolve() for run in runs] == [path / "code"] * 3
     for run in runs:
         wait_for_step(run)
     keys = [json.loads((run / "events.jsonl").read_text().splitlines()[1])["job"] for run in runs]
-    assert len(set(keys)) == 5
+    assert len(set(keys)) == 3
 
-    # The last element has the array's own number: requeueing by that would restart all five.
-    cluster.run(["scancel", "--batch", "--signal=USR2", f"{array}_4"])
-    wait_for_step(runs[4], attempt=2)
-    log = (runs[4] / "attempts" / "2" / "logs" / "driver.log").read_text()
+    # The last element has the array's own number: requeueing by that would restart all three.
+    cluster.run(["scancel", "--batch", "--signal=USR2", f"{array}_2"])
+    wait_for_step(runs[2], attempt=2)
+    log = (runs[2] / "attempts" / "2" / "logs" / "driver.log").read_text()
     assert "after step 0" not in log
-    assert all(len(list((run / "attempts").glob("[0-9]"))) == 1 for run in runs[:4])
+    assert all(len(list((run / "attempts").glob("[0-9]"))) == 1 for run in runs[:2])
 
     assert cli(cluster, shared_dir, "cancel", str(runs[0])).returncode == 0
     assert wait_for_end(runs[0])["state"] == "interrupted"
@@ -88,18 +89,19 @@ def test_the_life_of_a_sweep(cluster: Cluster, shared_dir: Path) -> None:
     (shared_dir / "calls").unlink()
     env = {"PATH": f"{spy}:{cluster.env['PATH']}"}
     lines = cli(cluster, shared_dir, "status", str(path), env=env).stdout.splitlines()
-    assert lines[1].split(maxsplit=1)[1] == "4 finished, 1 interrupted"
-    table = cli(cluster, shared_dir, "results", str(path), "--metric", "reward/mean").stdout.splitlines()
+    assert lines[1].split(maxsplit=1)[1] == "2 finished, 1 interrupted"
+    table = cli(cluster, shared_dir, *results).stdout.splitlines()
     assert table[0].split() == ["#", "reward/mean", "RUN", "optim.lr", "STATE"]
     rows = [line.split() for line in table[1:]]
-    assert sorted(row[2] for row in rows) == ["0", "1", "2", "3", "4"]
+    assert sorted(row[2] for row in rows) == ["0", "1", "2"]
     values = [float(row[1]) for row in rows]
     assert values == sorted(values, reverse=True)
-    assert {row[2]: (row[3], row[4]) for row in rows}["0"] == ("1e-06", "interrupted")
-    found = cli(cluster, shared_dir, "results", str(path), "--metric=reward/mean", "--min", "--json").stdout
+    assert {row[2]: (row[3], row[4]) for row in rows}["0"] == ("0.0001", "interrupted")
+    found = cli(cluster, shared_dir, *results, "--min", "--json").stdout
     assert [row["value"] for row in json.loads(found)] == sorted(values)
     missing = cli(cluster, shared_dir, "results", str(path), "--metric", "reward/meen")
     assert (missing.returncode, "reward/mean" in missing.stderr) == (2, True)
+    assert cli(cluster, shared_dir, *report).returncode == 0 and (path / "report.html").is_file()
 
 
 def test_a_sweep_is_cancelled_as_a_whole(cluster: Cluster, shared_dir: Path) -> None:
@@ -129,7 +131,7 @@ def test_a_sweep_is_cancelled_as_a_whole(cluster: Cluster, shared_dir: Path) -> 
 
 @pytest.mark.parametrize(
     ("number", "num_arrays"),
-    [(200, 1), pytest.param(1000, 1, marks=pytest.mark.slow), pytest.param(2500, 3, marks=pytest.mark.slow)],
+    [(100, 1), pytest.param(1000, 1, marks=pytest.mark.slow), pytest.param(2500, 3, marks=pytest.mark.slow)],
     ids=str,
 )
 def test_a_large_sweep_is_checked_and_taken_in_a_few_calls(
@@ -192,15 +194,15 @@ def test_more_runs_than_an_array_holds(session_cluster: Cluster, cluster: Cluste
     ],
 )
 def test_nothing_is_left_of_a_sweep_that_is_refused(
-    cluster: Cluster, shared_dir: Path, words: list[str], said: list[str]
+    session_cluster: Cluster, shared_dir: Path, words: list[str], said: list[str]
 ) -> None:
-    done = cli(cluster, shared_dir, "-m", *SMALL, *words)
+    done = refused(session_cluster, shared_dir, "-m", *SMALL, *words)
     assert done.returncode == 2, done.stderr
     for text in said:
         assert text in done.stderr
     assert "Traceback" not in done.stderr
     assert list(shared_dir.iterdir()) == []
-    assert queue(cluster) == ""
+    assert queue(session_cluster) == ""
 
 
 def test_a_sweeper_that_asks_for_values_waits(cluster: Cluster, shared_dir: Path) -> None:

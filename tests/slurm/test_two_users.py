@@ -33,7 +33,7 @@ def test_two_users_on_the_same_nodes_do_not_meet(cluster: Cluster, shared_dir: P
         end = run.wait_for_end()
         assert end["state"] == "finished", (end, run.causes)
         assert run.metrics() == expected_metrics(120, 2)
-        assert run.outcomes == ["finished"]
+        assert run.outcomes == ["finished"], run.causes
         check_phases(run)
     assert mine.hosts(1) == theirs.hosts(1)
     starts = [run.events("trainer/started")[0]["time"] for run in (mine, theirs)]

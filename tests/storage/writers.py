@@ -243,6 +243,7 @@ def agent_records(folder: Path) -> Case:
     "node.agent.NodeAgent._start_ray",
     "job.agents.start_agent",
     "launchers.slurm.srun.start_slurm_agents",
+    "launchers.session.SessionExecutor._submit_command",
     "rewards.supervise.RewardServices._start",
 )
 def logs(folder: Path) -> Case:
@@ -707,9 +708,33 @@ def exported_text(folder: Path) -> Case:
     )
 
 
+@writer("`site`'s preset", "cli.site.save_preset")
+def sites_preset(folder: Path) -> Case:
+    from slurm_rl.cli.site import save_preset
+
+    path = folder / "cluster" / "mysite.yaml"
+    path.parent.mkdir()
+    path.write_bytes(b"old: 1\n")
+    text = "# @package _global_\n"
+    return Case(lambda: save_preset(path, text), lambda: path.read_text() == text, old_or_new(path, b"old: 1\n"))
+
+
 OUTSIDE = {
     "cli.told.run_told": "opens /dev/null",
     "cli.told.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
+    "cli.doctor.run": "a folder for one question, which goes with it; where it cannot be, that is told",
+    "cli.site.judge": "a preset in the temporary folder, to be composed and judged",
+    "doctor.finding.save_answer": "in that folder; a node without an answer is named, with its last words",
+    "doctor.finding.save_question": "in that folder",
+    "doctor.meeting._meet": "in that folder; who does not come is named",
+    "doctor.probe.main": "its own standard output",
+    "doctor.probes._start": "the words of a probe, in the temporary folder",
+    "doctor.rank.main": "its own standard output",
+    "doctor.ranks._meet": "the ranks' temporary folder",
+    "doctor.ranks._start": "the ranks' temporary folder",
+    "doctor.ranks.watch": "the ranks' temporary folder",
+    "doctor.system._may_open": "asks whether a device may be opened",
+    "doctor.system.look_at_run_root": "in that folder, to see whether it can; what it cannot is the finding",
     "node.environment._may_open": "asks whether a device may be opened",
     "node.private_folder.make_private_folder": "the node's own temporary folder, not the run's",
     "rewards.sandbox.inside.mounts.enter_own_root": "a tmpfs inside the sandbox",

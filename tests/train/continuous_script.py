@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +23,8 @@ from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.math.sequences import TokenPrompt, TrainSequence
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rl.weights.weight_record import checksum, pack_weights
+from slurm_rl.rl.weights.weight_record import HeldWeights, pack_weights
+from tests.unit.engine.test_store_address import free_port
 
 CONTEXT = 512
 TINY = TinyModelConfig(characters="".join(chr(0x4E00 + i) for i in range(2000)), context_length=CONTEXT)
@@ -32,19 +36,20 @@ def main(folder: Path) -> None:
     for seed in (0, 1):
         build_tiny_model(TINY, seed, folder / str(seed))
         models.append(load_model(str(folder / str(seed)), ModelConfig(path=str(folder / str(seed)))).eval())
-    states = [pack_weights(model.state_dict().items()) for model in models]
-    rollout = RolloutConfig(continuous=True, max_staleness=1, max_num_seqs=16)
+    states, checksums = zip(*(pack_weights(model.state_dict().items()) for model in models), strict=True)
+    rollout = RolloutConfig(continuous=True, max_staleness=1, max_num_seqs=16, weight_transfer="gloo")
     engine = VLLMEngine(str(folder / "0"), ModelConfig(path=str(folder / "0")), rollout, CONTEXT, 0)
     spec = SamplingSpec(2, 400, 1.0, 1.0, 0)
     probe = TokenPrompt(token_ids=list(range(20, 40)))
-    assert engine.load_weights(0, states[0], probe).checksums == [checksum(states[0])]
+    assert engine.load_weights(0, states[0], probe).checksums == [checksums[0]]
     with ThreadPoolExecutor(2) as threads:
         calls = [threads.submit(engine.generate, PROMPTS, [0, 10, 20], spec)]
         wait_for_tokens(engine, 60)
         calls.append(threads.submit(engine.generate, PROMPTS, [0, 10, 20], spec))
         held = engine.load_weights(1, states[1], probe)
         wait_for_tokens(engine, 180)
-        engine.load_weights(2, states[0], probe)
+        # Straight from memory, while both batches are in flight.
+        assert send_directly(engine, models[0], probe).checksums == [checksums[0]]
         completions = [
             (p.token_ids, c) for call in calls for p, g in zip(PROMPTS, call.result(), strict=True) for c in g
         ]
@@ -57,7 +62,43 @@ def main(folder: Path) -> None:
         "versions": [[[v, len(list(run))] for v, run in groupby(c.versions())] for _, c in completions],
         "lengths": [len(c.token_ids) for _, c in completions],
     }
-    print(json.dumps(found))
+    # On a line of its own: Gloo writes to this, too, without an end of line.
+    print("\n" + json.dumps(found), flush=True)
+
+
+class OneEngine:
+    """`EngineClient` without Ray."""
+
+    def __init__(self, engine: VLLMEngine) -> None:
+        self.engine = engine
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self.engine.call_workers("init_weight_transfer_engine", {"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        self.engine.call_workers("start_weight_update", {})
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self.engine.call_workers("update_weights", {"update_info": update_info})
+
+    def finish_weight_update(self) -> None:
+        self.engine.call_workers("finish_weight_update", {})
+
+
+def send_directly(engine: VLLMEngine, model: torch.nn.Module, probe: TokenPrompt) -> HeldWeights:
+    """As version 2, by gloo."""
+    from slurm_rl.rl.rollout.vllm.gloo_transfer import GlooTrainerEngine, GlooTrainerInitInfo
+
+    class Source:
+        def metadata(self) -> list[Any]:
+            return [SimpleNamespace(name=n, dtype=t.dtype, shape=tuple(t.shape)) for n, t in model.state_dict().items()]
+
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            return iter(model.state_dict().items())
+
+    info = GlooTrainerInitInfo("127.0.0.1", free_port(), 2, rank=0)
+    GlooTrainerEngine.trainer_init(info, client=OneEngine(engine), source=Source()).send_weights()
+    return engine.confirm_weights(2, None, probe)
 
 
 def wait_for_tokens(engine: VLLMEngine, count: int) -> None:

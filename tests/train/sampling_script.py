@@ -54,6 +54,12 @@ def main(folder: Path) -> None:
         c.token_ids for i in (0, 1) for c in engine.generate(PROMPTS[i : i + 1], SEEDS[i : i + 1], PLAIN)[0]
     ]
     found["one_seed"] = [c.token_ids for group in engine.generate(PROMPTS[:1] * 2, SEEDS, PLAIN) for c in group]
+    # Six prompts of 30 tokens do not fit in one step of 96: the fourth would be read in part.
+    crowd = [TokenPrompt(token_ids=[5 + (first + place) % 7 for place in range(30)]) for first in range(6)]
+    found["crowded"] = [c.token_ids for group in engine.generate(crowd, list(range(6)), PLAIN) for c in group]
+    found["one_by_one"] = [
+        c.token_ids for seed, one in enumerate(crowd) for c in engine.generate([one], [seed], PLAIN)[0]
+    ]
     print(json.dumps(found))
 
 

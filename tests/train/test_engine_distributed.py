@@ -42,10 +42,8 @@ LAYOUTS = {"fsdp2": PolicyConfig(backend="fsdp2", num_workers=2, num_threads=1)}
     f"zero-{stage}": PolicyConfig(backend="deepspeed", zero_stage=stage, num_workers=2, num_threads=1)
     for stage in range(4)
 }
-LAYOUTS |= {
-    f"{name}-chunked": LAYOUTS[name].model_copy(update={"logprob_chunk_tokens": 5}) for name in ("fsdp2", "zero-3")
-}
-OFFLOADED = {
+SPARING = {
+    **{f"{name}-chunked": LAYOUTS[name].model_copy(update={"logprob_chunk_tokens": 5}) for name in ("fsdp2", "zero-3")},
     "fsdp2-offload-optimizer": LAYOUTS["fsdp2"].model_copy(update={"offload": "optimizer"}),
     "fsdp2-offload-all": LAYOUTS["fsdp2"].model_copy(update={"offload": "all"}),
     "zero-2-offload-optimizer": LAYOUTS["zero-2"].model_copy(update={"offload": "optimizer"}),
@@ -98,7 +96,7 @@ def build_engine(folder: Path, policy: PolicyConfig, **fields: Any) -> PolicyEng
 
 def run_worker(rank: int, port: int, root: Path, seldom: bool) -> None:
     init_process_group(rank, 2, "127.0.0.1", port, timeout_s=300)
-    for name, policy in (LAYOUTS | OFFLOADED | ADAPTED).items():
+    for name, policy in (LAYOUTS | SPARING | ADAPTED).items():
         if (name in SELDOM) != seldom:
             continue
         out = root / name
@@ -285,9 +283,9 @@ def layout(request: pytest.FixtureRequest, root: Path) -> Path:
     return folder_of(request.param, root, request)
 
 
-@pytest.fixture(params=named(OFFLOADED | ADAPTED))
+@pytest.fixture(params=named(SPARING | ADAPTED))
 def special(request: pytest.FixtureRequest, root: Path) -> Path:
-    """Of an offloaded or an adapted layout."""
+    """Of a layout that spares memory, or an adapted one."""
     return folder_of(request.param, root, request)
 
 
@@ -445,7 +443,7 @@ def adapted_reference(root: Path) -> Reference:
     return run_steps(engine, range(NUM_STEPS), 0, 1), engine
 
 
-def test_offloading_and_adapters_compute_what_one_plain_worker_does(
+def test_sparing_memory_and_adapters_compute_what_one_plain_worker_does(
     special: Path, reference: Reference, adapted_reference: Reference
 ) -> None:
     metrics, engine = adapted_reference if special.name in ADAPTED else reference
@@ -461,14 +459,14 @@ def test_offloading_and_adapters_compute_what_one_plain_worker_does(
         assert all(torch.allclose(ours[n], wanted[n], rtol=0, atol=1e-5) for n in wanted)
 
 
-def test_offloaded_and_adapted_runs_resume_exactly(special: Path) -> None:
+def test_sparing_and_adapted_runs_resume_exactly(special: Path) -> None:
     for rank in range(2):
         found = found_by(special, rank)
         assert found["resumed_metrics"] == found["metrics"][SAVED_AFTER:]
         assert found["resumed_differs"] == []
 
 
-def test_offloaded_and_adapted_in_bfloat16_follow_float32(special: Path) -> None:
+def test_sparing_and_adapted_in_bfloat16_follow_float32(special: Path) -> None:
     found = found_by(special, 0)
     assert found["bfloat16_dtypes"] == ["torch.bfloat16"]
     for half, full in zip(found["bfloat16"], found["metrics"], strict=False):

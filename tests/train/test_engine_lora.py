@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.convert import convert_checkpoint
+from slurm_rl.engine.distributed import init_process_group, leave_process_group
 from slurm_rl.engine.forward import RowReader
 from slurm_rl.engine.lora import check_targets, merge_into_base, read_base
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
+from tests.unit.engine.test_store_address import free_port
 
 CPU = torch.device("cpu")
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
@@ -34,8 +37,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def build_engine(folder: Path, lora: LoraConfig | None = LORA, **fields: Any) -> PolicyEngine:
-    model = ModelConfig(path=str(folder), lora=lora)
+def build_engine(
+    folder: Path, lora: LoraConfig | None = LORA, *, dtype: Any = "float32", **fields: Any
+) -> PolicyEngine:
+    model = ModelConfig(path=str(folder), lora=lora, dtype=dtype)
     policy = PolicyConfig(num_threads=1)
     return PolicyEngine(folder, model, policy, OptimConfig(lr=1e-2), temperature=0.8, **fields)
 
@@ -94,6 +99,30 @@ def test_merged_and_apart_they_are_one_model(folder: Path, tmp_path: Path) -> No
 
 def test_the_whole_state_has_the_plain_models_names(folder: Path) -> None:
     assert dict(build_engine(folder).full_state()).keys() == dict(build_engine(folder, None).full_state()).keys()
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    init_process_group(0, 1, "127.0.0.1", free_port(), 60)
+    yield
+    leave_process_group()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora", [LORA, None])
+def test_what_is_sent_directly_is_what_an_engine_makes_of_the_adapters(
+    folder: Path, lora: LoraConfig | None, dtype: str, one_rank: None
+) -> None:
+    """Bit for bit; and its names, types and shapes, which vLLM cuts its buffers by, are known beforehand, in order."""
+    engine = build_engine(folder, lora, dtype=dtype)
+    train(engine, range(2))
+    sent = list(engine.full_state(CPU))
+    told = [(name, empty.dtype, empty.shape) for name, empty in engine.empty_state()]
+    assert told == [(name, tensor.dtype, tensor.shape) for name, tensor in sent]
+    if lora is not None:
+        base = read_base(folder, getattr(torch, dtype))
+        for name, merged in merge_into_base(base, dict(engine.adapter_state()), LORA.scaling, CPU):
+            assert torch.equal(dict(sent)[name], merged), name
 
 
 def test_only_adapters_are_trained_and_saved(folder: Path, tmp_path: Path) -> None:

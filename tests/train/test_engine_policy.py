@@ -83,7 +83,7 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", "varlen", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_equals_one_by_one_without_our_code(family: str, attention: str) -> None:
     """The reference is the plain model on one sequence: full logits, no positions, no packing."""

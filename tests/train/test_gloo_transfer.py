@@ -20,6 +20,9 @@ from slurm_rl.rl.rollout.vllm.gloo_transfer import (  # noqa: E402 - needs vLLM
     GlooTrainerInitInfo,
     register,
 )
+from slurm_rl.rl.rollout.vllm.transfer import _build_source  # noqa: E402 - as the next
+from slurm_rl.rl.rollout.vllm.worker_extension import RolloutWorkerExtension  # noqa: E402 - imports vLLM
+from slurm_rl.rl.weights.weight_record import pack_weights  # noqa: E402 - as the others
 
 STATE = {
     "embed.weight": torch.arange(12.0).view(3, 4),
@@ -75,6 +78,13 @@ def build_engine(rank: int) -> GlooEngine:
     return GlooEngine(SimpleNamespace(), config, torch.device("cpu"), model)  # type: ignore[arg-type]
 
 
+def extend(engine: GlooEngine) -> RolloutWorkerExtension:
+    """vLLM's worker, with what it gains from us."""
+    worker = RolloutWorkerExtension()
+    worker.weight_transfer_engine = engine
+    return worker
+
+
 def test_every_rank_holds_every_bit_and_the_checksums_agree() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -83,14 +93,27 @@ def test_every_rank_holds_every_bit_and_the_checksums_agree() -> None:
     client = TwoRanks(engines)
     info = GlooTrainerInitInfo("127.0.0.1", port, 3, rank=0)
     sender = GlooTrainerEngine.trainer_init(info, client=client, source=Source())
+    workers = [extend(engine) for engine in engines]
+    _, checksum = pack_weights(STATE.items())
     for _ in range(2):  # the group stays open
+        for worker in workers:
+            worker.watch_transfer()
         sender.send_weights()
         for engine in engines:
             held: Any = engine.model
             assert held.held.keys() == STATE.keys()
             assert all(torch.equal(held.held[n], t) and held.held[n].dtype == t.dtype for n, t in STATE.items())
-            assert engine.checksum == sender.checksum
+        assert [worker.transfer_checksum() for worker in workers] == [checksum] * 2
     assert client.calls == ["start", "update", "finish"] * 2
+
+
+def test_the_checksum_of_a_pass_is_of_what_was_taken() -> None:
+    state = {name: tensor for name, tensor in STATE.items() if tensor.dtype == torch.float32}
+    policy: Any = SimpleNamespace(full_state=lambda place: iter(state.items()), device=torch.device("cpu"))
+    source = _build_source(policy)
+    for _ in range(2):
+        assert dict(source) == state
+        assert source.checksum.hexdigest() == pack_weights(state.items())[1]
 
 
 def test_other_policy_ranks_take_part_without_sending() -> None:

@@ -1,7 +1,8 @@
 """What is shipped runs: each experiment preset of a real model, with a tiny random one of its family in its place.
 
 Nothing else is changed but sizes: lengths, batches, steps and processes. `model.dtype` is what the presets get on a
-GPU. Flash attention is not to be had on CPU; SDPA stands in for it.
+GPU; what `model.attention=auto` is there, tests/train/test_attention.py tries. In `make test` the examples stand upon
+these presets, with another tiny model: tests/examples.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 
 import pytest
 
-from tests.image_kit import write_rows
 from tests.tiny_llama import build_tiny_llama, write_conversations
 from tests.whole_run import exact_rows
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+
 AS_ON_A_GPU = ("model.dtype=bfloat16", "policy.num_threads=1", "logging.wandb.mode=disabled")
-SHORT_TEXT = ("model.attention=sdpa", "supervised.batch_size=8", "supervised.max_tokens=256", "data.num_eval=4")
+SHORT_TEXT = ("supervised.batch_size=8", "supervised.max_tokens=256", "data.num_eval=4")
 
 
 def train(run: Path, *words: str) -> list[dict[str, Any]]:
@@ -83,23 +85,3 @@ def test_ppo_with_a_critic_and_a_reward_model_trains(
     assert len(steps) == 2
     assert all(row["policy/grad_norm"] > 0 and row["critic/loss"] > 0 for row in steps)
     assert all(row["reward/failed"] == 0 for row in steps)
-
-
-def test_grpo_on_images_trains_and_syncs(tmp_path: Path) -> None:
-    write_rows(tmp_path / "mathv60k", num_rows=32)
-    rows = train(
-        tmp_path / "grpo",
-        "+exp=grpo_mathv60k",
-        "model=tiny_qwen2_5_vl",
-        "model.max_pixels=12544",
-        f"data.root={tmp_path}",
-        "data.num_eval=4",
-        "data.max_prompt_tokens=400",
-        "rollout.max_tokens=16",
-        "trainer.num_steps=3",
-        "trainer.prompts_per_step=8",
-        "reward.num_workers=1",
-    )
-    steps = [row for row in rows if row["stage"] == "grpo"]
-    assert len(steps) == 3
-    assert all(row["sync/probe_difference"] >= 0 and row["mismatch/kl"] < 0.05 for row in steps)

@@ -76,3 +76,8 @@ def test_a_prompts_seed_alone_decides_what_is_sampled(sampled: dict[str, Any]) -
 
 def test_the_engine_gets_its_arguments(sampled: dict[str, Any]) -> None:
     assert sampled["engine_args"] == 96
+
+
+def test_prompts_that_do_not_fit_in_one_step_are_read_in_the_next(sampled: dict[str, Any]) -> None:
+    """Seen before: of a prompt that was read in part, vLLM asks a CPU's random numbers for what they cannot do."""
+    assert sampled["crowded"] == sampled["one_by_one"]

@@ -1,4 +1,8 @@
-"""SFT over two ranks of torchrun on this machine, by the command line: killed, interrupted, resumed."""
+"""SFT over two ranks of torchrun on this machine, by the command line: killed, interrupted, resumed.
+
+In `make test`: ranks killed on Slurm, tests/slurm/test_torchrun.py; a stop in a rank, test_supervised.py; Ctrl-C,
+tests/slurm/test_ends.py.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +20,8 @@ from slurm_rl.jsonl import read_rows
 from slurm_rl.node.processes import attempt_mark, find_marked
 from slurm_rl.run_dir import RunDir, read_json
 from tests.whole_run import exact_rows
+
+pytestmark = pytest.mark.slow
 
 WORDS = (
     "+exp=sft_tiny",
@@ -77,15 +83,6 @@ def interrupt(run: RunDir) -> None:
     assert read_json(run.attempt(1).outcome)["outcome"] == "checkpointed"
 
 
-def test_interrupted_and_resumed_it_logs_every_step_once(tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "interrupted")
-    interrupt(run)
-    finish(start(run.path, "resume"), run)
-    steps = [row["step"] for row in exact_rows(run.path) if row["stage"] == "sft"]
-    assert steps == list(range(1, 81))
-
-
-@pytest.mark.slow
 def test_interrupted_and_resumed_it_logs_the_numbers_of_a_run_that_nobody_disturbed(
     whole: Path, tmp_path: Path
 ) -> None:
@@ -94,7 +91,6 @@ def test_interrupted_and_resumed_it_logs_the_numbers_of_a_run_that_nobody_distur
     require_equal(finish(start(run.path, "resume"), run), whole)
 
 
-@pytest.mark.slow
 def test_its_agent_killed_it_tries_again_and_logs_the_same_numbers(whole: Path, tmp_path: Path) -> None:
     run = RunDir(tmp_path / "killed")
     process = start(run.path)

@@ -35,7 +35,7 @@ def build_groups(seed: int = 0, group_size: int = 3) -> list[TrainSequence]:
     return found
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", "varlen", "eager"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_shared_prompts_change_no_logprob(family: str, attention: str) -> None:
     torch.manual_seed(0)

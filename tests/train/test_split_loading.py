@@ -8,16 +8,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, multiprocessing
+from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from benchmarks.load_memory import BACKENDS, measure, write_model
-from slurm_rl.config.model import LoraConfig, ModelConfig, TinyVLConfig
+from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.distributed import init_process_group, leave_process_group
 from slurm_rl.engine.frozen import FrozenModel
 from slurm_rl.engine.load_model import load_model, open_model
 from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.tiny import build_character_tokenizer
 from slurm_rl.engine.tiny_vl import build_tiny_vl
+from slurm_rl.engine.weight_files import find_weights
+from slurm_rl.errors import ConfigError
 from slurm_rl.math.sequences import TrainSequence
 from tests.tiny_llama import build_tiny_llama
 from tests.unit.engine.test_store_address import free_port
@@ -25,14 +31,36 @@ from tests.unit.engine.test_store_address import free_port
 KINDS: dict[str, tuple[ModelConfig, int | None]] = {
     "bfloat16": (ModelConfig(path="", dtype="bfloat16"), None),
     "adapters": (ModelConfig(path="", lora=LoraConfig(rank=4, alpha=8.0)), None),
+    "adapters, bfloat16": (ModelConfig(path="", dtype="bfloat16", lora=LoraConfig(rank=4, alpha=8.0)), None),
     "reward model": (ModelConfig(path=""), 7),
 }
 CASES = list(itertools.product(BACKENDS, KINDS))
 
 
+OTHERS = ["vl", "moe"]
+
+
+def build_moe(folder: Path, num_experts: int) -> None:
+    Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=32,
+            hidden_size=16,
+            intermediate_size=16,
+            moe_intermediate_size=8,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=8,
+            num_experts=num_experts,
+            num_experts_per_tok=2,
+        )
+    ).save_pretrained(folder)
+    build_character_tokenizer(TinyModelConfig()).save_pretrained(folder)
+
+
 def load(folder: Path, backend: str, kind: str, num_ranks: int) -> dict[str, Tensor]:
     """All weights of the engine, whole on every rank."""
-    model, score_seed = KINDS[kind]
+    model, score_seed = KINDS.get(kind, KINDS["bfloat16"])
     policy = PolicyConfig(num_workers=num_ranks, num_threads=1, **BACKENDS[backend])
     engine = PolicyEngine(
         folder,
@@ -48,6 +76,8 @@ def load(folder: Path, backend: str, kind: str, num_ranks: int) -> dict[str, Ten
 def _load_on_rank(rank: int, folder: Path, port: int, out: Path) -> None:
     init_process_group(rank, 2, "127.0.0.1", port, 300)
     found: dict[str, object] = {f"{backend} {kind}": load(folder, backend, kind, 2) for backend, kind in CASES}
+    for backend, kind in itertools.product(BACKENDS, OTHERS):
+        found[f"{backend} {kind}"] = load(folder / kind, backend, kind, 2)
     reference = FrozenModel(
         folder, ModelConfig(path=str(folder)), PolicyConfig(num_workers=2), 1.0, torch.device("cpu")
     )
@@ -65,6 +95,8 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str
     """A model in bfloat16, and what two ranks made of it."""
     folder, out = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("out")
     build_tiny_llama(folder)
+    build_tiny_vl(TinyVLConfig(), 0, folder / "vl")
+    build_moe(folder / "moe", num_experts=11)
     multiprocessing.spawn(_load_on_rank, (folder, free_port(), out), 2)  # type: ignore[no-untyped-call]
     return folder, [torch.load(out / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
@@ -83,9 +115,26 @@ def test_two_ranks_have_together_the_weights_that_one_loads_whole(
         assert bases.keys() == whole.state_dict().keys()
         assert all(torch.equal(bases[name], value) for name, value in whole.state_dict().items())
         adapters = {name: value for name, value in found.items() if ".lora_" in name}
-        assert bool(adapters) == (kind == "adapters")
+        assert bool(adapters) == kind.startswith("adapters")
         assert all(bool(value.any()) == (".lora_A." in name) for name, value in adapters.items())
         assert all(torch.equal(value, ranks[0][f"{backend} {kind}"][name]) for name, value in adapters.items())  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("backend", "kind"), itertools.product(BACKENDS, OTHERS))
+def test_published_tensors_are_found_under_the_names_of_the_parameters(
+    split: tuple[Path, list[dict[str, object]]], backend: str, kind: str
+) -> None:
+    """Qwen2.5-VL's `visual.` is `model.visual.` in transformers 5, and a mixture's experts are one parameter."""
+    folder, ranks = split[0] / kind, split[1]
+    config = KINDS["bfloat16"][0].model_copy(update={"path": str(folder)})
+    model, files = open_model(folder, config)
+    assert files is not None and all(p.is_meta for p in model.parameters())
+    assert files.file_of.keys() != files.published.keys()
+    whole = load_model(folder, config).state_dict()
+    for rank in ranks:
+        found = rank[f"{backend} {kind}"]
+        assert isinstance(found, dict) and found.keys() == whole.keys()
+        assert all(torch.equal(found[name], value) for name, value in whole.items())
 
 
 def test_a_reference_that_is_split_answers_as_a_whole_one(split: tuple[Path, list[dict[str, object]]]) -> None:
@@ -105,12 +154,32 @@ def test_a_rank_holds_little_more_than_its_part_while_it_loads(tmp_path: Path, b
 
 
 def test_who_cannot_be_read_tensor_by_tensor_is_loaded_whole(tmp_path: Path) -> None:
-    """Published names of a vision model's weights are others than those of its parameters; a missing one is told."""
-    build_tiny_vl(TinyVLConfig(), 0, tmp_path / "vl")
-    model, files = open_model(tmp_path / "vl", ModelConfig(path=str(tmp_path / "vl")))
-    assert files is None and not any(p.is_meta for p in model.parameters())
+    """An expert is missing, or its number is not that of a part; the whole loading tells what is wrong."""
+    build_moe(tmp_path / "moe", num_experts=4)
+    _, files = open_model(tmp_path / "moe", ModelConfig(path=str(tmp_path / "moe")))
+    assert files is not None
+    file = tmp_path / "moe" / SAFE_WEIGHTS_NAME
+    held = load_file(file)
+    for lost in ("model.layers.1.mlp.experts.3.up_proj.weight", "model.layers.1.mlp.experts.3.gate_proj.weight"):
+        del held[lost]
+        save_file(held, file, {"format": "pt"})
+        with pytest.raises(ConfigError):
+            open_model(tmp_path / "moe", ModelConfig(path=str(tmp_path / "moe")))
     build_tiny_llama(tmp_path / "llama")
     shutil.copytree(tmp_path / "llama", tmp_path / "copy")
     model, files = open_model(tmp_path / "copy", ModelConfig(path=str(tmp_path / "copy")))
     assert files is not None and all(p.is_meta for p in model.parameters())
     assert not any(buffer.is_meta for buffer in model.buffers())
+
+
+def test_a_model_with_saved_buffers_is_loaded_whole(tmp_path: Path) -> None:
+    """Such as the bias by which some experts are chosen: only parameters are read tensor by tensor."""
+    build_tiny_llama(tmp_path)
+    model, files = open_model(tmp_path, ModelConfig(path=str(tmp_path)))
+    assert files is not None
+    model.register_buffer("expert_bias", torch.ones(2))
+    save_file(
+        {**{name: files.read(name) for name in files.shapes()}, "expert_bias": torch.ones(2)},
+        tmp_path / SAFE_WEIGHTS_NAME,
+    )
+    assert find_weights(model, tmp_path) is None

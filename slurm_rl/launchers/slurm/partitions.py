@@ -71,7 +71,7 @@ def parse_partitions(output: str) -> list[PartitionInfo]:
         group = NodeGroup(int(num_nodes), int(cpus), int(mem_mb), parse_gpus(gres))
         groups.setdefault((name, limit), []).append(group)
     found = [
-        PartitionInfo(name.rstrip("*"), name.endswith("*"), _minutes(limit), tuple(alike))
+        PartitionInfo(name.rstrip("*"), name.endswith("*"), parse_limit(limit), tuple(alike))
         for (name, limit), alike in groups.items()
     ]
     return sorted(found, key=lambda partition: (not partition.is_default, partition.name))
@@ -93,8 +93,13 @@ def parse_gpus(gres: str) -> dict[str, int]:
     return found
 
 
-def _minutes(limit: str) -> int | None:
-    return None if limit in ("infinite", "n/a") else parse_minutes(limit)
+def parse_limit(limit: str) -> int | None:
+    """Minutes of a partition's time limit; None when there is none.
+
+    >>> parse_limit("infinite"), parse_limit("2-00:00:00")
+    (None, 2880)
+    """
+    return None if limit in ("infinite", "UNLIMITED", "n/a") else parse_minutes(limit)
 
 
 def spell_gpus(plan: JobPlan, chosen: Sequence[PartitionInfo]) -> JobPlan:
@@ -111,6 +116,11 @@ def spell_gpus(plan: JobPlan, chosen: Sequence[PartitionInfo]) -> JobPlan:
     return plan if spelled == gres else replace(plan, sbatch={**plan.sbatch, "gres": spelled})
 
 
+def is_slice(kind: str) -> bool:
+    """Whether this type is a part of a GPU."""
+    return _SLICE.search(kind.lower()) is not None
+
+
 def find_spelling(asked: str, offered: Collection[str]) -> str | None:
     """The one type that means the same; None when there is none, or several could be meant.
 
@@ -122,7 +132,7 @@ def find_spelling(asked: str, offered: Collection[str]) -> str | None:
     if asked in offered:
         return asked
     same = [kind for kind in offered if kind.lower() == asked.lower()]
-    whole = [kind for kind in offered if not _SLICE.search(kind.lower())]
+    whole = [kind for kind in offered if not is_slice(kind)]
     named = [kind for kind in whole if asked.lower() in re.split("[^a-z0-9]+", kind.lower())]
     alike = same or named
     return alike[0] if len(alike) == 1 else None

@@ -46,13 +46,17 @@ def explain_local(path: str, mounts: Sequence[tuple[str, str]]) -> str | None:
     >>> explain_local("/scratch/python", mounts), explain_local("/opt/python", mounts)
     ('in the memory of this machine (tmpfs)', None)
     """
-    pure = PurePosixPath(path)
-    above = [(point, kind) for point, kind in mounts if pure.is_relative_to(point)]
-    # Of two mounts on one point the later one is seen.
-    kind = max(enumerate(above), key=lambda item: (len(item[1][0]), item[0]), default=(0, ("", "")))[1][1]
+    kind = find_kind(path, mounts)
     if kind in _IN_MEMORY:
         return f"in the memory of this machine ({kind})"
-    folder = next((folder for folder in _OWN_FOLDERS if pure.is_relative_to(folder)), None)
+    folder = next((folder for folder in _OWN_FOLDERS if PurePosixPath(path).is_relative_to(folder)), None)
     if folder is not None and kind in _OWN_DISK:
         return f"below {folder} on a disk of this machine ({kind})"
     return None
+
+
+def find_kind(path: str, mounts: Sequence[tuple[str, str]]) -> str:
+    """Type of the file system that this absolute path lies on; "" when no mount is above it."""
+    above = [(point, kind) for point, kind in mounts if PurePosixPath(path).is_relative_to(point)]
+    # Of two mounts on one point the later one is seen.
+    return max(enumerate(above), key=lambda item: (len(item[1][0]), item[0]), default=(0, ("", "")))[1][1]

@@ -68,6 +68,7 @@ class Request:
     accelerator: AcceleratorKind
     name: str
     user: str | None
+    rdma: bool
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,7 @@ def wrap(
     name: str,
     inherited: Sequence[str] = (),
     user: tuple[int, int] | None = None,
+    rdma: bool = False,
 ) -> Wrapped:
     """The command inside the container, with the same mounts and environment in every runtime.
 
@@ -165,6 +167,7 @@ def wrap(
         name: unique on the node; podman and docker name the container so, and `cleanup_argv` ends it by it.
         inherited: names of further variables, secrets among them, that the environment of the call holds.
         user: uid and gid of the caller, for docker, which otherwise runs as root; None is root.
+        rdma: its GPUs talk to those of other nodes, by the node's RDMA devices where it has any.
 
     Raises:
         ConfigError: the runtime has no notation for a path, or two mounts want one place.
@@ -183,6 +186,7 @@ def wrap(
         accelerator=accelerator,
         name=name,
         user=None if user is None or user[0] == 0 else f"{user[0]}:{user[1]}",
+        rdma=rdma and accelerator != "cpu",
     )
     render: Callable[[Request], Wrapped] = load_function(RUNTIMES[container.runtime].wrap)
     return render(request)

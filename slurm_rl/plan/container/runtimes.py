@@ -117,12 +117,18 @@ def docker(request: Request) -> Wrapped:
     return _run_command("docker", options, request, ("docker", "rm", "--force", request.name))
 
 
+# Only the node knows whether it has any, and both programs refuse a device that is not there. Without them NCCL and
+# RCCL go by TCP. apptainer and enroot show the node's /dev as it is, and keep its limits.
+_WITH_RDMA = 'ls /dev/infiniband/uverbs* >/dev/null 2>&1 && rdma=--device=/dev/infiniband; exec "$0" run ${rdma-} "$@"'
+
+
 def _run_command(program: str, options: list[str], request: Request, cleanup: tuple[str, ...]) -> Wrapped:
     """What podman and docker have in common."""
     container = request.container
     shm = ["--ipc=host"] if container.shm_size_gb is None else [f"--shm-size={container.shm_size_gb}g"]
     # The log driver would keep a second copy of all output in the runtime's own folders.
-    args = [program, "run", "--rm", f"--name={request.name}", "--network=host", *shm, "--log-driver=none", *options]
+    start = ["/bin/sh", "-c", _WITH_RDMA, program] if request.rdma else [program, "run"]
+    args = [*start, "--rm", f"--name={request.name}", "--network=host", *shm, "--log-driver=none", *options]
     args += [f"--mount={render_bind(mount, 'readonly')}" for mount in request.mounts]
     args += [f"--env={name}" for name in sorted({*request.env, *request.inherited, *SLURM_NAMES})]
     if container.workdir is not None:

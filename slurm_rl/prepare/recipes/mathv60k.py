@@ -21,6 +21,7 @@ from typing import Any
 from slurm_rl.data.images import open_bounded
 from slurm_rl.data.lines import parse_object, read_lines
 from slurm_rl.errors import DataError
+from slurm_rl.meter import measure
 from slurm_rl.prepare import require_library
 from slurm_rl.prepare.archive import extract_archive
 from slurm_rl.prepare.dataset import DatasetRecipe, Workspace, drop_unscorable, write_rows
@@ -39,12 +40,15 @@ def find_bad_images(paths: Sequence[Path], say: Callable[[str], None]) -> dict[P
     require_library("PIL", "checking images needs Pillow")
     bad: dict[Path, str] = {}
     # Threads: reading waits for the disk, and decoding lets go of the interpreter's lock.
-    with ThreadPoolExecutor(max_workers=min(16, 2 * len(os.sched_getaffinity(0)))) as pool:
-        for done, (path, why) in enumerate(zip(paths, pool.map(describe_damage, paths), strict=True), 1):
+    with (
+        ThreadPoolExecutor(max_workers=min(16, 2 * len(os.sched_getaffinity(0)))) as pool,
+        measure("checking images", len(paths), unit="images") as advance,
+    ):
+        for path, why in zip(paths, pool.map(describe_damage, paths), strict=True):
+            advance(1)
             if why:
                 bad[path] = why
-            if done % 5000 == 0 or done == len(paths):
-                say(f"checked {done} of {len(paths)} images")
+    say(f"checked {len(paths)} images")
     return bad
 
 

@@ -100,21 +100,18 @@ class GRPOTrainer:
 
     def begin(self, wait_for_engines: Callable[[], None]) -> None:
         """The warm-up while the engines start, then weights in every engine and what they do before training."""
-        if self.config.rollout.colocate:
-            self.open_engines(wait_for_engines)
+        if self.config.rollout.colocate:  # they are up, and asleep
+            self.sync.transport.open()
             self.leave_gpus_to_the_policy(Timer())
             self.warm_up()
         else:
             self.warm_up()
-            self.open_engines(wait_for_engines)
+            wait_for_engines()
+            self.sync.transport.open()
         self.sync_weights(Timer())
         self.sync.verify()
         self.evaluator.run_if_due(self.state)
         self.save_if_due()
-
-    def open_engines(self, wait_for_engines: Callable[[], None]) -> None:
-        wait_for_engines()
-        self.sync.transport.open()
 
     def warm_up(self) -> None:
         """Supervised steps on reference answers, then what begins as the policy does now."""

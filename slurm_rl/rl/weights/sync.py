@@ -22,7 +22,7 @@ seen at once, but grows with each step that a tensor stays behind.
 The ways that they go:
 
     ObjectStore   Ray's object store, once for all engines of a node; whole weights or adapters
-    Direct        from the policy's memory into the engines' (rollout.weight_transfer = nccl, ipc, gloo)
+    Direct        from the policy's memory into the engines' (nccl, ipc, gloo)
 
 To add one, write a class with the methods of `WeightTransport` and start it in build.py.
 """
@@ -95,19 +95,24 @@ class Direct:
 
     Args:
         sizes: tensor-parallel ranks of each engine.
+        backend: nccl, ipc or gloo.
     """
 
-    def __init__(self, policy: WorkerGroup, engines: Sequence[Actor], sizes: Sequence[int]) -> None:
-        self.policy, self.engines, self.sizes = policy, engines, list(sizes)
+    def __init__(self, policy: WorkerGroup, engines: Sequence[Actor], sizes: Sequence[int], backend: str) -> None:
+        self.policy, self.engines, self.sizes, self.backend = policy, engines, list(sizes), backend
+        self._confirmed: list[Any] = []
 
     def open(self) -> None:
         address = self.policy.call("find_address")[0]
-        self.policy.call("open_sender", [engine.handle for engine in self.engines], self.sizes, address)
+        handles = [engine.handle for engine in self.engines]
+        self.policy.call("open_sender", self.backend, handles, self.sizes, address)
 
     def push(self, version: int, probe: TokenPrompt) -> Push:
-        sent = [(worker, worker.handle.send_weights.remote(probe)) for worker in self.policy.workers]
-        # An argument that is a result makes the engine confirm after the policy has sent.
+        # An argument that is a result makes the policy send after all engines have confirmed the version before, and
+        # them confirm after the policy has sent.
+        sent = [(one, one.handle.send_weights.remote(probe, *self._confirmed)) for one in self.policy.workers]
         held = [(engine, engine.handle.confirm_weights.remote(version, sent[0][1], probe)) for engine in self.engines]
+        self._confirmed = [confirmed for _, confirmed in held]
         return Push(version, sent, held)
 
 
@@ -162,10 +167,10 @@ class WeightSync:
         return difference
 
     def _compare(self, name: str, version: int, sent: SentWeights, held: HeldWeights) -> float:
-        if held.version != version or any(value != sent.checksum for value in held.checksums):
+        if held.version != version or set(held.checksums) != {sent.checksum}:
             raise WeightSyncError(
-                f"{name} must hold version {version} with SHA-256 {sent.checksum[:12]}",
-                seen=f"version {held.version} with {', '.join(value[:12] for value in held.checksums)}",
+                f"{name} must hold version {version} with checksum {sent.checksum}",
+                seen=f"version {held.version} with {', '.join(held.checksums) or 'none'}",
                 action="report a bug: the bytes changed on their way",
             )
         differences = [abs(a - b) for a, b in zip(sent.probe, held.probe, strict=True)]

@@ -1,14 +1,15 @@
-"""The form in which a model's weights travel from the policy to the engines, and its checksum."""
+"""The form in which a model's weights travel through Ray's object store, and what both sides say of them."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+
+from slurm_rl.rl.weights.checksum import WeightChecksum
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,7 @@ def _pack(name: str, tensor: torch.Tensor) -> WeightRecord:
     return WeightRecord(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), flat)
 
 
-def pack_weights(state: Iterable[tuple[str, torch.Tensor]]) -> list[WeightRecord]:
-    """Records of a full state dict, sorted by name so that the checksum has one value."""
-    return [_pack(name, tensor) for name, tensor in sorted(state, key=lambda item: item[0])]
-
-
-def checksum(records: Sequence[WeightRecord]) -> str:
-    """SHA-256 over names, types, shapes and bytes."""
-    digest = hashlib.sha256()
-    for record in records:
-        digest.update(f"{record.name}:{record.dtype}:{record.shape};".encode())
-        digest.update(record.data)
-    return digest.hexdigest()
+def pack_weights(state: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[WeightRecord], str]:
+    """Records on the host of tensors on any device, and their checksum, computed where they are."""
+    checksum = WeightChecksum()
+    return [_pack(name, tensor) for name, tensor in checksum.passing(state)], checksum.hexdigest()

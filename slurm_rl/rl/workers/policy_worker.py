@@ -14,7 +14,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.config.train import OptimConfig
 from slurm_rl.math.sequences import FloatArray, TokenPrompt, TrainSequence
 from slurm_rl.rl.algorithm.policy_loss import build_policy_loss, build_warmup_loss
-from slurm_rl.rl.weights.weight_record import SentWeights, WeightRecord, checksum, pack_weights
+from slurm_rl.rl.weights.weight_record import SentWeights, WeightRecord, pack_weights
 from slurm_rl.rl.workers.ray_nodes import find_address
 from slurm_rl.rl.workers.worker_group import MicroBatches, TrainWorker, WorkerRank
 
@@ -107,42 +107,61 @@ class PolicyWorker(TrainWorker, ReferenceHolder):
 
     def pack_weights(self, probe: TokenPrompt) -> tuple[list[WeightRecord], SentWeights]:
         """What changes of the weights: all of them, or the adapters alone. Rank 0 alone has records."""
-        adapted = self.config.model.lora is not None
-        records = pack_weights(self.engine.adapter_state() if adapted else self.engine.full_state())
-        return records, self._describe(checksum(records), probe)
+        from slurm_rl.engine.distributed import get_rank
+
+        read = self.engine.full_state if self.config.model.lora is None else self.engine.adapter_state
+        state = read(self.device)  # on every rank, since its checksum is computed there
+        if get_rank() == 0:
+            records, checksum = pack_weights(state)
+        else:
+            records, checksum = [], ""
+            for _ in state:
+                pass
+        return records, self._leave(SentWeights(checksum, self._probe(probe)))
 
     def find_address(self) -> tuple[str, int]:
         """Where a transfer group can meet on this node."""
         return find_address()
 
-    def open_sender(self, engines: Sequence[Any], sizes: Sequence[int], address: tuple[str, int]) -> None:
+    def open_sender(self, backend: str, engines: Sequence[Any], sizes: Sequence[int], address: tuple[str, int]) -> None:
         """Join a transfer group with these engines, of so many ranks each."""
         from slurm_rl.engine.distributed import get_rank
         from slurm_rl.rl.rollout.vllm.transfer import EngineClient, open_sender
 
         client = EngineClient(engines, sizes, self.config.trainer.step_timeout_s)
-        backend = self.config.rollout.weight_transfer
         self.sender = open_sender(backend, get_rank(), self.engine, client, 1 + sum(sizes), address)
 
-    def send_weights(self, probe: TokenPrompt) -> SentWeights:
-        """Send all weights through the group."""
+    def send_weights(self, probe: TokenPrompt, *_: Any) -> SentWeights:
+        """Send all weights through the group.
+
+        Args:
+            _: results that must be there before.
+        """
         import torch
 
+        # Before, since engines that sample on wait from the first that is sent until all is confirmed.
+        logprobs = self._probe(probe)
         if torch.cuda.is_available():
             # vLLM packs tensors on streams of its own, which do not wait for the optimizer's kernels.
             torch.cuda.synchronize()
-        if self.config.rollout.colocate:
-            torch.cuda.empty_cache()  # the first thing that is sent wakes an engine on the same GPU
+        self._free_gpus()  # the first thing that is sent wakes the engines
         self.sender.send_weights()
-        return self._describe(getattr(self.sender, "checksum", None) or "", probe)
+        return self._leave(SentWeights(self.sender.source.checksum.hexdigest(), logprobs))
 
-    def _describe(self, digest: str, probe: TokenPrompt) -> SentWeights:
+    def _leave(self, sent: SentWeights) -> SentWeights:
+        self._free_gpus()
+        return sent
+
+    def _free_gpus(self) -> None:
+        """Give back what torch keeps where engines wake up on the same GPUs: on all ranks before any goes on, since the
+        word of rank 0 wakes the engines of all."""
         import torch
 
-        sent = SentWeights(digest, self._probe(probe))
+        from slurm_rl.engine.distributed import gather_objects
+
         if self.config.rollout.colocate:
-            torch.cuda.empty_cache()  # an engine wakes up on the same GPU
-        return sent
+            torch.cuda.empty_cache()
+            gather_objects(None)
 
     def _probe(self, prompt: TokenPrompt) -> list[float]:
         """Logprob of each token after the first, at temperature 1."""

@@ -60,15 +60,25 @@ class Cluster:
         import ray
 
         name = f"{actor.role}-{actor.index}"
-        threads = {} if actor.num_threads is None else {"OMP_NUM_THREADS": str(actor.num_threads)}
         remote = ray.remote(cls).options(
             name=name,
             num_cpus=0,
             max_concurrency=max_concurrency,
-            runtime_env={"env_vars": {**threads, **self._visible_gpus(actor)}},
+            runtime_env={"env_vars": {**self._threads(actor), **self._visible_gpus(actor)}},
             **self.nodes.options(actor),
         )
         return Actor(name, remote.remote(*args))
+
+    def _threads(self, actor: ActorPlan) -> dict[str, str]:
+        """Ray gives one thread to an actor that asks for no CPUs, and what moves through host memory crawls.
+
+        Who trains on a GPU gets that GPU's part of its node's cores. An engine on GPUs keeps the one with which vLLM
+        serves, too.
+        """
+        number = actor.num_threads
+        if number is None and actor.gpus and actor.role != "rollout":
+            number = max(1, self.nodes.num_cpus(actor.node) * len(actor.gpus) // self.plan.gpus_per_node)
+        return {} if number is None else {"OMP_NUM_THREADS": str(number)}
 
     def _visible_gpus(self, actor: ActorPlan) -> dict[str, str]:
         variable = MASK_VARIABLES.get(self.plan.accelerator)

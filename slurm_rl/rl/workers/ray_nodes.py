@@ -34,13 +34,16 @@ class OwnRayNodes:
     def __init__(self, plan: JobPlan) -> None:
         self.plan = plan
         self.gpus: list[list[str]] = []
+        self.cpus: list[int] = []
 
     def wait(self, deadline: float, stop: StopFlag) -> None:
         """Return when all are there; `deadline` by time.monotonic(). Raises BringUpError with what is missing."""
         import ray
 
         wait_for_nodes(self.plan, deadline, stop.check)
-        self.gpus = read_gpu_names(ray.nodes(), self.plan.num_nodes)
+        nodes = find_ours(ray.nodes(), self.plan.num_nodes)
+        self.gpus = [parse_gpu_labels(node.get("Labels", {})) for node in nodes]
+        self.cpus = [int(node["Resources"].get("CPU", 1)) for node in nodes]
 
     def options(self, actor: ActorPlan) -> dict[str, Any]:
         """For Ray: what holds the actor on its node."""
@@ -49,6 +52,10 @@ class OwnRayNodes:
     def gpu_names(self, actor: ActorPlan) -> list[str]:
         """What the actor's GPUs are called on its node."""
         return [self.gpus[actor.node][gpu] for gpu in actor.gpus]
+
+    def num_cpus(self, node: int) -> int:
+        """Cores of ours on that node."""
+        return self.cpus[node]
 
     def host(self) -> str:
         """Address of the driver's node that the others reach."""
@@ -60,15 +67,14 @@ class OwnRayNodes:
         return self.host(), int(os.environ[RENDEZVOUS_PORTS[role]]) if node == 0 else 0
 
 
-def read_gpu_names(nodes: Sequence[Mapping[str, Any]], num_nodes: int) -> list[list[str]]:
-    """Of each rank of ours, what its GPUs are called there: a task that was given GPUs 4 and 5 has no GPU 0.
+def find_ours(nodes: Sequence[Mapping[str, Any]], num_nodes: int) -> list[Mapping[str, Any]]:
+    """The nodes of our agents, by rank.
 
     Args:
         nodes: what `ray.nodes()` says; a node that came back may be there once more, dead.
     """
     alive = [node for node in nodes if node["Alive"]]
-    by_rank = [next(node for node in alive if node_resource(rank) in node["Resources"]) for rank in range(num_nodes)]
-    return [parse_gpu_labels(node.get("Labels", {})) for node in by_rank]
+    return [next(node for node in alive if node_resource(rank) in node["Resources"]) for rank in range(num_nodes)]
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,9 @@ class SharedRayNodes:
     def gpu_names(self, actor: ActorPlan) -> list[str]:
         names = self.facts[actor.node].gpus
         return [names[gpu] for gpu in actor.gpus]
+
+    def num_cpus(self, node: int) -> int:
+        return int(build_bundle(self.plan)["CPU"])
 
     def host(self) -> str:
         import ray

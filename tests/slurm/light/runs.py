@@ -126,14 +126,14 @@ class LightRun:
 
     def kill(self, host: str, words: str, *, newest_alone: bool = False) -> None:
         """kill -9 of this run's processes on a node whose command line holds the words."""
-        found = [p for p in self.cluster.processes(host) if words in p.cmdline and self._is_ours(p.cmdline)]
+        found = [p for p in self.cluster.processes(host) if words in p.cmdline and self.is_ours(p.cmdline)]
         assert found, f"no {words} on {host}"
         found.sort(key=lambda process: process.pid)
         for process in found[-1:] if newest_alone else found:
             with contextlib.suppress(Exception):  # it may go with another of them
                 self.cluster.signal(host, process.pid, 9)
 
-    def _is_ours(self, cmdline: str) -> bool:
+    def is_ours(self, cmdline: str) -> bool:
         # Ray's own processes name their session folder, everything of ours the run directory.
         path = self.run_dir.path
         names = [f"{path} ", f"{path}/", tmp_stem(self.plan)]
@@ -157,7 +157,7 @@ class LightRun:
         found: dict[str, Any] = {}
         for host in filter(self.cluster.is_on, self.cluster.nodes):
             left = self.cluster.leftovers(host)
-            ours = [p.cmdline for p in left.processes if self._is_ours(p.cmdline)]
+            ours = [p.cmdline for p in left.processes if self.is_ours(p.cmdline)]
             ours += [path for path in left.tmp if tmp_stem(self.plan) in path]
             if ours:
                 found[host] = ours

@@ -24,6 +24,7 @@ from tests.storage.disks import fill
 # Verb -> command lines; each writes to the disk.
 WRITES = {
     "submit": ["run_dir=@/new +exp=demo", "-m seed=1,2 cluster.run_root=@/new +exp=demo"],
+    "doctor": ["doctor cluster.run_root=@/new"],
     "here": ["here run_dir=@/new +exp=demo"],
     "node": ["node run_dir=@/new +exp=demo --rank 0 --nodes 1 --head localhost"],
     "resume": ["resume @/run"],
@@ -32,8 +33,9 @@ WRITES = {
     "export": ["export dstack +exp=demo +cluster=dstack --out @/train.dstack.yml"],
 }
 ELSEWHERE = {"image": "unit/image/test_make_image.py", "prepare": "unit/prepare/test_text_sets.py"}
-"""Those that need an engine or a hub."""
-READS = {"plan", "status", "logs", "tunnel", "attach", "results", "reward-server"}
+ELSEWHERE |= {"site": "unit/cli/test_site.py"}
+"""Those that need an engine, a hub or a Slurm."""
+READS = {"plan", "explain", "config", "completion", "status", "logs", "tunnel", "attach", "results", "reward-server"}
 """They make no file; `status` leaves out to note what it found."""
 ASKS = {"cancel"}
 """Writes, for a job that waited, how it ended; the job is cancelled before."""

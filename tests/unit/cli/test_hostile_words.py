@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slurm_rl.__main__ import main
 from slurm_rl.cli.verbs import VERBS
-from slurm_rl.config.load import valid_keys
+from slurm_rl.config.keys import list_keys
 
 # The same words each time: what a new seed finds is found by whoever changes `derandomize` for an hour.
 KEPT = settings(
@@ -22,7 +22,7 @@ KEPT = settings(
 )
 GROUPS = ["cluster", "data", "model", "exp", "reward", "lora", "algorithm", "network", "hydra", "hydra/launcher"]
 KEYS = st.sampled_from(
-    [*GROUPS, *valid_keys(), "", ".", "a..b", "_target_", "defaults", "hydra.run.dir", "hydra.mode", "model@:x", "日本"]
+    [*GROUPS, *list_keys(), "", ".", "a..b", "_target_", "defaults", "hydra.run.dir", "hydra.mode", "model@:x", "日本"]
 )
 VALUES = st.sampled_from(
     [
@@ -65,6 +65,7 @@ STOP = "no.such.key=1"
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working directory; an exception that is none of ours is raised, not told."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     for name in ("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_RL_CONFIG_DIR"):
         monkeypatch.delenv(name, raising=False)
 

@@ -68,5 +68,6 @@ def test_check_asks_for_one_node_where_the_job_would_be_let_in() -> None:
     plan = plan_for("cluster.slurm.partition=p", "cluster.slurm.account=a", "cluster.num_nodes=9")
     argv = SlurmLauncher().build_probe(plan, Wrapped((), ("true",), {}), 900)
     assert argv[:3] == ["srun", "--nodes=1", "--ntasks=1"]
+    assert SlurmLauncher().build_probe(plan, Wrapped((), ("true",), {}), 900, num_nodes=9)[1] == "--nodes=9"
     assert {"--partition=p", "--account=a", "--gres=gpu:h100:8", "--time=15"} <= set(argv)
     assert not [word for word in argv if word.startswith(("--signal", "--output", "--open-mode", "--requeue"))]

@@ -50,6 +50,9 @@ def children_cpu() -> float:
         (["plan", "+exp=demo", "+cluster=amd_mi300"], "sbatch --job-name=addition"),
         (["plan", "--json", "+exp=demo", "+cluster=nvidia_h100"], '"gpus_per_node": 8'),
         (["--cfg", "job"], "object_store_gb"),
+        (["explain", "+exp=demo", "+cluster=amd_mi300"], "memory, estimated in GB"),
+        (["completion"], "_slurm_rl_verbs='prepare "),
+        (["config", "optim", "+exp=demo"], "optim.lr=0.0006  (default 1e-06)"),
         (["here", "--print-template"], "#SBATCH --requeue"),
         (["status", "run"], "not submitted"),
         (["prepare", "--help"], "mathv60k"),
@@ -93,7 +96,7 @@ def test_the_wheel_ships_presets_and_templates(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = [*(ROOT / "conf").rglob("*.yaml"), *(ROOT / "sbatch_templates").glob("*")]
     shipped += (ROOT / "containers").rglob("Containerfile")
-    assert {f"slurm_rl/{path.relative_to(ROOT)}" for path in shipped} <= names
+    assert {"slurm_rl/py.typed", *(f"slurm_rl/{path.relative_to(ROOT)}" for path in shipped)} <= names
     assert not any(name.startswith("tests/") for name in names)
 
 
@@ -119,6 +122,8 @@ def test_the_installed_wheel_works_anywhere(wheel: Path, tmp_path: Path) -> None
     assert where.stdout.startswith(str(site))
     assert "gpu:mi300:8" in call("plan", "+exp=demo", "+cluster=amd_mi300")
     assert "exec python -m slurm_rl here" in call("here", "--print-template")
+    assert "Peak learning rate." in call("config", "optim"), "the strings under fields are read from the source"
+    assert "complete -o nospace" in call("completion")
     build = ["image", "build", "container.runtime=pyxis", f"container.image={tmp_path}/rl.sqsh"]
     done = subprocess.run(
         [str(python), "-m", "slurm_rl", *build],

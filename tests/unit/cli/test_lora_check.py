@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.cli.model_checks import check_lora_targets, read_matrix_names
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.runs.model_checks import check_lora_targets, read_matrix_names
 
 
 def write_header(path: Path, shapes: dict[str, list[int]]) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from slurm_rl.cli.checks import check_inputs
-from slurm_rl.cli.model_checks import check_reward_model
 from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.runs.checks import check_inputs
+from slurm_rl.runs.model_checks import check_reward_model
 
 ONE = {"id2label": {"0": "LABEL_0"}}
 
@@ -61,4 +61,4 @@ def test_what_can_score_and_what_this_machine_does_not_see_pass(tmp_path: Path) 
 def test_what_is_checked_before_a_run_includes_it(tmp_path: Path) -> None:
     path = write_model(tmp_path, {"num_labels": 3})
     with pytest.raises(ConfigError, match="one output; got 3"):
-        check_inputs(load_config(["+exp=demo", f"reward.model.path={path}"]))
+        check_inputs(load_config(["+exp=demo", f"reward.model.path={path}"]), print)

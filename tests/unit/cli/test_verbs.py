@@ -38,6 +38,11 @@ def test_every_verb_answers_help(verb: str, flag: str, capsys: pytest.CaptureFix
     assert not [flag.names for flag in row.flags if not flag.options.get("help")]
 
 
+def test_the_list_of_verbs_and_presets_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
 def test_help_of_all_verbs_needs_no_heavy_package() -> None:
     script = f"""
 import sys
@@ -74,8 +79,8 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
     assert first == verb
     told = read_words(verb, words)
     if verb in TAKE_OVERRIDES:
-        overrides = told.rest[1 if verb in ("image", "export") else 0 :]
-        load_config(overrides or DEMO, is_run=verb not in ("image", "reward-server"))
+        overrides = told.rest[1 if verb in ("image", "export", "config") else 0 :]
+        load_config(overrides or DEMO, is_run=verb not in ("image", "doctor", "reward-server", "config"))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +88,7 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
     [
         (["plan", "--jsno"], "did you mean --json?"),
         (["plan", "-m", "seed=1,2"], "-m is of submit"),
-        (["logs", "--json"], "--json is of plan and results"),
+        (["logs", "--json"], "--json is of doctor and plan and results"),
         (["submit", "--frobnicate=1"], "must be one of --config-dir, -m"),
         (["logs", "--wo=driver"], "did you mean --who?"),
         (["plan", "--config-dir"], "--config-dir: expected one argument"),

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.__main__ import main
-from slurm_rl.cli.checks import check_inputs
-from slurm_rl.cli.model_checks import check_same_model
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig, TinyModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.runs.checks import check_inputs
+from slurm_rl.runs.model_checks import check_same_model
 from tests.unit.cli.test_lora_check import write_header
 from tests.unit.plan.test_layout import LLAMA3_70B, QWEN25_7B
 
@@ -59,7 +59,7 @@ def test_what_is_checked_before_a_run_includes_it(tmp_path: Path) -> None:
     other = write_other(tmp_path)
     config = load_config(["+exp=demo", "model=hf", f"model.path={folder}", f"model.init_from={other}"])
     with pytest.raises(ConfigError, match=r"\[152064, 3584\].*\[9, 4\]") as caught:
-        check_inputs(config)
+        check_inputs(config, print)
     assert caught.value.exit_code == 2
 
 

@@ -7,7 +7,8 @@ from functools import cache
 
 import pytest
 
-from slurm_rl.config.load import compose, load_config, parse_config, valid_keys
+from slurm_rl.config.keys import list_keys
+from slurm_rl.config.load import compose, load_config, parse_config
 from slurm_rl.config.reads import EVERY_TASK, READERS, find_changed, find_readers
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TASKS
@@ -122,6 +123,6 @@ def attributes_read(task: str) -> set[str]:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_reads_each_key_that_it_does_not_refuse(task: str) -> None:
-    accepted = {key for key in valid_keys() if task in find_readers(key, task)}
+    accepted = {key for key in list_keys() if task in find_readers(key, task)}
     read = attributes_read(task)
     assert {key for key in accepted if key.rpartition(".")[2] not in read and not key.startswith(WHOLE)} == set()

@@ -85,12 +85,12 @@ def test_the_demo_runs_when_no_words_are_given(tmp_path: Path, capsys: pytest.Ca
 
 def test_the_number_format_follows_the_accelerator_and_is_saved() -> None:
     config = load_config([*OWN, "+cluster=amd_mi300"])
-    assert (config.model.dtype, config.model.gradient_checkpointing) == ("bfloat16", True)
+    assert (config.model.dtype, config.model.gradient_checkpointing) == ("bfloat16", "auto")
     saved = config.model_dump(mode="json")
     assert saved["model"]["dtype"] == "bfloat16"
     assert parse_config(saved) == config
     here = load_config(OWN)
-    assert (here.model.dtype, here.model.gradient_checkpointing) == ("float32", False)
+    assert (here.model.dtype, here.model.gradient_checkpointing) == ("float32", "auto")
     assert load_config([*OWN, "+cluster=amd_mi300", "model.dtype=float32"]).model.dtype == "float32"
 
 

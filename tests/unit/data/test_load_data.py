@@ -11,6 +11,7 @@ import pytest
 from slurm_rl.config.data import DataConfig
 from slurm_rl.data.load_data import build_addition_rows, load_answers, load_pairs, load_prompts
 from slurm_rl.errors import DataError
+from tests import image_kit
 
 QUESTIONS = [f"What is {n}?" for n in range(40)]
 
@@ -155,3 +156,22 @@ def test_a_row_without_a_prompt_is_named_with_its_line(prompt: Any, tmp_path: Pa
             continue  # there the column is optional
         with pytest.raises(DataError, match=r"rows\.jsonl:2: .*not empty"):
             load(DataConfig(train=path, num_eval=0))
+
+
+def test_a_copy_of_images_in_another_folder_holds_the_same_rows_out(tmp_path: Path) -> None:
+    """Seen before: paths counted as they were made absolute, so each user had other held-out rows."""
+    chosen = []
+    for folder in (tmp_path / "a", tmp_path / "of" / "another" / "b"):
+        image_kit.write_rows(folder, num_rows=48)
+        split = load_prompts(DataConfig(train=str(folder / "train.jsonl"), num_eval=5))
+        chosen.append([row.index for row in split.held_out])
+    assert chosen[0] == chosen[1]
+
+
+def test_images_of_one_name_in_two_folders_are_not_the_same_prompt(tmp_path: Path) -> None:
+    for name in ("train", "eval"):
+        image_kit.write_rows(tmp_path / name, num_rows=12)
+    files = {name: str(tmp_path / name / "train.jsonl") for name in ("train", "eval")}
+    split = load_prompts(DataConfig(train=files["train"], eval=files["eval"], num_eval=500))
+    # Only the three prompts without an image are the same in both.
+    assert (split.num_overlapping, len(split.train)) == (3, 9)

@@ -9,7 +9,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from slurm_rl.engine.forward import RowReader
 from slurm_rl.math.sequences import TrainSequence
-from slurm_rl.plan.memory import PolicyLoad, estimate_policy, parse_shape
+from slurm_rl.plan.memory import parse_shape
+from slurm_rl.plan.policy_memory import PolicyLoad, estimate_policy
 from tests.live_bytes import LiveBytes
 
 

@@ -108,13 +108,13 @@ def test_the_command_raises_what_is_recorded_and_keeps_what_no_registry_tells(
     assert capsys.readouterr().out == f"{DIGEST}  {registry}/library/base:1\nunknown  {registry}/gone:1\n"
 
 
-def test_all_bases_of_the_recipes_are_recorded_or_given_by_the_user(tmp_path: Path) -> None:
+def test_all_bases_of_the_recipes_are_recorded(tmp_path: Path) -> None:
     found: set[str] = set()
     for name in RECIPES.values():
-        recipe = Recipe(name, {"BASE": "given/by:user"} if name == "rocm" else {})
+        recipe = Recipe(name)
         write_context(recipe, tmp_path / name)
         found |= set(read_bases(recipe, tmp_path / name).values())
-    assert found - {"given/by:user"} == set(json.loads(recipe_module.bases_file().read_text()))
+    assert found == set(json.loads(recipe_module.bases_file().read_text()))
 
 
 def test_a_bill_of_materials_names_every_distribution_and_package(tmp_path: Path) -> None:

@@ -234,12 +234,6 @@ def test_a_target_that_cannot_be_written_is_refused_first(programs: Programs, ta
     assert programs.calls() == []
 
 
-def test_a_recipe_without_a_base_of_its_own_must_be_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--base"):
-        write_context(Recipe("rocm"), tmp_path / "a")
-    write_context(Recipe("rocm", {"BASE": "rocm/vllm:1"}), tmp_path / "b")
-
-
 def test_the_context_holds_the_recipe_and_its_lists_alone(tmp_path: Path) -> None:
     write_context(Recipe("cuda"), tmp_path / "c")
     files = sorted(str(path.relative_to(tmp_path / "c")) for path in (tmp_path / "c").rglob("*") if path.is_file())

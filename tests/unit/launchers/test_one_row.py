@@ -43,7 +43,7 @@ class Toy(Launcher):
     def read_log(self, job: Job) -> str | None:
         return f"hello from {job.job_id}\n{ROW}\n"
 
-    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float) -> list[str]:
+    def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
         return list(wrapped.argv)
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.node.ray_cluster import node_resource, render_gpu_labels
+from slurm_rl.node.ray_cluster import node_resource, parse_gpu_labels, render_gpu_labels
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.plan.visibility import MASK_VARIABLES, gpu_names, normalise_gpu_visibility
 from slurm_rl.rl.workers.ray_driver import Cluster
-from slurm_rl.rl.workers.ray_nodes import OwnRayNodes, read_gpu_names
+from slurm_rl.rl.workers.ray_nodes import OwnRayNodes, find_ours
 
 HEX = st.text("0123456789abcdef", min_size=8, max_size=8)
 INDEX = st.integers(0, 15).map(str)
@@ -47,20 +47,34 @@ def test_an_actor_gets_the_tasks_own_gpus_by_the_names_that_the_mask_has(first: 
         change = normalise_gpu_visibility({"CUDA_VISIBLE_DEVICES": ",".join(mask)}, "nvidia", count)
         names.append(gpu_names(change.set, "nvidia", count))
     nodes = OwnRayNodes.__new__(OwnRayNodes)
-    nodes.gpus = read_gpu_names(nodes_of_ray(*names), 2)
+    nodes.gpus = [parse_gpu_labels(node["Labels"]) for node in find_ours(nodes_of_ray(*names), 2)]
     actor = ActorPlan("policy", 0, node=1, gpus=tuple(range(count)), num_threads=1)
     cluster: Any = Cluster.__new__(Cluster)
     cluster.nodes, cluster.plan = nodes, type("Plan", (), {"accelerator": "nvidia"})
     assert cluster._visible_gpus(actor) == {MASK_VARIABLES["nvidia"]: ",".join(second[:count])}
 
 
-@pytest.mark.parametrize(("vendor", "variable"), [("nvidia", "CUDA_VISIBLE_DEVICES"), ("amd", "HIP_VISIBLE_DEVICES")])
-def test_two_jobs_on_a_node_have_no_gpu_in_common(vendor: Any, variable: str) -> None:
-    jobs = [gpu_names(normalise_gpu_visibility({variable: mask}, vendor, 2).set, vendor, 2) for mask in ("0,1", "4,5")]
-    assert jobs == [["0", "1"], ["4", "5"]]
-
-
 def test_without_a_mask_gpus_are_counted_and_without_gpus_nothing_is_said() -> None:
     assert gpu_names({}, "nvidia", 2) == ["0", "1"]
     assert gpu_names({}, "cpu", 0) == []
-    assert read_gpu_names(nodes_of_ray([]), 1) == [[]]
+    assert [parse_gpu_labels(node["Labels"]) for node in find_ours(nodes_of_ray([]), 1)] == [[]]
+
+
+@pytest.mark.parametrize(
+    ("role", "gpus", "num_threads", "expected"),
+    [
+        ("policy", (3,), None, {"OMP_NUM_THREADS": "12"}),
+        ("critic", (3,), 5, {"OMP_NUM_THREADS": "5"}),
+        ("reference", (0, 1), None, {"OMP_NUM_THREADS": "25"}),
+        ("rollout", (0, 1), None, {}),  # vLLM serves with one, which Ray gives
+        ("policy", (), None, {}),
+    ],
+)
+def test_who_trains_on_a_gpu_has_its_part_of_the_cores(
+    role: str, gpus: tuple[int, ...], num_threads: int | None, expected: dict[str, str]
+) -> None:
+    nodes = OwnRayNodes.__new__(OwnRayNodes)
+    nodes.cpus = [4, 100]
+    cluster: Any = Cluster.__new__(Cluster)
+    cluster.nodes, cluster.plan = nodes, type("Plan", (), {"gpus_per_node": 8})
+    assert cluster._threads(ActorPlan(role, 0, node=1, gpus=gpus, num_threads=num_threads)) == expected

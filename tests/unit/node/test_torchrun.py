@@ -8,16 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import BringUpError, TrainingError
+from slurm_rl.node import torchrun
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.processes import become_subreaper, find_marked, mark_env
-from slurm_rl.node.torchrun import RankSignals, describe_torchrun_end, judge_torchrun
+from slurm_rl.node.torchrun import RankSignals, describe_torchrun_end, judge_torchrun, start_torchrun
 from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.task import Rendezvous, TorchrunPlan
 from slurm_rl.run_dir import RunDir, write_json
 
 # As torch 2.13 writes it.
@@ -179,3 +182,17 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(("num_threads", "expected"), [(None, "4"), (3, "3")])
+def test_ranks_share_the_cores_of_their_node(
+    num_threads: int | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a number torchrun would give each of them one thread, and what waits in host memory would crawl."""
+    seen: list[dict[str, str]] = []
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(9)))
+    monkeypatch.setattr(torchrun, "start_child", lambda argv, env, *rest: seen.append(dict(env)))
+    plan = replace(PLAN, torchrun=TorchrunPlan(2, num_threads))
+    attempt = RunDir(tmp_path).attempt(1)
+    start_torchrun(plan, attempt, HEAD, Rendezvous("n1", 29400, 10.0), {"PATH": "/bin"})
+    assert seen == [{"PATH": "/bin", "OMP_NUM_THREADS": expected}]

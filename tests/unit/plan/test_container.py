@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -102,9 +104,11 @@ GOLDEN: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def wrapped(runtime: str, accelerator: Any = "cpu", **changes: Any) -> Wrapped:
-    user = changes.pop("user", None)
+    user, rdma = changes.pop("user", None), changes.pop("rdma", False)
     plan = replace(PLAN, runtime=runtime, **changes)
-    return wrap(ARGV, ENV, [RUN_DIR], plan, accelerator=accelerator, name="job-7", inherited=[SECRET], user=user)
+    return wrap(
+        ARGV, ENV, [RUN_DIR], plan, accelerator=accelerator, name="job-7", inherited=[SECRET], user=user, rdma=rdma
+    )
 
 
 @pytest.mark.parametrize(("runtime", "accelerator"), GOLDEN)
@@ -143,6 +147,44 @@ def test_a_read_only_image() -> None:
     assert {"--read-only", "--tmpfs=/tmp"} <= set(wrapped("docker", writable=False).argv)
     # One place has one mount.
     assert "--tmpfs=/tmp" not in wrapped("docker", writable=False, mounts=(Mount("/tmp", "/tmp"),)).argv
+
+
+@pytest.mark.parametrize("accelerator", ["nvidia", "amd"])
+@pytest.mark.parametrize("runtime", ["podman", "docker"])
+def test_between_nodes_the_container_has_the_rdma_devices_that_its_node_has(
+    runtime: str, accelerator: str, tmp_path: Path
+) -> None:
+    """Without them NCCL takes TCP; a device that is not there is refused, so one is named where it is."""
+    shell, option, script, *argv = wrapped(runtime, accelerator, rdma=True).argv
+    assert argv == [runtime, *wrapped(runtime, accelerator).argv[2:]]
+    devices = tmp_path / "infiniband"
+    said = ["/bin/echo" if word == runtime else word for word in argv]
+
+    def run() -> str:
+        words = [shell, option, script.replace("/dev/infiniband", str(devices)), *said]
+        return subprocess.run(words, capture_output=True, text=True, check=True).stdout
+
+    plain = " ".join(argv[1:])
+    assert run() == f"run {plain}\n"
+    devices.mkdir()
+    assert run() == f"run {plain}\n"  # the module is loaded, no card is there
+    (devices / "uverbs0").touch()
+    assert run() == f"run --device={devices} {plain}\n"
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_rdma_devices_are_for_gpus_and_for_runtimes_that_hide_the_nodes_own(runtime: str) -> None:
+    assert wrapped(runtime, "cpu", rdma=True) == wrapped(runtime, "cpu")
+    if runtime not in {"podman", "docker"}:
+        assert wrapped(runtime, "nvidia", rdma=True) == wrapped(runtime, "nvidia")
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_the_agents_of_several_nodes_get_them(num_nodes: int) -> None:
+    words = ["+exp=demo", "+cluster=nvidia_h100", "container.runtime=podman", "container.image=i:1"]
+    config = load_config([*words, f"cluster.num_nodes={num_nodes}"])
+    plan = build_plan(config, "/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
+    assert ("/dev/infiniband" in " ".join(wrap_agent(plan, 1, "1", None).argv)) == (num_nodes > 1)
 
 
 @pytest.mark.parametrize("runtime", ["podman", "docker"])

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from slurm_rl.cli.model_shape import find_shape
 from slurm_rl.config.load import conf_dir, load_config, open_hydra, parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.plan.explain import WIDTH, render_explanation
+from slurm_rl.plan.fit import PHASES
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.render import render_plan
 from slurm_rl.plan.topology import find_idle
+from slurm_rl.runs.model_shape import find_shape
 from slurm_rl.sweep.sweeper import Composer
 
 CLUSTERS = sorted(path.stem for path in (conf_dir() / "cluster").glob("*.yaml"))
@@ -24,12 +26,18 @@ NEEDED = {
     "sft_llama3_8b": ["model.path=meta-llama/Llama-3.1-8B"],
     "ray": ["cluster.address=http://head:8265"],
 }
+# Of a screen; a critic and a reward model take the last of them.
+MOST_LINES = 41
 # Nodes, and GPUs of each.
 SIZES = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7), (1, 8), (2, 2), (2, 8), (4, 8)]
 
 
 def plan_of(config: RunConfig) -> JobPlan:
     return build_plan(config, "/runs/a", SubmitFacts("python", 8, "test", find_shape(config.model)))
+
+
+def explain(config: RunConfig, plan: JobPlan) -> str:
+    return render_explanation(config, plan, None if config.external else find_shape(config.model))
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +52,8 @@ def test_every_preset_is_planned_or_refused_with_numbers(experiment: str, compos
     for cluster in CLUSTERS:
         words = [f"exp={experiment}", f"cluster={cluster}", *NEEDED.get(experiment, []), *NEEDED.get(cluster, [])]
         try:
-            plan = plan_of(parse_config(composer.compose(words), is_run=True))
+            config = parse_config(composer.compose(words), is_run=True)
+            plan = plan_of(config)
         except ConfigError as error:
             assert re.search(r"got .*(\d|cpu|ray|false|nvidia)", str(error)) and "Next: " in str(error), (
                 words,
@@ -52,8 +61,13 @@ def test_every_preset_is_planned_or_refused_with_numbers(experiment: str, compos
             )
             continue
         planned += 1
-        assert "not estimated" not in render_plan(plan), words
+        text = explain(config, plan)
+        assert "not estimated" not in text, words
+        lines = text.splitlines()
+        assert len(lines) <= MOST_LINES and max(map(len, lines)) <= WIDTH, words
         if plan.external is None:
+            assert plan.layout.policy is not None and set(plan.layout.policy.phases_gb) == set(PHASES), words
+            assert all(f"{phase:>8}" in text for phase in ("load", "train", "save")), words
             assert not find_idle(plan.num_nodes, plan.gpus_per_node, plan.actors), words
     assert planned >= 6
 
@@ -110,8 +124,8 @@ def test_gpus_without_work_are_refused_unless_they_are_meant() -> None:
 
 def test_a_model_that_only_the_hub_knows_says_what_to_do() -> None:
     words = ["+exp=demo", "model=hf", "model.path=some/body", "+cluster=nvidia_h100"]
-    text = render_plan(plan_of(load_config(words)))
-    assert "not estimated" in text and "prepare model some/body" in text
-    assert "cluster.gpu_mem_gb=80" in render_plan(
-        plan_of(load_config([*words, "model.path=Qwen/Qwen3-4B", "cluster.gpu_mem_gb=null"]))
-    )
+    config = load_config(words)
+    text = explain(config, plan_of(config))
+    assert "not estimated" in text and "prepare model some/body" in " ".join(text.split())
+    config = load_config([*words, "model.path=Qwen/Qwen3-4B", "cluster.gpu_mem_gb=null"])
+    assert "cluster.gpu_mem_gb=80" in explain(config, plan_of(config))

@@ -27,7 +27,7 @@ def test_every_gpu_gets_a_rank_and_no_engine_is_planned() -> None:
     assert plan.torchrun == TorchrunPlan(8, None)
     assert [(a.node, a.gpus) for a in plan.actors] == [(n, (g,)) for n in range(2) for g in range(8)]
     assert {a.role for a in plan.actors} == {"policy"}
-    assert "tensor parallel" not in render_plan(plan)
+    assert "engine" not in render_plan(plan)
 
 
 def test_on_cpu_the_ranks_share_the_cores() -> None:

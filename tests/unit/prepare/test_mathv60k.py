@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from slurm_rl.cli.checks import check_inputs
 from slurm_rl.config.data import DataConfig
 from slurm_rl.config.load import load_config
 from slurm_rl.data.prompts import load_rows
 from slurm_rl.errors import DataError
+from slurm_rl.runs.checks import check_inputs
 from tests.unit.prepare import small_sets
 from tests.unit.prepare.conftest import Prepare
 from tests.unit.prepare.hub_server import COMMIT, Hub
@@ -62,10 +62,10 @@ def test_the_experiment_finds_what_was_prepared(hub: Hub, prepare: Prepare, tmp_
     assert prepare("mathv60k", "--root", "there").returncode == 0
     words = ["+cluster=nvidia_a100", "+exp=grpo_mathv60k", f"data.root={tmp_path}/there", "data.num_eval=2"]
     config = load_config(words)
-    check_inputs(config)
+    check_inputs(config, print)
     (tmp_path / "there/mathv60k/images/Geometry3K/images/2.jpg").unlink()
     with pytest.raises(DataError, match=r"images/2\.jpg"):
-        check_inputs(config)
+        check_inputs(config, print)
 
 
 def picture_of(hub: Hub, number: int) -> bytes:

@@ -17,6 +17,11 @@ def test_a_known_kind_reads_as_words_and_details() -> None:
     assert describe_event(event) == "attempt ended: outcome node lost, cause node03 went away, after_s 0.3333"
 
 
+def test_an_empty_field_is_left_out() -> None:
+    event = {"time": 1.0, "kind": "job/ended", "state": "finished", "cause": ""}
+    assert describe_event(event) == "job ended: state finished"
+
+
 def test_an_unknown_kind_is_shown_with_its_fields() -> None:
     assert describe_event({"time": 1.0, "kind": "spare/used", "node": "n7"}) == "spare/used: node n7"
 

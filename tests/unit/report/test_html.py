@@ -95,10 +95,12 @@ def test_a_sweep_shows_its_leaderboard_and_the_curves_of_its_best_runs(tmp_path:
     standings = [RankedRun(str(index), {"optim.lr": EVIL}, 0.5 - index / 10, "finished") for index in range(8)]
     page = _Page(write_sweep_report(tmp_path, standings, "reward/mean").read_text(encoding="utf-8"))
     assert_harmless(page)
-    assert page.text.count(EVIL) == 8 and "0.4" in page.text
+    # In each row of the table, and as the tip of its place in the parallel coordinates.
+    assert page.text.count(EVIL) == 9 and "0.4" in page.text
     # Accuracy is two charts, greedy and sampled; the time of a step is of one run alone.
-    assert page.tags.count("svg") == 6 and "Accuracy, greedy" in page.text
-    assert {"run 0", "run 5"} <= set(page.text) and "run 6" not in page.text
+    assert page.tags.count("svg") == 1 + 6 and "Accuracy, greedy" in page.text
+    assert {"run 0", "run 4", "others"} <= set(page.text) and "run 5" not in page.text
+    assert "runs: 8 finished · metric: reward/mean" in page.text
 
 
 def test_without_pygal_the_page_says_what_to_install(finished_run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

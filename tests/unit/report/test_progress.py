@@ -116,3 +116,19 @@ def test_the_panel_shows_stage_numbers_and_last_event_without_markup() -> None:
     for expected in ("addition-1", "GRPO 37/100", "reward 0.500", "1,234 tokens/s", "2 min 06 s left", "[red]here"):
         assert expected in text
     assert "1 min 00 s" in text
+    stage, bar, numbers, event = (line.strip("│ ") for line in text.splitlines()[1:-1])
+    assert (stage, numbers) == ("GRPO 37/100", "reward 0.500   1,234 tokens/s   2 min 06 s left")
+    assert set(bar) <= set("━╺╸ ") and event.startswith("checkpoint saved")
+
+
+def test_the_panel_fits_eighty_columns() -> None:
+    progress = started(warmup_steps=0, num_steps=100_000)
+    numbers = {"reward/mean": 0.5, "accuracy/greedy": 1.0, "accuracy/sampled": 1.0, "time/tokens_per_s": 123456.0}
+    progress.apply_row(make_row(37_000, "grpo", **numbers, **{"time/step_s": 20.0}))
+    progress.apply_event({"time": START + 40, "kind": "attempt/ended", "cause": "a long cause " * 20})
+    progress.apply_row(make_row(37_001, "grpo", **numbers, **{"time/step_s": 20.0}))
+    console = Console(file=io.StringIO(), width=80, record=True)
+    console.print(render_panel("a-long-name-" * 10, progress, now=START + 58))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "349 h 59 min left" in " ".join(text.replace("│", " ").split())

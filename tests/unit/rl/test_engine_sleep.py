@@ -16,6 +16,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.rl import run_grpo
 from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.loop.collect import Collected
 from slurm_rl.rl.loop.learner import Learned
@@ -82,6 +83,15 @@ def test_it_wakes_weights_then_loads_then_wakes_the_cache_then_generates() -> No
     assert held.version == 3
     engine.load_weights(4, [], PROBE)
     assert engine.llm.calls[6:] == ["load_named_weights", "reset_prefix_cache", "generate"]
+
+
+def test_an_engine_that_was_half_awake_sleeps_whole() -> None:
+    engine = build_engine(colocate=True, num_gpus=1)
+    engine.sleep()
+    engine._wake("weights")  # as a transfer does that fails
+    engine.sleep()
+    assert engine.llm.calls == [("sleep", 2), ("wake_up", "weights"), ("sleep", 2)]
+    assert engine.asleep == {"weights", "kv_cache"}
 
 
 @pytest.mark.parametrize(("colocate", "num_gpus"), [(True, 0), (False, 1)])
@@ -151,6 +161,50 @@ def test_they_sleep_between_sampling_and_new_weights(words: list[str], order: li
     trainer = GRPOTrainer(load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, *[fake] * 6)
     trainer.batches = fake
     trainer.grpo_step()
+    assert said == order
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        (["rollout.colocate=true"], ["start_engines", "wait_until_ready", "sleep", "start_policy", "wait_until_ready"]),
+        ([], ["start_engines", "start_policy", "wait_until_ready"]),
+    ],
+)
+def test_an_engine_on_shared_gpus_is_up_and_asleep_before_anything_else_takes_of_them(
+    words: list[str], order: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM measures what it takes by what becomes less free, also by what others take meanwhile."""
+    said: list[str] = []
+    group: Any = SimpleNamespace(workers=[], call=lambda *_: None, note_rows=lambda _: None)
+    results = {"start_engines": [], "start_policy": group, "start_reference": group, "start_critic": None}
+    fake: Any = Recorder(said, **results, load_text_config=SimpleNamespace(num_hidden_layers=1), choose_probe=PROBE)
+    fake.results |= {"build_sampler": fake, "GRPOTrainer": fake}
+    others = ["build_sampler", "build_transport", "wait_until_ready", "tell_rows", "load_text_config", "choose_probe"]
+    for name in [*results, *others, "GRPOTrainer", "RunSaver"]:
+        monkeypatch.setattr(run_grpo, name, getattr(fake, name))
+    config = load_config(["+exp=demo", "data.max_prompt_tokens=8", *words])
+    monkeypatch.setattr(RunDir, "require_ours", lambda _: None)
+    cluster: Any = SimpleNamespace(stop=SimpleNamespace(is_set=None))
+    run_grpo._train(RunDir(tmp_path), config, cluster, "/m", fake, fake, fake)
+    assert [name for name in said if name in {*order, "sleep"}] == order
+
+
+@pytest.mark.parametrize(
+    ("words", "order"),
+    [
+        (["rollout.colocate=true"], ["open", "sleep", "warm_up", "push", "verify", "verify"]),
+        ([], ["warm_up", "engines are up", "open", "push", "verify", "verify"]),
+    ],
+)
+def test_a_transfer_is_opened_before_they_sleep_again(words: list[str], order: list[str], tmp_path: Path) -> None:
+    said: list[str] = []
+    fake: Any = Recorder(said, verify=0.0)
+    fake.transport = fake
+    prompts: Any = Prompts([None], [], [])  # type: ignore[list-item]
+    trainer: Any = GRPOTrainer(load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, *[fake] * 6)
+    trainer.evaluator, trainer.warm_up, trainer.save_if_due = Recorder([]), fake.warm_up, lambda: None
+    trainer.begin(lambda: said.append("engines are up"))
     assert said == order
 
 

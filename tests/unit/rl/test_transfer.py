@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +15,13 @@ import torch
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError, WeightSyncError
 from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.render import render_plan
+from slurm_rl.rl.rollout.vllm import transfer
 from slurm_rl.rl.rollout.vllm.transfer import EngineClient, _init_info, largest_bytes
+from slurm_rl.rl.weights.checksum import WeightChecksum
 from slurm_rl.rl.weights.sync import Direct, WeightSync
-from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights
+from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights, pack_weights
 from slurm_rl.rl.workers.policy_worker import PolicyWorker
 from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.rl.workers.worker_group import WorkerGroup
@@ -40,10 +46,10 @@ class FakeEngine:
 class FakePolicy:
     def __init__(self, said: list[Any]) -> None:
         self.find_address = Remote(lambda: ("10.0.0.1", 4242))
-        self.open_sender = Remote(lambda *args: said.append(("open", args[1], args[2])))
+        self.open_sender = Remote(lambda *args: said.append(("open", args[0], *args[2:])))
 
-        def send(probe: TokenPrompt) -> SentWeights:
-            said.append("send")
+        def send(probe: TokenPrompt, *confirmed: HeldWeights) -> SentWeights:
+            said.append(("send", *(held.version for held in confirmed)))
             return SentWeights("sum", [-1.0] * (len(probe.token_ids) - 1))
 
         self.send_weights = Remote(send)
@@ -58,7 +64,7 @@ def build_sync(said: list[Any], sizes: list[int], **lies: Any) -> WeightSync:
     cluster: Any = FakeCluster()
     policy = [Actor(f"policy-{rank}", FakePolicy(said)) for rank in range(2)]
     engines = [Actor("rollout-0", FakeEngine(said, **lies))]
-    transport = Direct(WorkerGroup(cluster, policy, 64, 1, "policy"), engines, sizes)
+    transport = Direct(WorkerGroup(cluster, policy, 64, 1, "policy"), engines, sizes, "nccl")
     transport.open()
     return WeightSync(cluster, transport, engines, probe=TokenPrompt(token_ids=[1, 2]), tolerance=1e-3, timeout_s=1)
 
@@ -79,13 +85,14 @@ def test_every_rank_sends_and_engines_confirm_what_was_sent() -> None:
     sync = build_sync(said, [4])
     sync.push(7)
     assert sync.verify() == 0.0
-    opened = ("open", [4], ("10.0.0.1", 4242))
-    assert said == [opened, opened, "send", "send", ("confirm", 7, "sum")]
+    opened = ("open", "nccl", [4], ("10.0.0.1", 4242))
+    assert said == [opened, opened, ("send",), ("send",), ("confirm", 7, "sum")]
+    sync.push(8)
+    assert said[5:] == [("send", 7), ("send", 7), ("confirm", 8, "sum")], "nothing is sent before it was confirmed"
 
 
-@pytest.mark.parametrize(("checksums", "passes"), [(["sum", "sum"], True), (["sum", "other"], False), ([], True)])
+@pytest.mark.parametrize(("checksums", "passes"), [(["sum", "sum"], True), (["sum", "other"], False), ([], False)])
 def test_one_rank_with_other_bytes_is_enough(checksums: list[str], passes: bool) -> None:
-    """Where a transfer engine knows no checksum, as nccl's and ipc's do not, version and probe are the proof."""
     sync = build_sync([], [2], checksums=checksums)
     sync.push(1)
     if passes:
@@ -101,8 +108,7 @@ def test_one_rank_with_other_bytes_is_enough(checksums: list[str], passes: bool)
         (["rollout.weight_transfer=nccl"], ["needs GPUs", "'cpu'"]),
         (["rollout.weight_transfer=ipc"], ["colocated", "colocate=False"]),
         (["rollout.weight_transfer=nccl", "rollout.colocate=true"], ["nccl needs engines with GPUs of their own"]),
-        (["rollout.weight_transfer=gloo", "rollout.max_staleness=1"], ["max_staleness", "gloo and 1"]),
-        (["rollout.weight_transfer=gloo", "+lora=all_linear"], ["model.lora", "got gloo"]),
+        (["rollout.weight_transfer=gloo", "rollout.max_staleness=1"], ["needs rollout.continuous", "max_staleness=1"]),
         (["rollout.weight_transfer=gloo", "+cluster=nvidia_h100"], ["for accelerator 'cpu'", "'nvidia'"]),
         (["rollout.weight_transfer=tcp"], ["rollout.weight_transfer", "'nccl'"]),
     ],
@@ -124,18 +130,20 @@ def test_the_policys_kernels_end_and_its_cache_goes_before_anything_is_sent(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("free"))
     source = PolicyWorker.__new__(PolicyWorker)
     source.config = load_config(["+exp=demo", f"rollout.colocate={colocate}"])
-    source.sender = SimpleNamespace(send_weights=lambda: said.append("send"), checksum="sum")
+    source.sender = SimpleNamespace(
+        send_weights=lambda: said.append("send"), source=SimpleNamespace(checksum=WeightChecksum())
+    )
     monkeypatch.setattr(source, "_probe", lambda probe: said.append("probe") or [-1.0])
     source.send_weights(TokenPrompt(token_ids=[1, 2]))
     freed = ["free"] if colocate else []
-    assert said == ["synchronize", *freed, "send", "probe", *freed]
+    assert said == ["probe", "synchronize", *freed, "send", *freed]
 
 
 def test_a_tensor_larger_than_vllms_buffer_is_sent_by_ipc(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM's own producer on CPU, with the handle of GPU memory and the stream left out."""
     from vllm.distributed.weight_transfer import packed_tensor
 
-    monkeypatch.setattr(packed_tensor, "DEFAULT_PACKED_BUFFER_SIZE_BYTES", 1024)
+    monkeypatch.setattr(transfer, "BUCKET_BYTES", 1024)
     tensors = {"embedding": torch.arange(600.0), "norm": torch.arange(7.0), "head": torch.arange(512.0)}
     metadata = [SimpleNamespace(name=name, dtype=one.dtype, shape=one.shape) for name, one in tensors.items()]
     info = _init_info("ipc", 0, 1, ("", 0), largest_bytes(metadata))
@@ -152,3 +160,64 @@ def test_a_tensor_larger_than_vllms_buffer_is_sent_by_ipc(monkeypatch: pytest.Mo
             found[name] = part.clone().view(torch.float32)
     assert found.keys() == tensors.keys()
     assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
+FACTS = SubmitFacts("/env/bin/python", 2, "1")
+GPUS = ["+exp=demo", "+cluster=nvidia_h100", "cluster.num_nodes=1"]
+AHEAD = ["rollout.max_staleness=1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (GPUS, "nccl"),
+        ([*GPUS, "rollout.colocate=true"], "ipc"),
+        ([*GPUS, *AHEAD, "rollout.continuous=true"], "nccl"),
+        ([*GPUS, *AHEAD], "ray"),
+        ([*GPUS, "+lora=all_linear"], "nccl"),
+        ([*GPUS, *AHEAD, "+lora=all_linear"], "ray"),
+        ([*GPUS, "rollout.weight_transfer=ray"], "ray"),
+        # Two policy workers, engines on all eight GPUs: six of them would have no handle for the policy's memory.
+        ([*GPUS, "rollout.colocate=true", "policy.num_workers=2"], "ray"),
+        (["+exp=demo"], "ray"),
+        (["+exp=demo", "rollout.weight_transfer=gloo"], "gloo"),
+        (["+exp=demo", *AHEAD, "rollout.continuous=true", "rollout.weight_transfer=gloo"], "gloo"),
+    ],
+)
+def test_on_gpus_weights_go_straight_into_the_engines_wherever_they_can(words: list[str], way: str) -> None:
+    plan = build_plan(load_config(words), "/runs/one", FACTS)
+    assert plan.weight_transfer == JobPlan.from_json(json.loads(json.dumps(plan.to_json()))).weight_transfer == way
+    assert f"new weights go to the engines by {way}" in render_plan(plan)
+
+
+def test_handles_of_memory_need_a_policy_worker_on_every_engines_gpu() -> None:
+    config = load_config([*GPUS, "rollout.colocate=true", "rollout.weight_transfer=ipc", "policy.num_workers=2"])
+    with pytest.raises(ConfigError, match=r"ipc needs a policy worker on each GPU.*none on GPU 2 of node 0"):
+        build_plan(config, "/runs/one", FACTS)
+
+
+def test_tensors_larger_than_the_buffer_are_broadcast_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's producer and consumer for NCCL on CPU, with streams left out and a queue for the network."""
+    from vllm.distributed.weight_transfer import packed_tensor
+
+    sizes = {"embedding": 1200, "norm": 7, "odd": 3, "bias": 25, "head": 1024, "last": 2}
+    tensors = {name: torch.randn(size).to(torch.bfloat16) for name, size in sizes.items()}
+    tensors["head"] = tensors["head"].view(2, 512).t()
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(packed_tensor, "_get_streams", lambda device, count: (stream,) * count)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+    sent: list[torch.Tensor] = []
+    size = 1024
+    producer: Any = SimpleNamespace(broadcast=lambda packed, src: sent.append(packed.clone()))
+    packed_tensor.packed_nccl_broadcast_producer(iter(tensors.items()), producer, 0, lambda pair: pair[1], size)
+    assert len(sent) > 2 and max(packed.numel() for packed in sent) > 2 * size
+    consumer: Any = SimpleNamespace(broadcast=lambda packed, src: packed.copy_(sent.pop(0)))
+    found: dict[str, torch.Tensor] = {}
+    shapes = ((name, (list(tensor.shape), tensor.dtype)) for name, tensor in tensors.items())
+    packed_tensor.packed_nccl_broadcast_consumer(shapes, consumer, 0, found.update, size, device="cpu")
+    assert not sent and found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
+    # What is unpacked does not begin at multiples of four bytes, and its checksum is the same.
+    checksums = [pack_weights(state.items())[1] for state in (found, tensors)]
+    assert checksums[0] == checksums[1]

@@ -9,6 +9,9 @@ one that its version would give to it, whatever came before.
     generate(a) --+              +-- step, step, weights 4, step ...
     generate(b) --+-- inbox -->  |   one thread
     update(w4)  --+              +-- a finished completion answers its caller's future
+
+Weights that come in many calls, straight from the policy's memory, hold the engine from the first of them until the
+update that ends them.
 """
 
 from __future__ import annotations
@@ -59,6 +62,7 @@ class ContinuousEngine:
         self._requests: dict[str, _Request] = {}
         self._names = count()
         self._broken: BaseException | None = None
+        self._held = False
         threading.Thread(target=self._loop, name="continuous-engine", daemon=True).start()
 
     def generate(self, prompts: Sequence[dict[str, Any]], params: Sequence[Any]) -> list[list[SampledTokens]]:
@@ -82,7 +86,7 @@ class ContinuousEngine:
             loaded = load()
             # Keys and values of the old weights, also those of completions in flight, are computed anew.
             self._engine.reset_prefix_cache(reset_running_requests=True)
-            self.version = version
+            self.version, self._held = version, False
             return loaded, self._add(probe, params)
 
         loaded, request = self.run(take)
@@ -93,11 +97,16 @@ class ContinuousEngine:
         requests = list(self._requests.values())
         return max((len(sample.token_ids) for request in requests for sample in request.samples), default=0)
 
-    def run(self, function: Callable[[], T]) -> T:
-        """Call it in the engine's thread, between two steps."""
+    def run(self, function: Callable[[], T], *, hold: bool = False) -> T:
+        """Call it in the engine's thread, between two steps.
+
+        Args:
+            hold: the next step is taken after the next `update`.
+        """
         future: Future[T] = Future()
 
         def call() -> None:
+            self._held = self._held or hold
             try:
                 future.set_result(function())
             except BaseException as error:  # the caller waits for it in another thread
@@ -117,12 +126,12 @@ class ContinuousEngine:
 
     def _loop(self) -> None:
         while True:
-            if not self._engine.has_unfinished_requests():
-                self._inbox.get()()  # nothing is in flight: wait for the first
+            if self._held or not self._engine.has_unfinished_requests():
+                self._inbox.get()()  # there is nothing to do but what is asked for
             while not self._inbox.empty():
                 self._inbox.get()()
             try:
-                while self._engine.has_unfinished_requests():
+                while not self._held and self._engine.has_unfinished_requests():
                     for output in self._engine.step():
                         self._take(output)
                     if not self._inbox.empty():

@@ -17,6 +17,9 @@ from slurm_rl.rl.rollout.vllm.vision_inputs import build_input, build_options, c
 from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
 from slurm_rl.run_dir import read_json
 
+_SLEEPERS = {"weights", "kv_cache"}
+"""What of an engine can be awake alone; the names are vLLM's."""
+
 
 class VLLMEngine:
     """`RolloutEngine` made of vLLM. Runs as a Ray actor."""
@@ -57,6 +60,7 @@ class VLLMEngine:
             **_memory_options(rollout, num_gpus, _cpu_cache_bytes(model_path, model, rollout, max_model_len)),
             **_transfer_options(rollout),
             **({} if max_images is None else build_options(model, max_images)),
+            **_prompt_options(num_gpus),
             **rollout.engine_args,
         )
         self.sees_images = max_images is not None
@@ -117,14 +121,26 @@ class VLLMEngine:
 
     def call_workers(self, method: str, arguments: dict[str, Any]) -> None:
         """A step of vLLM's weight transfer on every tensor-parallel rank; see transfer.py."""
-        self._wake("weights")
-        self.llm.collective_rpc(method, kwargs=arguments)
+
+        starts = method == "start_weight_update"
+
+        def call() -> None:
+            if starts:
+                self._wake("weights")
+                self.llm.collective_rpc("watch_transfer")
+            self.llm.collective_rpc(method, kwargs=arguments)
+
+        if self.continuous is None:
+            call()
+        else:
+            # A model that has some of its new weights samples nothing; `confirm_weights` lets it go on.
+            self.continuous.run(call, hold=starts)
 
     def confirm_weights(self, version: int, sent: Any, probe: TokenPrompt) -> HeldWeights:
         """What is held after a transfer; `sent` is there to come after the policy's sending."""
 
         def load() -> list[str]:
-            return [value for value in self.llm.collective_rpc("transfer_checksum") if value is not None]
+            return list(self.llm.collective_rpc("transfer_checksum"))
 
         return self._take(version, load, probe)
 
@@ -159,9 +175,9 @@ class VLLMEngine:
         Level 2 keeps no copy of the weights in host memory, since all of them come with the next version. Untested
         without a GPU. Does nothing where the engine has GPUs of its own, or none.
         """
-        if self.sleeps and not self.asleep:
+        if self.sleeps and self.asleep != _SLEEPERS:
             self.llm.sleep(level=2)
-            self.asleep = {"weights", "kv_cache"}
+            self.asleep = set(_SLEEPERS)
 
     def _wake(self, what: str) -> None:
         if what in self.asleep:
@@ -181,6 +197,12 @@ def _sampling_params(spec: SamplingSpec, seed: int) -> Any:
         logprobs=0,
         detokenize=bool(spec.stop),  # vLLM looks for the strings in its text
     )
+
+
+def _prompt_options(num_gpus: int) -> dict[str, Any]:
+    """On CPU a prompt is read in one piece: of one that was read in part vLLM winds the request's random numbers back
+    (gpu_model_runner.py, _bookkeeping_sync), which no generator of a CPU can."""
+    return {} if num_gpus else {"enable_chunked_prefill": False}
 
 
 def _memory_options(rollout: RolloutConfig, num_gpus: int, cpu_cache_bytes: int) -> dict[str, Any]:

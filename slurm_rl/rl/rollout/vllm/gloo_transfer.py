@@ -2,12 +2,11 @@
 
     policy rank 0  --broadcast, tensor by tensor-->  every tensor-parallel rank of every engine
 
-Both sides hash the bytes in their order, so that a sync can be proven. Imported where vLLM is.
+Imported where vLLM is.
 """
 
 from __future__ import annotations
 
-import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -62,11 +61,9 @@ def _join(info: GlooInitInfo | GlooTrainerInitInfo, rank: int) -> Any:
     )
 
 
-def _broadcast(group: Any, tensor: Tensor, digest: Any) -> None:
+def _broadcast(group: Any, tensor: Tensor) -> None:
     # As bytes: gloo does not know every type.
-    flat = tensor.view(-1).view(torch.uint8)
-    group.broadcast(flat, 0).wait()
-    digest.update(flat.numpy())
+    group.broadcast(tensor.view(-1).view(torch.uint8), 0).wait()
 
 
 class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
@@ -75,7 +72,6 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
     init_info_cls = GlooInitInfo
     update_info_cls = GlooUpdateInfo
     group: Any = None
-    checksum: str | None = None
 
     def init_transfer_engine(self, init_info: GlooInitInfo) -> None:
         self.group = _join(init_info, init_info.rank_offset + self.parallel_config.rank)
@@ -90,16 +86,13 @@ class GlooEngine(WeightTransferEngine[GlooInitInfo, GlooUpdateInfo]):
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: GlooUpdateInfo) -> None:
-        digest = hashlib.sha256()
-
         def receive() -> Any:
             for name, dtype, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
                 tensor = torch.empty(shape, dtype=getattr(torch, dtype))
-                _broadcast(self.group, tensor, digest)
+                _broadcast(self.group, tensor)
                 yield name, tensor
 
         self.model.load_weights(receive())
-        self.checksum = digest.hexdigest()
 
     def finish_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -115,7 +108,6 @@ class GlooTrainerEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
 
     init_info_cls = GlooTrainerInitInfo
     group: Any = None
-    checksum: str | None = None
 
     @classmethod
     def trainer_init(cls, init_info: GlooTrainerInitInfo, *, client: Any, source: Any = None) -> GlooTrainerEngine:
@@ -138,15 +130,13 @@ class GlooTrainerEngine(TrainerWeightTransferEngine[GlooTrainerInitInfo]):
         info = GlooUpdateInfo(
             [m.name for m in meta], [str(m.dtype).removeprefix("torch.") for m in meta], [list(m.shape) for m in meta]
         )
-        digest = hashlib.sha256()
         self.client.start_weight_update()
         with ThreadPoolExecutor(1) as thread:
             received = thread.submit(self.client.update_weights, asdict(info))
             for _, tensor in self.source:
-                _broadcast(self.group, tensor.contiguous(), digest)
+                _broadcast(self.group, tensor.contiguous())
             received.result()
         self.client.finish_weight_update()
-        self.checksum = digest.hexdigest()
 
 
 def register() -> None:

@@ -6,6 +6,10 @@
     gloo     broadcast (gloo_transfer.py)                 CPU
 
 All three share what is here; gloo is what tests run. nccl and ipc are vLLM's own and untested here without a GPU.
+
+Memory on the policy's GPU beside its shards: the two buckets of gather.py and, for nccl, four more (two on their way,
+one being packed, its tensors); for ipc one more or the largest tensor. On an engine's: as many as for nccl, or one, and
+the layer that is being loaded. Nothing is on the host.
 """
 
 from __future__ import annotations
@@ -13,6 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+
+from slurm_rl.engine.distributed import get_rank
+from slurm_rl.engine.gather import BUCKET_BYTES
+from slurm_rl.rl.weights.checksum import WeightChecksum
 
 if TYPE_CHECKING:
     from slurm_rl.engine.policy import PolicyEngine
@@ -70,22 +78,22 @@ def open_sender(
 
 
 def largest_bytes(metadata: Sequence[Any]) -> int:
-    """Of the largest tensor: the embedding of a model of 7B alone is over 1 GiB, which vLLM's buffer is by itself."""
+    """Of the largest tensor: the embedding of a model of 7B alone is over 1 GiB."""
     return max(math.prod(meta.shape) * meta.dtype.itemsize for meta in metadata)
 
 
 def _init_info(backend: str, rank: int, world_size: int, address: tuple[str, int], largest: int) -> Any:
     if backend == "ipc":
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
-        from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
 
         # It refuses a tensor that its buffer cannot hold whole.
-        size = max(DEFAULT_PACKED_BUFFER_SIZE_BYTES, largest)
+        size = max(BUCKET_BYTES, largest)
         return IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=size, rank=rank)
     if backend == "nccl":
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        return NCCLTrainerInitInfo(*address, world_size, rank=rank)
+        # Two of these are on their way at once, and as much again while one is packed; vLLM's own are 1 GiB.
+        return NCCLTrainerInitInfo(*address, world_size, packed_buffer_size_bytes=BUCKET_BYTES, rank=rank)
     from slurm_rl.rl.rollout.vllm.gloo_transfer import GlooTrainerInitInfo, register
 
     register()
@@ -96,12 +104,20 @@ def _build_source(policy: PolicyEngine) -> Any:
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
     class PolicyWeights(WeightSource):
-        """The whole state dict, tied names included, gathered tensor by tensor on every rank's device."""
+        """The whole state dict, tied names included and adapters merged, gathered on every rank's device."""
+
+        checksum = WeightChecksum()
+        """Of the last pass, on the rank that sends; to be read when vLLM is done with its streams."""
 
         def metadata(self) -> list[Any]:
-            return [ParamMeta(name, policy.backend.dtype, shape) for name, shape in policy.state_shapes().items()]
+            return [ParamMeta(name, empty.dtype, tuple(empty.shape)) for name, empty in policy.empty_state()]
 
         def __iter__(self) -> Iterator[tuple[str, Any]]:
-            return policy.backend.full_state(place=policy.device)
+            state = policy.full_state(policy.device)
+            if get_rank() != 0:
+                yield from state
+                return
+            self.checksum = WeightChecksum()
+            yield from self.checksum.passing(state)
 
     return PolicyWeights()

@@ -6,14 +6,15 @@ called through `collective_rpc` on every tensor-parallel rank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from slurm_rl.engine.lora import merge_into_base, read_base
 from slurm_rl.rl.rollout.vllm.gloo_transfer import register
-from slurm_rl.rl.weights.weight_record import WeightRecord, checksum
+from slurm_rl.rl.weights.checksum import WeightChecksum
+from slurm_rl.rl.weights.weight_record import WeightRecord
 
 # This module is imported in every worker before vLLM looks for its transfer engine.
 register()
@@ -27,23 +28,40 @@ class RolloutWorkerExtension:
     weight_transfer_engine: Any
     device: torch.device
 
-    def transfer_checksum(self) -> str | None:
-        """Of the bytes of the last transfer, where the transfer engine knows it."""
-        return getattr(self.weight_transfer_engine, "checksum", None)
+    _arriving: WeightChecksum
+
+    def watch_transfer(self) -> None:
+        """Compute the checksum of what the next transfer hands to the model, whichever engine of vLLM's does."""
+        self._arriving = arriving = WeightChecksum()
+        model = self.weight_transfer_engine.model
+
+        def load_watched(weights: Iterable[tuple[str, torch.Tensor]]) -> Any:
+            return type(model).load_weights(model, arriving.passing(weights))
+
+        model.load_weights = load_watched
+
+    def transfer_checksum(self) -> str:
+        """Of the tensors that the transfer brought."""
+        return self._arriving.hexdigest()
 
     def load_adapters(self, records: Sequence[WeightRecord], base: str, dtype: str, scaling: float) -> str:
-        """Load the base of a folder with adapters merged into it; the checksum of the bytes received.
+        """Load the base of a folder with adapters merged into it; the checksum of what was received.
 
         Only adapters travel. The base is read again from its files, which the system caches, because weights that
         were merged and unmerged again and again would drift.
         """
-        adapters = {record.name: record.to_tensor() for record in records}
+        checksum = WeightChecksum()
+        adapters = dict(checksum.passing(self._unpack(records)))
         merged = merge_into_base(read_base(base, getattr(torch, dtype)), adapters, scaling, self.device)
         self.reload_weights(weights_iterator=merged)
-        return checksum(records)
+        return checksum.hexdigest()
 
     def load_named_weights(self, records: Sequence[WeightRecord]) -> str:
-        """Load a whole model given by name and return the checksum of the bytes received."""
-        tensors = [(record.name, record.to_tensor()) for record in records]
-        self.reload_weights(weights_iterator=iter(tensors))
-        return checksum(records)
+        """Load a whole model given by name and return the checksum of what was received."""
+        checksum = WeightChecksum()
+        self.reload_weights(weights_iterator=checksum.passing(self._unpack(records)))
+        return checksum.hexdigest()
+
+    def _unpack(self, records: Sequence[WeightRecord]) -> Iterator[tuple[str, torch.Tensor]]:
+        """One by one on the device, where the checksum is computed."""
+        return ((record.name, record.to_tensor().to(self.device)) for record in records)

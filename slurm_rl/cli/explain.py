@@ -1,0 +1,15 @@
+"""`explain`: a run in one screen, for people; what would be sent is for `plan`. Needs neither Slurm nor torch."""
+
+from __future__ import annotations
+
+from slurm_rl.cli.common import compose_run
+from slurm_rl.cli.words import read_words
+from slurm_rl.plan.explain import render_explanation
+from slurm_rl.runs.model_shape import find_shape
+
+
+def run(words: list[str]) -> int:
+    told = read_words("explain", words)
+    config, plan, _ = compose_run(told.rest, told.flags.config_dir)
+    print(render_explanation(config, plan, None if config.external else find_shape(config.model)))
+    return 0

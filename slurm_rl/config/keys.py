@@ -1,0 +1,159 @@
+"""Every key of the config: its type, default and meaning, from the JSON schema that pydantic makes of the models.
+
+The meaning is the string under the field. Who reads a key is in reads.py, what a run has in load.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_rl.config.run import RunConfig
+
+Schema = Mapping[str, Any]
+_WORDS = {"boolean": "true or false", "integer": "integer", "number": "number", "string": "text", "null": "null"}
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+_UNITS = {"_s": "seconds"}
+"""End of a name to what its number counts, where meanings need not repeat it."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """A field of a section, or a section."""
+
+    name: str
+    """With dots: optim.lr."""
+    meaning: str
+    """On one line."""
+    type: str
+    """For people: `integer >= 1, or null`. Of a section `section`, of one that may be null `section, or null`."""
+    default: Any
+    """As JSON has it; None of what must be given, and of a section."""
+    details: str = ""
+    """Of a section: what its class says of it."""
+    choices: tuple[str, ...] = ()
+    """Values that have names: rows of a table, true and false; null where it may be."""
+
+    @property
+    def is_section(self) -> bool:
+        return self.type.startswith("section")
+
+    @property
+    def is_table(self) -> bool:
+        """Holds entries of any name."""
+        return self.type.startswith("table")
+
+
+@functools.cache
+def list_keys() -> dict[str, Key]:
+    """Every key by its dotted name, sections included, each section before its keys.
+
+    >>> list_keys()["optim.lr"]
+    Key(name='optim.lr', meaning='Peak learning rate.', type='number > 0', default=1e-06, details='', choices=())
+    """
+    schema = RunConfig.model_json_schema()
+    return {key.name: key for key in _walk(schema, {}, schema["$defs"], "")}
+
+
+def _walk(section: Schema, defaults: Mapping[str, Any], models: Mapping[str, Schema], prefix: str) -> Iterator[Key]:
+    for name, field in section["properties"].items():
+        default = defaults.get(name, field.get("default"))
+        below = _find_section(field, models)
+        meaning = " ".join(field.get("description", "").split())
+        if below is None:
+            units = [f", {unit}" for end, unit in _UNITS.items() if name.endswith(end)]
+            yield Key(
+                prefix + name,
+                meaning,
+                "".join([describe_type(field, models), *units]),
+                default,
+                choices=_list_choices(field),
+            )
+            continue
+        kind, details = "section, or null" if "anyOf" in field else "section", _first_paragraph(below)
+        # pydantic leaves out what would say the same twice.
+        yield Key(prefix + name, meaning or details, kind, None, details)
+        yield from _walk(below, default or {}, models, f"{prefix}{name}.")
+
+
+def _find_section(field: Schema, models: Mapping[str, Schema]) -> Schema | None:
+    for option in field.get("anyOf", [field]):
+        model = models.get(option.get("$ref", "").rpartition("/")[2])
+        if model is not None and "properties" in model:
+            return model
+    return None
+
+
+def _first_paragraph(model: Schema) -> str:
+    return " ".join(model.get("description", "").partition("\n\n")[0].split())
+
+
+def _list_choices(field: Schema) -> tuple[str, ...]:
+    found: list[str] = []
+    for option in field.get("anyOf", [field]):
+        named = {"boolean": ["true", "false"], "null": ["null"]}.get(option.get("type", ""), [])
+        found += [*option.get("enum", named), *([option["const"]] if "const" in option else [])]
+    # Where a number or a text is meant, null alone would be no help.
+    return tuple(found) if set(found) - {"null"} else ()
+
+
+def describe_type(schema: Schema, models: Mapping[str, Schema]) -> str:
+    """What may be written there, for people.
+
+    >>> describe_type({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]}, {})
+    'integer >= 1, or null'
+    >>> describe_type({"enum": ["auto", "ray"], "type": "string"}, {})
+    'one of auto, ray'
+    """
+    if "anyOf" in schema:
+        *most, last = [describe_type(option, models).replace(" or ", ", ") for option in schema["anyOf"]]
+        return f"{', '.join(most)}, or {last}"
+    if "$ref" in schema:
+        model = models[schema["$ref"].rpartition("/")[2]]
+        return f"{{{', '.join(model['properties'])}}}" if "properties" in model else "table"
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    if "const" in schema:
+        return str(schema["const"])
+    if schema.get("type") == "array":
+        fixed = schema.get("prefixItems")
+        each = describe_type(fixed[0] if fixed else schema["items"], models)
+        return f"{len(fixed)} in a list, each {each}" if fixed else f"list of {each}"
+    if schema.get("type") == "object":
+        return _describe_table(schema, models)
+    bounds = [f"{sign} {schema[bound]:g}" for bound, sign in _BOUNDS.items() if bound in schema]
+    return f"{_WORDS[schema['type']]} {' and '.join(bounds)}".strip()
+
+
+def _describe_table(schema: Schema, models: Mapping[str, Schema]) -> str:
+    values = [*schema.get("patternProperties", {}).values(), schema.get("additionalProperties")]
+    # Of the arguments of other programs, which may be anything, no more is said.
+    is_known = isinstance(values[0], dict) and len(values[0].get("anyOf", [])) <= 3
+    names = schema.get("propertyNames", {}).get("enum", [])
+    of, each = f" of {', '.join(names)}" if names else "", describe_type(values[0], models) if is_known else ""
+    return f"table{of}" + (f", each {each}" if each else "")
+
+
+def show_value(value: Any) -> str:
+    """As it is written on a command line.
+
+    >>> show_value(None), show_value(1e-6), show_value([0.9, 0.95]), show_value("bfloat16")
+    ('null', '1e-06', '[0.9, 0.95]', 'bfloat16')
+    """
+    return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def nearest_keys(key: str) -> list[str]:
+    """The keys that a mistyped one may stand for: those that end in it, else the closest.
+
+    >>> nearest_keys("optim.lrr"), nearest_keys("lr")
+    (['optim.lr'], ['optim.lr', 'critic.optim.lr', 'warmup.optim.lr'])
+    """
+    known = list(list_keys())
+    # Nobody types a long word for a short one, and the comparison takes the product of both lengths.
+    inside = [name for name in known if name.endswith(f".{key}")]
+    return inside or difflib.get_close_matches(key[:100], known, n=1, cutoff=0.5)

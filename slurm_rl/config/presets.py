@@ -1,0 +1,30 @@
+"""The presets of each config group: ours, and those of a site."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_rl.config.overrides import GROUPS
+
+
+def list_presets(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
+    """Group -> name -> file, in the order of the groups; of two files of one name the first folder's, as in Hydra.
+
+    Args:
+        folders: with presets: ours (`conf_dir`), then a site's.
+    """
+    return {
+        group: {path.stem: path for root in reversed(folders) for path in sorted((root / group).glob("*.yaml"))}
+        for group in GROUPS
+    }
+
+
+def describe_preset(file: Path) -> str:
+    """What the comment at its beginning says, to the end of its first sentence; nothing without one."""
+    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("# @package")]
+    comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+    words = " ".join(line.lstrip("#") for line in comment).split()
+    return re.split(r"(?<=\.)(?<!Dr\.) (?=[A-Z])", " ".join(words))[0]

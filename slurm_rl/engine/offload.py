@@ -1,0 +1,172 @@
+"""AdamW's moments that wait in host memory, and visit the device only while their parameters are updated.
+
+    to the device    bring 0 | bring 1  | bring 2  |
+    update                   | update 0 | update 1 | update 2
+    to the host                         | park 0   | park 1   | park 2
+
+Both directions of the bus work at once, beside the updates; two buckets are on the device, and the next one is brought
+when the one before has left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+# Values of a rank's parameters that are updated together; their moments, on the device meanwhile, take half a GiB.
+_BUCKET = 2**26
+
+
+class CopyLanes:
+    """Streams of the two directions beside the one that computes, and what waits for what."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._incoming, self._outgoing = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        self._left: list[torch.cuda.Event] = []
+        self._device = device
+
+    def bring(self) -> AbstractContextManager[object]:
+        """What is queued here comes beside all else, once the bucket before the last has left."""
+        if len(self._left) > 1:
+            # The host waits: until then the allocator has no place to give again, and would take another.
+            self._left[-2].synchronize()
+        return torch.cuda.stream(self._incoming)
+
+    def keep(self, tensor: Tensor) -> None:
+        """A tensor that leaves: its place is not given away before. The update, which used it, is before that."""
+        tensor.record_stream(self._outgoing)
+
+    def wait_for_arrival(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._incoming)
+
+    def park(self) -> AbstractContextManager[object]:
+        """What is queued here leaves once the update before it is done."""
+        self._outgoing.wait_stream(torch.cuda.current_stream(self._device))
+        return torch.cuda.stream(self._outgoing)
+
+    def note_departure(self) -> None:
+        self._left.append(self._outgoing.record_event())
+
+    def finish(self) -> None:
+        """The host waits until all has left."""
+        self._outgoing.synchronize()
+        self._left.clear()
+
+
+class _OneLane(CopyLanes):
+    """A CPU, where each copy is done when it returns."""
+
+    def __init__(self) -> None:
+        pass
+
+    def bring(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    park = bring
+
+    def keep(self, tensor: Tensor) -> None:
+        pass
+
+    def wait_for_arrival(self) -> None:
+        pass
+
+    note_departure = finish = wait_for_arrival
+
+
+class HostMoments:
+    """Between two steps the optimizer's moments are pinned host memory, this rank's shards as plain tensors.
+
+    Pinned memory lets copies run while the host goes on. Without it each of them stops the host and goes through a
+    second copy.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, device: torch.device, lanes: CopyLanes | None = None) -> None:
+        self.optimizer, self.device = optimizer, device
+        self.lanes = lanes or (CopyLanes(device) if device.type == "cuda" else _OneLane())
+        self._host: dict[tuple[Tensor, str], Tensor] = {}
+
+    def step(self) -> None:
+        """One update of all parameters that have a gradient; the gradients go with it, bucket by bucket."""
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = {p: p.grad for p in parameters}
+        for parameter in parameters:
+            parameter.grad = None
+        buckets = list(_buckets(parameters))
+        self._bring(buckets[:1])
+        for place, bucket in enumerate(buckets):
+            self.lanes.wait_for_arrival()
+            for parameter in bucket:
+                parameter.grad = gradients.pop(parameter)
+            self.optimizer.step()  # skips whatever has no gradient
+            for parameter in bucket:
+                parameter.grad = None
+            self._park(bucket)
+            self._bring(buckets[place + 1 : place + 2])
+        self.lanes.finish()
+
+    def park(self) -> None:
+        """Let all moments wait in host memory."""
+        self._park(self.optimizer.state)
+        self.lanes.finish()
+
+    def _park(self, parameters: Iterable[Tensor]) -> None:
+        state = self.optimizer.state
+        with self.lanes.park():
+            for parameter in parameters:
+                for key, value in state[parameter].items():
+                    if value.ndim:  # the step counter is there already
+                        state[parameter][key] = self._to_host(parameter, key, _to_local(value))
+        self.lanes.note_departure()
+
+    def clear(self) -> None:
+        """After the optimizer has forgotten them."""
+        self._host.clear()
+
+    def _to_host(self, parameter: Tensor, key: str, value: Tensor) -> Tensor:
+        host = self._host.get((parameter, key))
+        if host is None:
+            host = torch.empty_like(value, device="cpu", pin_memory=self.device.type == "cuda")
+            self._host[parameter, key] = host
+        self.lanes.keep(value)
+        return host.copy_(value, non_blocking=True)
+
+    def _bring(self, buckets: list[list[Tensor]]) -> None:
+        for bucket in buckets:
+            with self.lanes.bring():
+                for parameter in bucket:
+                    self._bring_moments(parameter)
+
+    def _bring_moments(self, parameter: Tensor) -> None:
+        moments = self.optimizer.state.get(parameter, {})
+        for key, value in moments.items():
+            if not value.ndim:
+                continue
+            here = value.to(self.device, non_blocking=True)
+            if isinstance(parameter, DTensor):
+                shape, stride = parameter.shape, parameter.stride()
+                here = DTensor.from_local(
+                    here, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
+                )
+            moments[key] = here
+
+
+def _buckets(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+    bucket: list[Tensor] = []
+    size = 0
+    for parameter in parameters:
+        count = _to_local(parameter).numel()
+        if bucket and size + count > _BUCKET:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += count
+    if bucket:
+        yield bucket
+
+
+def _to_local(tensor: Tensor) -> Tensor:
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()

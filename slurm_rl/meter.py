@@ -1,0 +1,234 @@
+"""How far long work is: a bar on a terminal; in a log, a pipe or a dumb terminal a plain line now and then.
+
+    with measure("model.safetensors", total=size) as advance:
+        for chunk in chunks:
+            advance(len(chunk))
+
+    model.safetensors: 3.1 of 15.2 GB, 20%, 210 MB/s, 58 s left
+
+All of it goes to standard error. Quick work says nothing: the first plain line comes after EVERY_S. The lines come from
+a thread, so work that stalls is seen to stall.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
+
+EVERY_S = 10.0
+"""Between two plain lines."""
+REFRESH_S = 0.25
+"""Between two looks of the bar."""
+_BYTES = ("B", "kB", "MB", "GB", "TB")
+
+Advance = Callable[[float], None]
+"""Tells how much more is done, from any thread; what has to be done again is negative."""
+_on_screen = threading.Lock()
+"""A terminal has one bar at a time; work beside it gets lines."""
+
+
+@dataclass
+class Work:
+    """Something that takes long."""
+
+    what: str
+    total: float | None = None
+    unit: str = "B"
+    """B: bytes, in their thousands; else the word behind the number."""
+    begun: float = 0.0
+    """What was there before, of a download that is resumed."""
+    done: float = 0.0
+
+    def describe(self, seconds: float) -> str:
+        """A line: what, how much, how fast, how long still, after so many seconds.
+
+        >>> Work("weights", 4e9, done=1e9).describe(10.0)
+        'weights: 1.0 of 4.0 GB, 25%, 100.0 MB/s, 30 s left'
+        >>> Work("rows", unit="rows", done=1200).describe(60.0)
+        'rows: 1,200 rows, 20 rows/s, 1 min 00 s so far'
+        >>> Work("comparing").describe(20.0)
+        'comparing: 20 s so far'
+        """
+        parts = [self._amount()] if self.done or self.total else []
+        speed = (self.done - self.begun) / seconds if seconds > 0 else 0.0
+        if self.total:
+            parts.append(f"{min(1.0, self.done / self.total):.0%}")
+        if self.done > self.begun:
+            parts.append(f"{_scale(speed)}/s" if self.unit == "B" else f"{speed:,.3g} {self.unit}/s")
+        if self.total and speed > 0:
+            parts.append(f"{_clock(max(0.0, self.total - self.done) / speed)} left")
+        else:
+            parts.append(f"{_clock(seconds)} so far")
+        return f"{self.what}: {', '.join(parts)}"
+
+    def describe_end(self, seconds: float) -> str:
+        return f"{self.what}: {f'{self._amount()} ' if self.done else ''}done in {_clock(seconds)}"
+
+    def _amount(self) -> str:
+        if self.unit != "B":
+            return f"{self.done:,.0f}{f' of {self.total:,.0f}' if self.total else ''} {self.unit}"
+        if not self.total or self.done >= self.total:
+            return _scale(self.done)
+        shown = _scale(self.total)
+        size = 1000 ** _BYTES.index(shown.split()[1])
+        return f"{self.done / size:,.1f} of {shown}" if size > 1 else f"{self.done:.0f} of {shown}"
+
+
+def _scale(size: float) -> str:
+    """In the unit that leaves it below a thousand.
+
+    >>> _scale(999), _scale(15_230_000_000)
+    ('999 B', '15.2 GB')
+    """
+    power = 0
+    while size >= 1000 and power < len(_BYTES) - 1:
+        size, power = size / 1000, power + 1
+    return f"{size:,.1f} {_BYTES[power]}" if power else f"{size:.0f} B"
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+@contextlib.contextmanager
+def measure(
+    what: str,
+    total: float | None = None,
+    *,
+    unit: str = "B",
+    begun: float = 0.0,
+    poll: Callable[[], float] | None = None,
+    is_shown: bool = True,
+) -> Iterator[Advance]:
+    """Show how far the work in this block is, until it is through.
+
+    Args:
+        what: for people; control characters in it are not shown.
+        total: None: not known.
+        begun: how much was there before.
+        poll: asked for how much is done, of work that does not say so itself.
+        is_shown: False: of many ranks that do the same, one tells.
+    """
+    plain = "".join(char if char.isprintable() else "?" for char in what)
+    work, lock, over = Work(plain, total, unit, begun, begun), threading.Lock(), threading.Event()
+
+    def advance(amount: float) -> None:
+        with lock:
+            work.done += amount
+
+    if not is_shown:
+        yield advance
+        return
+    start = time.monotonic()
+    with _open_display() as display:
+
+        def look() -> None:
+            while not over.wait(display.every_s):
+                if poll is not None:
+                    with contextlib.suppress(OSError):  # a file that is not there yet
+                        work.done = poll()
+                display.show(work, time.monotonic() - start)
+
+        thread = threading.Thread(target=look, name="meter", daemon=True)
+        thread.start()
+        try:
+            yield advance
+        finally:
+            over.set()
+            thread.join()
+    seconds = time.monotonic() - start
+    if seconds >= EVERY_S:
+        _say(work.describe_end(seconds))
+
+
+class _Lines:
+    """Of a log: each look is a line."""
+
+    every_s = EVERY_S
+
+    def show(self, work: Work, seconds: float) -> None:
+        _say(work.describe(seconds))
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+class _Bar:
+    """Of a terminal: begun with the first look, so that quick work does not flicker."""
+
+    every_s = REFRESH_S
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+
+    def show(self, work: Work, seconds: float) -> None:
+        if self._bar is None:
+            self._bar = _make_bar(self._console, work)
+            self._bar.start()
+            self._bar.add_task(work.what, total=work.total, completed=int(work.begun))
+        self._bar.update(self._bar.task_ids[0], completed=work.done, refresh=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextlib.contextmanager
+def _open_display() -> Iterator[_Lines | _Bar]:
+    """The bar, or lines where there is no terminal, or another bar on it."""
+    if not sys.stderr.isatty() or not _on_screen.acquire(blocking=False):
+        yield _Lines()
+        return
+    try:
+        from rich.console import Console
+
+        console = Console(stderr=True)
+        display: _Lines | _Bar = _Lines() if console.is_dumb_terminal else _Bar(console)
+        try:
+            yield display
+        finally:
+            display.close()
+    finally:
+        _on_screen.release()
+
+
+def _make_bar(console: Console, work: Work) -> Progress:
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.table import Column
+
+    name = TextColumn("{task.description}", markup=False, table_column=Column(max_width=30, no_wrap=True))
+    amount: list[ProgressColumn]
+    if work.unit == "B" and (work.total or work.done):
+        amount = [DownloadColumn(), TransferSpeedColumn()]
+    else:
+        amount = [MofNCompleteColumn()] if work.total else []
+    left: ProgressColumn = TimeRemainingColumn() if work.total else TimeElapsedColumn()
+    bar_column = BarColumn(bar_width=None, table_column=Column(ratio=1))
+    return Progress(name, bar_column, *amount, left, console=console, transient=True, auto_refresh=False, expand=True)
+
+
+def _say(line: str) -> None:
+    with contextlib.suppress(OSError, ValueError):  # whoever read it has left
+        print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,65 @@
+"""`ray start` with as much time as the plan gives. Ray gives its raylet 30 s, and no option says otherwise.
+
+    python -m slurm_rl.node.ray_start 300 start --block ...
+
+Thirty seconds are soon over where many nodes read Ray from one file system, or where others compute. What ends for
+another reason is still told at once. Nor does it start the server of Ray's client, which nobody here asks and no option
+omits: that has 30 s, too, and takes the head with it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+_POLL_S = 0.2
+
+
+def wait_patiently(
+    get_node: Callable[..., Any], find_end: Callable[[], int | None], timeout_s: float
+) -> Callable[..., Any]:
+    """`get_node`, asked until the node is there; SystemExit when its raylet has ended, RuntimeError after the deadline.
+
+    Args:
+        find_end: the exit status of the raylet, or None while it lives.
+    """
+    deadline = time.monotonic() + timeout_s
+
+    def get(*args: Any) -> Any:
+        while True:
+            try:
+                return get_node(*args)
+            except RuntimeError:
+                if (status := find_end()) is not None:
+                    sys.exit(f"raylet died, exit code {status}")
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_POLL_S)
+
+    return get
+
+
+def main() -> None:
+    from ray._private import services
+    from ray.scripts import scripts
+
+    start_raylet, raylets = services.start_raylet, []
+
+    def start_and_remember(*args: Any, **fields: Any) -> Any:
+        info = start_raylet(*args, **fields)
+        raylets.append(info.process)
+        return info
+
+    def find_end() -> int | None:
+        return next((status for raylet in raylets if (status := raylet.poll()) is not None), None)
+
+    services.start_raylet = start_and_remember
+    services.get_node = wait_patiently(services.get_node, find_end, float(sys.argv.pop(1)))
+    scripts.get_ray_client_dependency_error = lambda: "not wanted"
+    scripts.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,213 @@
+"""A run in one screen for people: what, where, why so, what it takes, what it writes, what ends it. Pure."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.config.tasks import TASKS
+from slurm_rl.plan.fit import PHASES
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.layout import describe_memory
+from slurm_rl.plan.memory import GB, ModelShape
+from slurm_rl.plan.reasons import count, list_reasons
+from slurm_rl.plan.role_memory import bytes_per_value, checkpoint_bytes, longest_tokens
+from slurm_rl.plan.topology import find_idle
+
+if TYPE_CHECKING:
+    from slurm_rl.config.run import RunConfig
+
+WIDTH = 80
+_INDENT = 14
+
+
+def render_explanation(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> str:
+    """Some 30 lines of 80 columns."""
+    reasons = [line for why in list_reasons(config, plan, shape) for line in _wrap(": ".join(why) + ".", "  ", "    ")]
+    lines = [
+        *_section("what", _what(config, shape)),
+        *_section("where", _where(config, plan)),
+        *(["why so", *reasons] if reasons else []),
+        *(_memory(plan) if plan.external is None else ()),
+        *_section("what it writes", _files(config, plan, shape)),
+        *_section("what ends it", _ends(config, plan)),
+    ]
+    return "\n".join(lines)
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]]) -> list[str]:
+    return [title, *(line for name, text in rows for line in _wrap(text, f"  {name:<{_INDENT - 2}}", " " * _INDENT))]
+
+
+def _wrap(text: str, first: str, later: str) -> list[str]:
+    # A path or a URL is not cut.
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=later, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def _what(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str, str]]:
+    if config.external is not None:
+        yield "program", f"{shlex.join(config.external.argv)} ({TASKS[config.task].title}); `plan` shows its arguments"
+        yield "model", config.external.model or "the program's affair, as data, reward and steps are"
+        return
+    yield "task", f"{config.task} ({TASKS[config.task].title})" + (_algorithm(config) if config.task == "grpo" else "")
+    yield "model", _model(config, shape)
+    data = config.data
+    held_out = f"held out: {data.eval or f'{data.num_eval} rows of it'}" if data.num_eval else "nothing held out"
+    yield "data", f"{data.train}; {held_out}; up to {longest_tokens(config)} tokens a sequence"
+    if config.task == "grpo":
+        yield "reward", _reward(config)
+    yield "steps", _steps(config)
+
+
+def _algorithm(config: RunConfig) -> str:
+    parts, kl = config.algorithm, config.algorithm.kl
+    distance = f"KL {kl.coefficient:g} in the {kl.where}" if kl.coefficient else "no KL"
+    return f": advantage {parts.advantage}, loss {parts.loss}, {parts.aggregation}, {distance}"
+
+
+def _model(config: RunConfig, shape: ModelShape | None) -> str:
+    model = config.model
+    name = model.path or ("a tiny Qwen3, built for the run" if model.tiny else "a tiny Qwen-VL, built for the run")
+    size = "" if shape is None else f", {_count(shape.num_parameters)} parameters"
+    trained = "all trained" if model.lora is None else f"adapters of rank {model.lora.rank} trained"
+    return f"{name}{size}, {model.dtype}, {trained}"
+
+
+def _reward(config: RunConfig) -> str:
+    reward = config.reward
+    verifiers = ", ".join(f"{name} x {weight:g}" for name, weight in reward.verifiers.items())
+    whole = reward.function or (f"the model {reward.model.path}" if reward.model.path else None) or reward.url
+    service = ", in a service of the run" if reward.service.enabled else ""
+    return f"{whole or verifiers}, {count(reward.num_workers, 'worker')}{service}"
+
+
+def _steps(config: RunConfig) -> str:
+    if config.task != "grpo":
+        rows = config.supervised
+        end = f"{rows.max_steps} steps at most, " if rows.max_steps else ""
+        return f"{end}{count(rows.num_epochs, 'epoch')} of the rows, {rows.batch_size} a step; {_rate(config)}"
+    trainer, size = config.trainer, config.algorithm.group_size
+    batch = trainer.prompts_per_step * size
+    steps = f"{trainer.num_steps} steps of {trainer.prompts_per_step} prompts x {size} completions = {batch}"
+    if config.warmup.num_steps:
+        steps = f"{config.warmup.num_steps} supervised steps of {config.warmup.batch_size} rows, then {steps}"
+    updates = count(trainer.num_updates, "update")
+    return f"{steps}, up to {config.rollout.max_tokens} tokens each; {updates} a step; {_rate(config)}"
+
+
+def _rate(config: RunConfig) -> str:
+    return f"AdamW, rate {config.optim.lr:g}, {config.optim.schedule}"
+
+
+def _where(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
+    gpus = f"{plan.gpus_per_node} {plan.accelerator} GPUs" if plan.gpus_per_node else "CPUs alone"
+    spare = f" and {plan.num_spare_nodes} spare" if plan.num_spare_nodes else ""
+    nodes = f"{count(plan.num_nodes, 'node')} of {gpus}{spare}"
+    place = {"local": "this machine", "slurm": "a Slurm job", "ray": f"the Ray cluster at {plan.address}"}
+    queue = f", partition {config.cluster.slurm.partition}" if config.cluster.slurm.partition else ""
+    inside = plan.container.get("image")
+    runtime = f"in {plan.container['runtime']}, {inside}" if inside else "no container"
+    yield "launcher", f"{place.get(plan.launcher, 'machines that each run `node`')}{queue}: {nodes}; {runtime}"
+    if plan.actors:
+        yield "processes", "; ".join(_place(plan, role) for role in dict.fromkeys(actor.role for actor in plan.actors))
+    idle = [] if plan.external else find_idle(plan.num_nodes, plan.gpus_per_node, plan.actors)
+    if idle:
+        yield "idle", f"{len(idle)} GPUs have no work"
+
+
+def _place(plan: JobPlan, role: str) -> str:
+    """`engines 4 on each of nodes 0 to 1`."""
+    counts = Counter(actor.node for actor in plan.actors if actor.role == role)
+    first, last, least, most = min(counts), max(counts), min(counts.values()), max(counts.values())
+    where = f"node {first}" if first == last else f"each of nodes {first} to {last}"
+    return f"{'engines' if role == 'rollout' else role} {least if least == most else f'{least} to {most}'} on {where}"
+
+
+def _memory(plan: JobPlan) -> Iterator[str]:
+    layout = plan.layout
+    if layout.policy is None:
+        yield "memory"
+        yield from _wrap(f"not estimated; tell {layout.unknown or 'cluster.gpu_mem_gb'}", "  ", "  ")
+        return
+    phases = [phase for phase in PHASES if plan.torchrun is None or phase not in ("sample", "sync")]
+    yield f"{'memory, estimated in GB':<36}" + "".join(f"{phase:>8}" for phase in phases)
+    roles = {"policy": layout.policy, "critic": layout.critic} if layout.gpu_mem_gb is not None else {}
+    for role, memory in roles.items():
+        if memory is not None:
+            yield _numbers(f"{role} GPU, of {layout.gpu_mem_gb:g}", memory.phases_gb, phases)
+            yield from _wrap(f"in train: {describe_memory(role, memory)}", "    ", "      ")
+    if layout.engine is not None and layout.engine_budget_gb is not None:
+        yield from _wrap(
+            f"engine GPU, of {layout.engine_budget_gb:.0f}: weights {layout.engine.weights_gb:.1f}, then room for "
+            f"{layout.engine.num_sequences(layout.engine_budget_gb)} longest sequences at once",
+            "  ",
+            "    ",
+        )
+    yield _numbers("host of a node, without programs", layout.host_gb, phases)
+
+
+def _numbers(name: str, values: Mapping[str, float], phases: list[str]) -> str:
+    return f"  {name:<34}" + "".join(f"{values[phase]:>8.1f}" for phase in phases)
+
+
+def _files(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> Iterator[tuple[str, str]]:
+    yield "run", plan.run_dir
+    if plan.external is not None:
+        yield "checkpoints", "the program's own, where its arguments say"
+        return
+    checkpoint, best = config.checkpoint, config.checkpoint.keep_best and config.eval.every > 0
+    size = None if shape is None else checkpoint_bytes(config, shape) / GB
+    kept = checkpoint.keep + best
+    # One more while it is written.
+    sizes = "" if size is None else f", {_gigabytes(size)} each, {_gigabytes(size * (kept + 1))} at most"
+    yield (
+        "checkpoints",
+        f"every {checkpoint.every} steps; the newest {checkpoint.keep}{' and the best' * best} stay{sizes}",
+    )
+    if checkpoint.url is not None:
+        yield "copies", f"of each checkpoint, at {checkpoint.url}"
+    is_whole = shape is not None and (config.model.lora is None or config.model.lora.export == "merged")
+    model = f" ({_gigabytes(shape.num_parameters * bytes_per_value(config) / GB)})" if shape and is_whole else ""
+    yield "at the end", f"export/ for Hugging Face{model}, report.html, summary.json"
+
+
+def _ends(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
+    """As docs/ends.md has it for this launcher."""
+    row, limits = LAUNCHERS[plan.launcher], plan.limits
+    saves = "saves" if plan.external is None else "is told to stop"
+    again = "is requeued and goes on" if row.is_queue else "ends with 130"
+    if limits.time_limit_min or row.is_queue:
+        time = f"{limits.time_limit_min} min" if limits.time_limit_min else "the partition's"
+        yield "time limit", f"{time}; {limits.signal_lead_s} s before, it {saves}, {again}"
+    if row.is_queue:
+        spare = "a spare one takes its place, else " if plan.num_spare_nodes else ""
+        yield "lost node", f"{spare}it is requeued and goes on from the newest checkpoint"
+    elif row.by_node:
+        yield "lost node", "another machine may take its place until job.start_timeout_s"
+    tries, resume = limits.max_failures, "`node --run`" if row.by_node else "`resume`"
+    yield "failure", f"tried again {count(tries, 'time')}, bad input never" if tries else f"ends it; {resume} goes on"
+    yield "by hand", f"{'Ctrl-C or ' * row.on_this_machine}`cancel`: it {saves}, ends with 130; {resume} goes on"
+
+
+def _count(number: int) -> str:
+    """For people.
+
+    >>> _count(8_190_735_360), _count(593_152)
+    ('8.2 billion', '0.6 million')
+    """
+    return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.1f} million"
+
+
+def _gigabytes(size: float) -> str:
+    """For people.
+
+    >>> _gigabytes(98.3), _gigabytes(0.007)
+    ('98.3 GB', '7.0 MB')
+    """
+    return f"{size:.1f} GB" if size >= 1 else f"{size * 1000:.1f} MB"

@@ -1,0 +1,148 @@
+"""What the user left open, what it came to, and why. Pure.
+
+Each rule stands where it is applied (topology.py, layout.py, fit.py, transfer.py); here are its words.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from slurm_rl.plan.fit import Fitting, list_choices, search_fitting
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.layout import ask_for
+from slurm_rl.plan.memory import ModelShape
+from slurm_rl.plan.role_memory import holds_reference
+from slurm_rl.plan.transfer import choose_transfer
+
+if TYPE_CHECKING:
+    from slurm_rl.config.run import RunConfig
+
+Reason = tuple[str, str]
+"""What was chosen, and why."""
+
+
+def list_reasons(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> list[Reason]:
+    """Of a task that is ours; others place and size everything themselves."""
+    if plan.external is not None:
+        return []
+    found = [_explain_placement(config, plan), *_explain_sizes(config, plan, shape)]
+    if plan.torchrun is None:
+        found += [_explain_engines(config, plan), _explain_weights(config, plan), *_explain_models(config)]
+    if config.model.attention == "auto":
+        found.append(_explain_attention(config))
+    return found
+
+
+def _explain_placement(config: RunConfig, plan: JobPlan) -> Reason:
+    counts = Counter(actor.role for actor in plan.actors)
+    workers = count(counts["policy"], "rank" if plan.torchrun else "policy worker")
+    on_cpu, left_open = not plan.gpus_per_node, config.policy.num_workers is None
+    if plan.torchrun is not None:
+        every = "one a node, without GPUs" if on_cpu else "one on every GPU"
+        return workers, every if left_open else "policy.num_workers"
+    if on_cpu:
+        return workers, "the default without GPUs" if left_open else "policy.num_workers"
+    if config.rollout.colocate:
+        why = "rollout.colocate: they share GPUs with the engines, in turn"
+    elif counts["critic"] and config.critic.is_apart:
+        why = "a quarter of the GPUs, critics another, engines the rest" if left_open else ""
+    else:
+        why = "half of the GPUs, in whole engines; engines have the rest" if left_open else ""
+    return workers, why or "policy.num_workers"
+
+
+def _explain_sizes(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> list[Reason]:
+    layout = plan.layout
+    parts = [f"micro-batches of {layout.micro_batch_tokens} tokens"]
+    parts += ["gradient checkpointing"] if layout.gradient_checkpointing else []
+    parts += [f"logits of {layout.logprob_chunk_tokens} tokens at once"] if layout.logprob_chunk_tokens else []
+    if not plan.gpus_per_node:
+        why = "the default without GPUs" if config.policy.micro_batch_tokens is None else "as set"
+    elif shape is None or layout.gpu_mem_gb is None:
+        why = "sparing, since memory is not estimated"
+    else:
+        asked = ask_for(config, shape, plan.actors, layout.tensor_parallel_size)
+        found = search_fitting(asked)
+        assert found is not None  # or there were no plan
+        why = _explain_fitting(found, is_only=len(list_choices(asked)) == 1)
+    return [(", ".join(parts), why)]
+
+
+def _explain_fitting(found: Fitting, *, is_only: bool) -> str:
+    room = "with a tenth of a GPU to spare" if found.share < 1 else "with less than a tenth of a GPU to spare"
+    if found.faster is None:
+        return f"the {'one choice left open' if is_only else 'fastest choice'} fits {room}"
+    choice, misfit = found.faster
+    chunk, again = choice.config.policy.chunk_tokens, choice.config.model.gradient_checkpointing
+    parts = [f"micro-batches of {choice.config.policy.micro_batch_tokens}"]
+    parts += ["with" if again else "without"]
+    parts[-1] += " gradient checkpointing"
+    parts += [f"logits of {chunk} at once"] if chunk else []
+    return (
+        f"the fastest that fits {room}; the next, {', '.join(parts)}, takes "
+        f"{misfit.memory.phases_gb[misfit.phase]:.1f} of {misfit.room_gb:.1f} GB in {misfit.phase}"
+    )
+
+
+def _explain_engines(config: RunConfig, plan: JobPlan) -> Reason:
+    layout, size = plan.layout, plan.layout.tensor_parallel_size
+    what = count(sum(actor.role == "rollout" for actor in plan.actors), "engine")
+    what += f" of {count(size, 'GPU')}" if plan.gpus_per_node else ""
+    if not plan.gpus_per_node:
+        return what, "rollout.num_engines" if config.rollout.num_engines else "the default without GPUs"
+    if config.rollout.tensor_parallel_size is not None:
+        why = "rollout.tensor_parallel_size"
+    elif layout.engine is None:
+        why = "one, since memory is not estimated"
+    else:
+        why = f"the fewest that hold model and cache, {layout.engine.least_gb:.1f} of {layout.engine_budget_gb:.0f} GB"
+    return what, why
+
+
+def _explain_weights(config: RunConfig, plan: JobPlan) -> Reason:
+    return f"weights to engines by {plan.weight_transfer}", choose_transfer(config, plan.actors)[1]
+
+
+def _explain_models(config: RunConfig) -> list[Reason]:
+    """The reference, and what corrects for the sampler."""
+    coefficient, apart = config.algorithm.kl.coefficient, config.reference.num_workers
+    if coefficient == 0:
+        found = [("no reference model", "algorithm.kl.coefficient=0")]
+    elif apart is not None:
+        found = [(f"reference on {apart} GPUs of its own", "reference.num_workers")]
+    elif holds_reference(config):
+        found = [("reference beside the policy", f"algorithm.kl.coefficient={coefficient:g}")]
+    else:
+        found = [("reference without a copy", "it is the base under the adapters")]
+    kind = config.correction_kind
+    if config.algorithm.correction.kind != "auto":
+        return found
+    exact = "float32, the newest weights, all tokens: the sampler is the policy"
+    return [*found, (f"correction {kind}", _why_inexact(config)) if kind else ("no importance correction", exact)]
+
+
+def _why_inexact(config: RunConfig) -> str:
+    rollout = config.rollout
+    causes = {
+        f"{config.model.dtype} rounds otherwise in the engine": config.model.dtype != "float32",
+        f"weights are up to {count(rollout.max_staleness, 'step')} old": rollout.max_staleness > 0,
+        "rollout.engine_args": bool(rollout.engine_args),
+        "top_p, top_k, min_p or repetition_penalty": rollout.bends_distribution,
+    }
+    return ", ".join(cause for cause, holds in causes.items() if holds)
+
+
+def _explain_attention(config: RunConfig) -> Reason:
+    if config.cluster.accelerator == "cpu":
+        return "attention", "sdpa or eager, by what the model has, without GPUs"
+    return "attention", "flash_attention_2 where the node has flash-attn, else varlen"
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> count(1, "engine"), count(8, "engine")
+    ('1 engine', '8 engines')
+    """
+    return f"{number} {noun}{'s' * (number != 1)}"

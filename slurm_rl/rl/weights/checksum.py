@@ -1,0 +1,108 @@
+"""A checksum of weights, computed where they are: on a GPU at the speed of its memory.
+
+It is there to notice accidents, such as a tensor that was cut short, mixed up or written over on its way. Who wants to
+forge weights can: it is no cryptographic hash. SHA-256 would take 11 s for 7B on the policy and on every engine.
+
+Words of 32 bits are multiplied by odd numbers of 64 bits, one for each place in a row, and added up modulo 2^64
+(multilinear hashing, https://arxiv.org/abs/1202.4961); the sums of all rows are words again, until one is left. Integer
+sums have one value in every order, so CPUs and GPUs, in blocks of any size, say the same. One changed word always
+changes its row's sum; two changes cancel out with a chance of about 2^-32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_ROW_WORDS = 2**12
+_ROW_BYTES = 4 * _ROW_WORDS
+_BLOCK_ROWS = {"cpu": 2**4}
+_GPU_BLOCK_ROWS = 2**11
+"""Rows at once, whose products take twice their bytes: 512 kB of a CPU's cache, 64 MB of a GPU."""
+
+
+class WeightChecksum:
+    """Of named tensors in any order: their names, types, shapes and bytes."""
+
+    def __init__(self) -> None:
+        self._headers: list[str] = []
+        self._values: list[Tensor] = []
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        self._headers.append(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}")
+        self._values.append(hash_tensor(tensor))
+
+    def passing(self, state: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The same tensors, each added when it is taken."""
+        for name, tensor in state:
+            self.add(name, tensor)
+            yield name, tensor
+
+    def hexdigest(self) -> str:
+        # Fetched at once: a GPU is waited for once and not for every tensor.
+        values = torch.stack(self._values).tolist() if self._values else []
+        said = (f"{header}:{value}" for header, value in zip(self._headers, values, strict=True))
+        total = sum(int.from_bytes(blake2b(each.encode(), digest_size=8).digest(), "little") for each in said)
+        return f"{total % 2**64:016x}"
+
+
+def hash_tensor(tensor: Tensor) -> Tensor:
+    """[] int64 on the tensor's device, of its bytes; needs some MB there, and as many again for a strided tensor."""
+    data = tensor.detach().contiguous().view(-1).view(torch.uint8)
+    if data.storage_offset() % 4:
+        data = data.clone()  # words begin at multiples of their size
+    if data.device.type == "cpu" and data.numel() <= _ROW_BYTES:
+        return torch.tensor(_sum_small(data.numpy()))
+    sums = _sum_rows(data)
+    while len(sums) > 1:
+        sums = _sum_rows(sums.view(torch.uint8))
+    return sums[0]
+
+
+def _sum_small(data: NDArray[np.uint8]) -> int:
+    """What `_sum_rows` makes of one row on a CPU, where calls of torch take longer than the sum."""
+    if rest := len(data) % 4:
+        data = np.pad(data, (0, 4 - rest))
+    words = data.view(np.int32)
+    return int((words * _factors(torch.device("cpu")).numpy()[: len(words)]).sum())
+
+
+def _sum_rows(data: Tensor) -> Tensor:
+    """[num_rows] int64, at least one row; zeros fill the last."""
+    num_whole, rest = divmod(data.numel(), _ROW_BYTES)
+    sums = data.new_empty(max(1, num_whole + (rest > 0)), dtype=torch.int64)
+    rows = data[: num_whole * _ROW_BYTES].view(torch.int32).view(num_whole, _ROW_WORDS)
+    _multiply_and_add(rows, sums[:num_whole])
+    if num_whole < len(sums):
+        last = data.new_zeros(_ROW_BYTES)
+        last[:rest] = data[num_whole * _ROW_BYTES :]
+        _multiply_and_add(last.view(1, _ROW_BYTES).view(torch.int32), sums[num_whole:])
+    return sums
+
+
+def _multiply_and_add(rows: Tensor, sums: Tensor) -> None:
+    factors, step = _factors(rows.device), _BLOCK_ROWS.get(rows.device.type, _GPU_BLOCK_ROWS)
+    products = rows.new_empty(min(step, len(rows)), _ROW_WORDS, dtype=torch.int64)
+    for start in range(0, len(rows), step):
+        block = rows[start : start + step]
+        torch.mul(block, factors, out=products[: len(block)])
+        torch.sum(products[: len(block)], 1, out=sums[start : start + step])
+
+
+@cache
+def _factors(device: torch.device) -> Tensor:
+    """[_ROW_WORDS] odd numbers that look random (splitmix64), the same in every process for ever."""
+    mask, found = 2**64 - 1, []
+    for place in range(1, _ROW_WORDS + 1):
+        value = place * 0x9E3779B97F4A7C15 & mask
+        value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & mask
+        value = (value ^ value >> 27) * 0x94D049BB133111EB & mask
+        value = (value ^ value >> 31) | 1
+        found.append(value - 2**64 if value >= 2**63 else value)
+    return torch.tensor(found, dtype=torch.int64, device=device)

@@ -1,0 +1,161 @@
+"""Checks at submit time that look at files; nothing is queued before they pass."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from slurm_rl.config.engine_args import check_engine_args
+from slurm_rl.config.functions import check_function, named_functions
+from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.config.paths import expand_user
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
+from slurm_rl.image.files import check_image_is_there
+from slurm_rl.job.create import check_is_free
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import RunDir
+from slurm_rl.runs.model_checks import check_lora_targets, check_reward_model, check_same_model
+from slurm_rl.runs.model_shape import read_object, sees_images
+
+Tell = Callable[[str], object]
+"""Is given what the user should know of a run that is not refused, a line at a time."""
+
+
+def check_submission(config: RunConfig, plan: JobPlan, directory: RunDir, tell: Tell) -> None:
+    """All that `submit` refuses without a word to a cluster; nothing is written.
+
+    Raises:
+        ConfigError, DataError: every refusal at once.
+    """
+    place, image = (lambda: _check_place(directory)), (lambda: check_image_is_there(plan))
+    _raise_all([place, *_checks_of_inputs(config, tell), image])
+
+
+def check_inputs(config: RunConfig, tell: Tell, *, is_new: bool = True) -> None:
+    """Check the model folder, the data files and the user's functions that this machine can see.
+
+    Args:
+        is_new: else the run has its copies of the files with functions.
+
+    Raises:
+        ConfigError, DataError: naming the field, the file and the line; of all that are wrong.
+    """
+    _raise_all(_checks_of_inputs(config, tell, is_new=is_new))
+
+
+def _checks_of_inputs(config: RunConfig, tell: Tell, *, is_new: bool = True) -> list[Callable[[], None]]:
+    if config.external is not None:  # its program checks its own
+        return []
+    named = named_functions(config) if is_new else {}
+    functions = [functools.partial(check_function, config, key, spec) for key, spec in named.items()]
+    if LAUNCHERS[config.cluster.launcher].existing:  # its nodes see other folders than this machine does
+        return [*functions]
+    checks = [
+        _check_model,
+        lambda config: _check_data(config, tell),
+        lambda config: check_reward_model(config.reward.model, config.data.chat_template),
+    ]
+    if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's
+        checks = [_check_checkpoint_url, lambda config: check_engine_args(config.rollout.engine_args), *checks]
+    return [*(functools.partial(check, config) for check in checks), *functions]
+
+
+def _raise_all(checks: Sequence[Callable[[], None]]) -> None:
+    """Run all checks, then raise what they raised: one error as it is, several as one."""
+    found: list[SlurmRLError] = []
+    for check in checks:
+        try:
+            check()
+        except SlurmRLError as error:
+            found.append(error)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        lines = [str(error).replace("\n", "\n    ") for error in found]
+        raise ConfigError("\n  ".join([f"{len(found)} things are wrong:", *lines]))
+
+
+def _check_place(directory: RunDir) -> None:
+    """Refuse a run directory that holds something, or that could not be made, as far as permissions tell."""
+    check_is_free(directory)
+    parent = next(path for path in [directory.path, *directory.path.parents] if path.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+        raise RunDirError(
+            "the run directory must be in a folder that you may write to",
+            seen=f"{directory.path}, below {parent}",
+            action="choose another run_dir or cluster.run_root",
+        )
+
+
+def _check_checkpoint_url(config: RunConfig) -> None:
+    """Look for the library behind the URL; nothing is connected to."""
+    if config.checkpoint.url is None:
+        return
+    from slurm_rl.filesystem import open_filesystem
+
+    open_filesystem(config.checkpoint.url)
+
+
+def _check_model(config: RunConfig) -> None:
+    folders = {
+        "model.path": config.model.path,
+        "model.init_from": config.model.init_from,
+        "critic.init_from": config.critic.init_from,
+        "reward.model.path": config.reward.model.path,
+    }
+    for field, value in folders.items():
+        # A name without a slash in front may be one of the hub; the node looks that up in its cache.
+        if value and value.startswith(("/", "./", "../", "~")) and not expand_user(value).is_dir():
+            raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
+    if config.model.path:
+        _check_pad_token(expand_user(config.model.path))
+    check_lora_targets(config.model)
+    check_same_model("model.init_from", config.model.init_from, config.model)
+    check_same_model("critic.init_from", config.critic.init_from, config.model)
+
+
+def _check_pad_token(folder: Path) -> None:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return
+    if not read_object(path).get("pad_token"):
+        raise ConfigError(
+            "model.path must have a tokenizer with a pad token",
+            seen=str(path),
+            action='add "pad_token" (often the end-of-text token) to tokenizer_config.json',
+        )
+
+
+def _check_data(config: RunConfig, tell: Tell) -> None:
+    # Reading rows needs no torch; the same functions load them in the trainer.
+    from slurm_rl.data.characters import check_characters
+    from slurm_rl.data.images import check_sources, list_images
+    from slurm_rl.data.load_data import load_answers, load_pairs, load_prompts, require_one_batch
+
+    try:
+        if config.task != "grpo":
+            examples = load_answers(config.data).train if config.task == "sft" else load_pairs(config.data).train
+            require_one_batch(len(examples), config.supervised.batch_size)
+            return
+        split = load_prompts(config.data)
+    except MissingLibraryError as error:
+        tell(f"the data are checked on the node only, since here {error}")
+        return
+    rows = [*split.train, *split.held_out]
+    images = [(source, row.name) for row in rows for source in list_images(row.prompt, row.name)]
+    if (images or config.data.image_key is not None) and sees_images(config.model) is False:
+        raise ConfigError(
+            "data with images needs a vision-language model",
+            seen=f"{len(images)} images, data.image_key={config.data.image_key} and a model of text alone",
+            action="set model.path to a Qwen2.5-VL or Qwen3-VL, or data.image_key=null and prompts without images",
+        )
+    check_sources(images)
+    tiny = config.model.tiny
+    if tiny is not None and not config.data.chat_template:
+        longest = config.data.max_prompt_tokens if config.data.overlong == "refuse" else None
+        known = tiny.characters
+        check_characters(split.train, known, longest=longest, with_answers=config.warmup.num_steps > 0)
+        check_characters(split.held_out, known, longest=longest, with_answers=False)

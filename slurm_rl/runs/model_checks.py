@@ -1,0 +1,150 @@
+"""Are the weights and the reward model that a config names what this run needs?
+
+Told from headers and config alone: no torch, and no more than a few kilobytes are read.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.paths import expand_user
+from slurm_rl.config.reward import RewardModelConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.runs.model_shape import find_shape, read_object
+
+
+def read_shapes(folder: Path) -> dict[str, list[int]]:
+    """Shape by name of all tensors in a folder's files; empty where there are none.
+
+    Raises:
+        ConfigError: a file is not whole.
+    """
+    return {
+        name: entry["shape"]
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, entry in read_header(file).items()
+    }
+
+
+def read_header(file: Path) -> dict[str, dict[str, list[int]]]:
+    """Entry by name: `shape` and more."""
+    # 8 bytes with the length of the JSON that follows: https://huggingface.co/docs/safetensors/#format
+    try:
+        with file.open("rb") as opened:
+            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+    except (OSError, ValueError, MemoryError) as error:
+        raise ConfigError("the model's safetensors must be whole", seen=f"{file}: {error}") from None
+    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+
+
+# Of the models that are built here.
+_TINY = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
+
+
+def check_lora_targets(model: ModelConfig) -> None:
+    """Refuse targets that are in no block of the model, where this machine sees its weights.
+
+    Raises:
+        ConfigError: names the targets that there are.
+    """
+    if model.lora is None or model.lora.target_modules == "all-linear":
+        return
+    known = set(_TINY) if model.path is None else read_matrix_names(expand_user(model.path))
+    unknown = [name for name in model.lora.target_modules if name not in known]
+    if known and unknown:
+        raise ConfigError(
+            "model.lora.target_modules must name linear layers of the model other than its output head",
+            seen=", ".join(unknown),
+            action=f"choose of {', '.join(sorted(known))}, or all-linear",
+        )
+
+
+def read_matrix_names(folder: Path) -> set[str]:
+    """Last parts of the names of the matrices inside blocks; none where there are no safetensors."""
+    names: set[str] = set()
+    for name, shape in read_shapes(folder).items():
+        layer, _, kind = name.rpartition(".")
+        parts = layer.split(".")
+        if kind == "weight" and len(shape) == 2 and any(part.isdigit() for part in parts):
+            names.add(parts[-1])
+    return names
+
+
+_SHOWN = 3
+_EMBEDDING = "embed_tokens.weight"
+
+
+def check_same_model(field: str, weights: str | None, model: ModelConfig) -> None:
+    """Refuse weights whose shapes are not the model's, as far as this machine sees both.
+
+    Raises:
+        ConfigError: gives both shapes.
+    """
+    found = {} if weights is None else read_shapes(expand_user(weights))
+    wanted = _expected(model)
+    # Some models have names of their own once they are loaded; the trainer compares those, too.
+    wrong = {name: shape for name, shape in found.items() if (short := _find(wanted, name)) and wanted[short] != shape}
+    if wrong:
+        told = "; ".join(f"{name} {wrong[name]}" for name in sorted(wrong)[:_SHOWN])
+        needed = "; ".join(f"{wanted[_find(wanted, name) or name]}" for name in sorted(wrong)[:_SHOWN])
+        raise ConfigError(
+            f"the weights of {field} must have the shapes of the model ({needed})",
+            seen=f"{told} in {weights}",
+            action=f"point {field} at weights of the same architecture and size",
+        )
+
+
+def _find(wanted: dict[str, list[int]], name: str) -> str | None:
+    return name if name in wanted else next((key for key in wanted if name.endswith(f".{key}")), None)
+
+
+def _expected(model: ModelConfig) -> dict[str, list[int]]:
+    """Shapes by name; where no weights are to be seen, that of the embedding alone, which tells most models apart."""
+    if model.path is not None and (shapes := read_shapes(expand_user(model.path))):
+        return shapes
+    # That of tiny_vl is rounded up.
+    shape = None if model.tiny_vl is not None else find_shape(model)
+    return {} if shape is None else {_EMBEDDING: [shape.vocab_size, shape.hidden_size]}
+
+
+def check_reward_model(config: RewardModelConfig, chat_template: bool | None) -> None:
+    """Refuse a folder that this machine sees and that is no such model; a hub name is looked at on the node.
+
+    Args:
+        chat_template: data.chat_template; None where other runs send what is scored.
+
+    Raises:
+        ConfigError: more than one output, scores that were never measured, or chats for a model of text.
+    """
+    folder = expand_user(config.path or "")
+    if config.path is None or not (folder / "config.json").is_file():
+        return
+    model = read_object(folder / "config.json")
+    num_outputs = len(model["id2label"]) if "id2label" in model else model.get("num_labels", 2)  # as Hugging Face
+    if num_outputs != 1:
+        raise ConfigError(
+            "reward.model.path must be a sequence classifier with one output",
+            seen=f"{num_outputs} in {folder}",
+            action="name a folder that task=rm exported",
+        )
+    if config.normalize and not ("mean" in model and model.get("std", 0) > 0):
+        raise ConfigError(
+            "reward.model.normalize needs mean and std > 0 of the model's scores in its config.json",
+            seen=f"mean={model.get('mean')}, std={model.get('std')} in {folder}",
+            action="train it with task=rm to its end, which measures them, or set reward.model.normalize=false",
+        )
+    if chat_template and not (model.get("scores_chats", True) and _has_template(folder)):
+        raise ConfigError(
+            "data.chat_template=true needs a reward model of chats, with a chat template of its own",
+            seen=f"{folder}, trained on text" if _has_template(folder) else f"{folder} without a template",
+            action="train it with data.chat_template=true, or set data.chat_template=false for both",
+        )
+
+
+def _has_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
+        return True
+    tokenizer = folder / "tokenizer_config.json"
+    return tokenizer.is_file() and bool(read_object(tokenizer).get("chat_template"))

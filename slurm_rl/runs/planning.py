@@ -1,0 +1,52 @@
+"""From a config to the plan of a run, and to where the run will be."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from slurm_rl import __version__
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.run_dir import RunDir
+from slurm_rl.runs.find import parse_path
+from slurm_rl.runs.model_shape import find_shape
+
+
+def choose_directory(config: RunConfig) -> RunDir:
+    """`run_dir`, or <run_root>/<name>-<time>, with a number behind it when that is taken; nothing is written."""
+    if config.run_dir:
+        return RunDir(config.run_dir)
+    base = Path(config.cluster.run_root) / f"{config.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = parse_path(str(base)), 2
+    while path.exists():
+        path, number = base.with_name(f"{base.name}-{number}"), number + 1
+    return RunDir(path)
+
+
+def plan_in(config: RunConfig, run: RunDir) -> JobPlan:
+    """The plan of a run in this directory that is submitted from this process.
+
+    Raises:
+        ConfigError: a run directory with a control character, or a layout that is impossible.
+    """
+    path = str(run.path)
+    parse_path(path)
+    # No file format or log line on the way could hold it.
+    if not path.isprintable():
+        raise ConfigError(
+            "run_dir must be printable, without line breaks and control characters",
+            seen=ascii(path),
+            action="choose another run_dir",
+        )
+    facts = SubmitFacts(
+        python=sys.executable,
+        num_cpus=len(os.sched_getaffinity(0)),
+        version=__version__,
+        model_shape=find_shape(config.model),
+    )
+    root = config.cluster.remote_root
+    return build_plan(config, path if root is None else str(Path(root) / run.path.name), facts)

@@ -1,0 +1,76 @@
+"""A new run, and one that goes on: every check, the run directory, then the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.image.files import check_image_is_there
+from slurm_rl.job.create import create_run, remove_run, require_own_run
+from slurm_rl.launchers.jobs import held_to_resume, open_launcher, submit_run
+from slurm_rl.launchers.protocol import Submitted
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import RunDir
+from slurm_rl.runs.checks import check_submission
+from slurm_rl.runs.find import load_plan
+from slurm_rl.runs.planning import choose_directory, plan_in
+
+
+class Started(NamedTuple):
+    """A run whose job is on its way."""
+
+    directory: RunDir
+    plan: JobPlan
+    submitted: Submitted
+
+
+def start_run(config: RunConfig, tell: Callable[[str], object]) -> Started:
+    """Check all that can be checked before, write the run directory, start the job; returns at once.
+
+    Args:
+        tell: is given what the user should know of a run that is not refused, a line at a time.
+
+    Raises:
+        SlurmRLError: it is refused, by us or in the cluster's own words; nothing is left of it.
+    """
+    directory = choose_directory(config)
+    plan = plan_in(config, directory)
+    check_submission(config, plan, directory, tell)
+    plan = ask_cluster(plan, tell)
+    create_run(directory, config, plan)
+    try:
+        submitted = submit_run(directory, plan)
+    except SlurmRLError:
+        remove_run(directory)
+        raise
+    return Started(directory, plan, submitted)
+
+
+def resume_run(directory: RunDir, tell: Callable[[str], object]) -> Started:
+    """Submit the same plan and code again; the trainer goes on from its newest checkpoint.
+
+    Raises:
+        SlurmRLError: the run is going, is another user's, or is refused by the cluster.
+    """
+    plan = load_plan(require_own_run(directory))
+    with held_to_resume(directory):
+        check_image_is_there(plan)
+        plan = ask_cluster(plan, tell)
+        return Started(directory, plan, submit_run(directory, plan))
+
+
+def ask_cluster(plan: JobPlan, tell: Callable[[str], object]) -> JobPlan:
+    """Ask the launcher whether it takes this job, and pass on what it says.
+
+    Returns:
+        The plan in the cluster's own words.
+
+    Raises:
+        ConfigError, SubmitError: it does not, in its own words.
+    """
+    plan, notes = open_launcher(plan.launcher).check(plan)
+    for line in notes:
+        tell(line)
+    return plan

@@ -1,0 +1,1 @@
+"""What a login node can tell of its cluster, and the preset that follows from it."""

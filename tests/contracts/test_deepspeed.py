@@ -1,0 +1,102 @@
+"""DeepSpeed's names, arguments and config keys, with those that GPUs alone reach: offload, bfloat16, its operators."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from tests.contracts.source import Package
+from tests.contracts.uses import Use, check_call, imports, missing_imports, ours, sources, uses_of, wrong_uses
+
+_FILE = "engine/deepspeed.py"
+_LIBRARY = [
+    (prefix + use.name, use)
+    for path in sources()
+    for prefix in ("", "zero.")
+    for name in ("self._deepspeed", "deepspeed")
+    for use in (uses_of(path, f"{name}.{prefix}".rstrip(".")) if path.startswith("engine/") else [])
+    if use.call is not None
+]
+
+
+def test_every_name_that_we_import_is_there_and_takes_what_we_say(installed: Package) -> None:
+    assert (
+        list(imports("deepspeed"))
+        and missing_imports("deepspeed", installed) + wrong_uses("deepspeed", installed) == []
+    )
+
+
+@pytest.mark.parametrize(("name", "use"), _LIBRARY, ids=[name for name, _ in _LIBRARY])
+def test_what_we_call_takes_what_we_say(installed: Package, name: str, use: Use) -> None:
+    assert use.call is not None
+    check_call(installed.get(f"deepspeed:{name}"), use.call)
+
+
+def test_we_call_what_starts_it_and_what_cuts_a_model_while_it_loads() -> None:
+    assert {name for name, _ in _LIBRARY} >= {"initialize", "init_distributed", "zero.Init"}
+
+
+def test_the_parameters_that_it_cut_have_what_we_ask_of_them(installed: Package) -> None:
+    asked = {
+        word
+        for path, tree in sources().items()
+        for node in ast.walk(tree)
+        if path.startswith("engine/") and isinstance(node, ast.Attribute | ast.Constant)
+        for word in [getattr(node, "attr", None) or getattr(node, "value", None)]
+        if isinstance(word, str) and re.fullmatch(r"ds_[a-z]+", word)
+    }
+    text = ast.unparse(installed.tree("deepspeed.runtime.zero.partition_parameters") or ast.Pass())
+    assert asked and [name for name in sorted(asked) if f"param.{name} = " not in text] == []
+
+
+def test_the_engine_has_what_we_ask_of_it(installed: Package) -> None:
+    engine = installed.get("deepspeed.runtime.engine:DeepSpeedEngine")
+    uses = list(uses_of(_FILE, "self.engine"))
+    assert {use.name for use in uses} >= {"backward", "step", "get_global_grad_norm"}
+    # torch's module would take this attribute for a part of the engine.
+    assert "self.__dict__['module'] = model" in ast.unparse(engine.node)
+    for use in uses:
+        assert use.name in {*engine.members, "module"}, use.place
+        if use.call is not None:
+            check_call(engine.members[use.name], use.call, method=True)
+
+
+def test_every_key_of_the_config_is_one_that_it_reads(installed: Package) -> None:
+    """A key that it does not know is left unread, but for those of zero_optimization."""
+    keys = {
+        key.value
+        for node in ast.walk(ours().get("slurm_rl.engine.deepspeed:_build_config").node)
+        for key in (node.keys if isinstance(node, ast.Dict) else [getattr(node, "slice", None)])
+        if isinstance(key, ast.Constant)
+    } - {"optimizer", "all"}
+    assert keys > {"zero_optimization", "bf16", "pin_memory"}
+    places = ["deepspeed.runtime.constants", "deepspeed.runtime.precision_config", "deepspeed.runtime.zero.config"]
+    read = {
+        node.value
+        for module in places
+        for node in ast.walk(installed.tree(module) or ast.Pass())
+        if isinstance(node, ast.Constant)
+    }
+    for name in (
+        "deepspeed.runtime.zero.config:DeepSpeedZeroConfig",
+        "deepspeed.runtime.zero.offload_config:DeepSpeedZeroOffloadOptimizerConfig",
+        "deepspeed.runtime.zero.offload_config:DeepSpeedZeroOffloadParamConfig",
+        "deepspeed.runtime.precision_config:DeepSpeedBF16Config",
+    ):
+        read |= {field.name for field in installed.get(name).fields()}
+    assert (keys | {"offload_optimizer", "offload_param"}) - read == set()
+
+
+def test_pages_are_locked_by_torch(installed: Package) -> None:
+    """Its own way compiles C++ when a run starts."""
+    text = ast.unparse(installed.tree("deepspeed.utils.pin_memory") or ast.Pass())
+    assert "os.environ.get('DS_PIN_MEMORY_BACKEND', 'torch')" in text
+
+
+def test_the_all_reduce_in_shared_memory_is_of_cpus_alone(installed: Package) -> None:
+    """So on GPUs nobody asks which operators could be compiled, which takes a compiler and many seconds."""
+    builders = installed.root / "deepspeed/ops/op_builder"
+    with_it = [one.name for one in builders.iterdir() if one.suffix == ".py" and "ShareMemComm" in one.read_text()]
+    assert with_it == [] and "ShareMemCommBuilder" in (builders / "cpu/comm.py").read_text()

@@ -1,0 +1,55 @@
+"""flash-attn's functions take what transformers calls them with, and transformers takes what we hand it for them."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.contracts.source import Package
+from tests.contracts.uses import check_call, imports, sources
+
+_CALLER = "transformers.modeling_flash_attention_utils"
+# transformers leaves out without a word what a function does not take.
+_NEEDED = {"dropout_p", "softmax_scale", "causal", "window_size", "softcap", "deterministic"}
+
+
+def test_whatever_transformers_and_we_import_of_it_is_there(flash_attn: Package, installed: Package) -> None:
+    branch = next(
+        node
+        for node in ast.walk(installed.get(f"{_CALLER}:_lazy_imports").node)
+        if isinstance(node, ast.If) and "flash_attention_2" in ast.unparse(node.test)
+    )
+    theirs = [
+        (node.module or "", alias.name)
+        for node in branch.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    ]
+    assert ("flash_attn", "flash_attn_varlen_func") in theirs
+    for module, name in [*theirs, *((module, name) for _, module, name in imports("flash_attn") if name)]:
+        assert flash_attn.find(module, name) is not None, f"{module} has no {name}"
+
+
+def test_the_calls_of_transformers_are_ones_that_they_take(flash_attn: Package, installed: Package) -> None:
+    names = {"flash_varlen_fn": "flash_attn_varlen_func", "flash_fn": "flash_attn_func"}
+    called = set()
+    for node in ast.walk(installed.get(f"{_CALLER}:_flash_attention_forward").node):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in names:
+            name = names[ast.unparse(node.func)]
+            found = flash_attn.get(f"flash_attn:{name}")
+            check_call(found, node)
+            lengths = {"max_seqlen_q", "max_seqlen_k"} if "varlen" in name else set()
+            assert set(found.signature.parameters) >= _NEEDED | lengths
+            called.add(name)
+    assert called == set(names.values())
+
+
+def test_what_we_tell_of_packed_rows_is_what_transformers_asks_for(installed: Package) -> None:
+    """Names that it does not know would be handed on and dropped: sequences of a row would see each other."""
+    told = {
+        node.value
+        for node in ast.walk(sources()["engine/forward.py"])
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value.startswith(("cu_seq_lens_", "max_length_"))
+    }
+    assert told == {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+    assert told <= set(installed.get(f"{_CALLER}:_flash_attention_forward").signature.parameters)

@@ -1,0 +1,92 @@
+"""Ray reads the flags and variables that we give it, and masks GPUs by the variables that we say."""
+
+from __future__ import annotations
+
+import ast
+import mmap
+import re
+from pathlib import Path
+
+from slurm_rl.plan.accelerator import NOSET_FLAGS
+from slurm_rl.plan.visibility import MASK_VARIABLES
+from tests.contracts.environment import names_that_we_set
+from tests.contracts.source import Package
+from tests.contracts.uses import check_call, imports, missing_imports, sources, wrong_uses
+
+_BINARIES = ("_raylet.so", "core/src/ray/raylet/raylet", "core/src/ray/gcs/gcs_server")
+# Read by others: pods of RunPod say it of themselves, and our own code reads it.
+_NOT_RAYS = {"RAY_WORKER"}
+
+
+def test_every_name_that_we_import_is_there_and_takes_what_we_say(installed: Package) -> None:
+    assert list(imports("ray"))
+    assert missing_imports("ray", installed) + wrong_uses("ray", installed) == []
+
+
+def test_ray_start_knows_every_flag(installed: Package) -> None:
+    flags = {
+        word
+        for node in ast.walk(sources()["node/ray_cluster.py"])
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for word in re.findall(r"^--[a-z-]+", node.value)
+    }
+    known = {
+        node.value.partition("/")[0]
+        for node in ast.walk(installed.get("ray.scripts.scripts:start").node)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert flags > {"--num-gpus", "--labels"} and flags - known == set()
+
+
+def test_every_variable_that_we_set_is_read(installed: Package) -> None:
+    """One that is not is no error to Ray: it does nothing."""
+    root = Path(str(installed.root)) / "ray"
+    names = {name for name in names_that_we_set() if name.startswith("RAY_")} - _NOT_RAYS
+    assert len(names) > 20
+    for file in [root / name for name in _BINARIES]:
+        with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            names -= {name for name in names if data.find(name.encode() + b"\0") >= 0}
+    for file in sorted(root.rglob("*.py")) if names else []:
+        text = file.read_text(encoding="utf-8")
+        names -= {name for name in names if name in text}
+    assert names == set()
+
+
+def test_its_masks_are_ours(installed: Package) -> None:
+    places = "ray._private.accelerators"
+    theirs = {
+        "nvidia": f"{places}.nvidia_gpu:CUDA_VISIBLE_DEVICES_ENV_VAR",
+        "amd": f"{places}.amd_gpu:HIP_VISIBLE_DEVICES_ENV_VAR",
+    }
+    for kind, name in theirs.items():
+        node = installed.get(name).node
+        assert isinstance(node, ast.Assign) and ast.literal_eval(node.value) == MASK_VARIABLES[kind]  # type: ignore[index]
+    told = ast.unparse(
+        installed.get(f"{places}.amd_gpu:AMDGPUAcceleratorManager.get_visible_accelerator_ids_env_var").node
+    )
+    assert "'ROCR_VISIBLE_DEVICES' in os.environ" in told, "visibility.py says why ROCR is not left alone"
+
+
+def test_an_actor_without_gpus_keeps_the_mask_that_we_give_it(installed: Package) -> None:
+    """Our actors ask for none, also in a cluster of others, whose variables are not ours."""
+    text = ast.unparse(installed.get("ray._private.utils:set_visible_accelerator_ids").node)
+    assert "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO_ENV_VAR, False)" in text
+    assert "if not override_on_zero and len(accelerator_ids) == 0:" in text
+
+
+def test_ray_obeys_the_flags_by_which_it_leaves_masks_alone(installed: Package) -> None:
+    folder = Path(str(installed.root)) / "ray/_private/accelerators"
+    text = "".join(file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.py")))
+    assert [flag for flag in NOSET_FLAGS if f'"{flag}"' not in text] == []
+
+
+def test_calls_of_ray_say_what_it_takes(installed: Package) -> None:
+    strategy = installed.get("ray.util.scheduling_strategies:PlacementGroupSchedulingStrategy")
+    calls = [
+        node
+        for node in ast.walk(sources()["rl/workers/ray_nodes.py"])
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "PlacementGroupSchedulingStrategy"
+    ]
+    assert calls
+    for call in calls:
+        check_call(strategy, call)

@@ -1,0 +1,23 @@
+"""torch reads the variables of its NCCL backend that we set: the headers, which the CPU build has too, name them."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from tests.contracts.environment import names_that_we_set
+from tests.contracts.source import Package
+
+
+def test_every_variable_that_we_set_is_read(installed: Package) -> None:
+    root = Path(str(installed.root)) / "torch"
+    names = {name for name in names_that_we_set() if name.startswith("TORCH_")}
+    assert len(names) > 5
+    for file in sorted((root / "include/torch/csrc/distributed/c10d").glob("*.hpp")):
+        text = file.read_text(encoding="utf-8")
+        names -= {name for name in names if f'"{name}"' in text}
+    for library in ("libtorch_cpu.so", "libc10.so", "libtorch_python.so"):
+        with (root / "lib" / library).open("rb") as stream:
+            data = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+            names -= {name for name in names if data.find(name.encode() + b"\0") >= 0}
+    assert names == set()

@@ -1,0 +1,154 @@
+"""Whatever we import from vLLM, call of it and read of its objects is in its build for CUDA as we use it."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+
+from slurm_rl.config.engine_args import OURS
+from tests.contracts.environment import names_that_we_set
+from tests.contracts.source import Found, Package
+from tests.contracts.uses import (
+    Use,
+    calls_by_name,
+    check_call,
+    classes_over,
+    imported_uses,
+    imports,
+    missing_imports,
+    our_class,
+    ours,
+    takes,
+    uses_of,
+    wrong_uses,
+)
+
+OBJECTS = [
+    # our file, an expression in it, what of vLLM it is
+    ("rl/rollout/vllm/engine.py", "self.llm", "vllm:LLM"),
+    ("rl/rollout/vllm/engine.py", "self.llm.llm_engine", "vllm:LLMEngine"),
+    ("rl/rollout/vllm/engine.py", "output", "vllm:RequestOutput"),
+    ("rl/rollout/vllm/engine.py", "_completion/item", "vllm:CompletionOutput"),
+    ("rl/rollout/vllm/engine.py", "_text/item", "vllm:CompletionOutput"),
+    ("rl/rollout/vllm/engine.py", "step[token]", "vllm.logprobs:Logprob"),
+    ("rl/rollout/vllm/engine.py", "self.llm.generate([prompt], params, use_tqdm=False)[0]", "vllm:RequestOutput"),
+    ("rl/rollout/vllm/continuous.py", "self._engine", "vllm:LLMEngine"),
+    ("rl/rollout/vllm/continuous.py", "output", "vllm:RequestOutput"),
+    ("rl/rollout/vllm/continuous.py", "item", "vllm:CompletionOutput"),
+    ("rl/rollout/vllm/continuous.py", "params", "vllm:SamplingParams"),
+    ("rl/rollout/vllm/vision_inputs.py", "output", "vllm:RequestOutput"),
+    ("rl/rollout/vllm/worker_extension.py", "RolloutWorkerExtension/self", "vllm.v1.worker.gpu_worker:Worker"),
+    ("rl/rollout/vllm/transfer.py", "meta", "vllm.distributed.weight_transfer.base:ParamMeta"),
+]
+WORKER = "vllm.v1.worker.gpu_worker:Worker"
+EXTENSION = "slurm_rl.rl.rollout.vllm.worker_extension:RolloutWorkerExtension"
+
+
+def wrong_in(found: Found, use: Use) -> str | None:
+    """What the use of a member says that the member does not take."""
+    name, _, _ = use.name.partition(".")
+    if name not in found.members:
+        return f"{use.place}: {found} has no {name}"
+    member = found.members[name]
+    if use.call is None or not isinstance(member.node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    try:
+        check_call(member, use.call, method=True)
+    except TypeError as error:
+        return f"{use.place}: {found}.{name}: {error}"
+    return None
+
+
+def own_names(cls: Found) -> set[str]:
+    """Methods of a class of ours and what they assign; what it declares alone is of the class that it is mixed with."""
+    return cls.assigned | {name for name, found in cls.members.items() if isinstance(found.node, ast.FunctionDef)}
+
+
+def test_every_name_that_we_import_is_there(vllm: Package) -> None:
+    assert len(list(imports("vllm"))) > 10 and missing_imports("vllm", vllm) == []
+
+
+def test_every_call_of_an_imported_name_says_what_it_takes(vllm: Package) -> None:
+    assert len([use for use, _ in imported_uses("vllm") if use.call]) > 5 and wrong_uses("vllm", vllm) == []
+
+
+@pytest.mark.parametrize(("path", "expression", "name"), OBJECTS, ids=lambda value: str(value).rpartition("/")[2])
+def test_its_objects_have_what_we_ask_of_them(vllm: Package, path: str, expression: str, name: str) -> None:
+    # What our own class says of itself, where `self` is both.
+    own = own_names(our_class(path, expression.partition("/")[0])) if expression.endswith("/self") else set()
+    uses = [use for use in uses_of(path, expression) if use.name not in own]
+    assert uses, f"slurm_rl/{path} has no {expression} any more: change the row"
+    assert [wrong for use in uses if (wrong := wrong_in(vllm.get(name), use))] == []
+
+
+def test_our_classes_fill_vllms_with_the_arguments_that_it_gives_them(vllm: Package) -> None:
+    wrong, pairs = [], list(classes_over("vllm"))
+    assert len(pairs) > 4
+    for path, cls, module, name in pairs:
+        base, own = vllm.get(f"{module}:{name}").members, our_class(path, cls).members
+        for method, member in base.items():
+            if "abstractmethod" in ast.unparse(member.node).partition("def ")[0] and method not in own:
+                wrong.append(f"slurm_rl/{path}: {cls} must have {method}")
+        same = {method for method in base.keys() & own if isinstance(base[method].node, ast.FunctionDef)} - {"__init__"}
+        for here, there in ((own[method].signature, base[method].signature) for method in sorted(same)):
+            if list(here.parameters) != list(there.parameters):
+                wrong.append(f"slurm_rl/{path}: {cls} has a method of {here}, {name} one of {there}")
+        uses = uses_of(path, f"{cls}/self")
+        wrong += [f"{use.place}: neither {cls} nor {name} has {use.name}" for use in uses if use.name not in own | base]
+    assert wrong == []
+
+
+def test_workers_have_the_methods_that_are_called_by_name(vllm: Package) -> None:
+    members = vllm.get(WORKER).members | ours().get(EXTENSION).members
+    calls = list(calls_by_name("rl/rollout/vllm/", {"collective_rpc", "_call"}))
+    assert {name for _, name, _, _ in calls} >= {"update_weights", "load_named_weights", "transfer_checksum"}
+    for place, name, keys, count in calls:
+        assert name in members, f"{place}: neither vLLM's worker nor our extension has {name}"
+        assert takes(members[name], keys, method=True) == set(), f"{place}: {name}{members[name].bound}"
+        members[name].bound.bind_partial(*[None] * count)
+
+
+def test_the_worker_has_none_of_our_extensions_names(vllm: Package) -> None:
+    """It refuses to start otherwise (init_worker in vllm/v1/worker/worker_base.py)."""
+    worker, extension = vllm.get(WORKER), ours().get(EXTENSION)
+    own = own_names(extension)
+    assert own and not own & set(worker.members)
+    declared = set(extension.members) - own
+    assert declared <= set(worker.members), "what the extension says that the worker has, it must have"
+
+
+def test_the_client_is_one_that_vllms_senders_can_call(vllm: Package) -> None:
+    client = ours().get("slurm_rl.rl.rollout.vllm.transfer:EngineClient")
+    for name, member in vllm.get("vllm.distributed.weight_transfer.base:VLLMWeightSyncClient").members.items():
+        assert list(client.members[name].signature.parameters) == list(member.signature.parameters), name
+
+
+def test_a_sender_is_told_address_port_and_size_in_this_order(vllm: Package) -> None:
+    """transfer.py says the first two by a star, so the call alone does not show them."""
+    info = vllm.get("vllm.distributed.weight_transfer.nccl_engine:NCCLTrainerInitInfo").signature
+    assert list(info.parameters)[:3] == ["master_address", "master_port", "world_size"]
+
+
+def test_the_arguments_of_the_engine_are_fields_of_its_arguments(vllm: Package) -> None:
+    """LLM() hands what it does not know to EngineArgs; a user's own are compared with the fields when a run starts."""
+    fields = set(vllm.get("vllm:EngineArgs").signature.parameters)
+    assert set(OURS) - fields == set()
+    assert "kwargs" in vllm.get("vllm:LLM").signature.parameters
+    for use, _ in imported_uses("vllm"):
+        if use.name == "LLM" and use.call is not None:
+            assert {word.arg for word in use.call.keywords if word.arg} <= fields
+
+
+def test_the_fields_of_what_is_sampled_are_vllms(vllm: Package) -> None:
+    spec = set(ours().get("slurm_rl.rl.groups:SamplingSpec").signature.parameters) - {"num_completions"}
+    assert "temperature" in spec
+    assert takes(vllm.get("vllm:SamplingParams"), spec | {"n", "seed"}) == set()
+
+
+def test_every_variable_that_we_set_is_one_of_vllms(vllm: Package) -> None:
+    table = vllm.get("vllm.envs:environment_variables").node
+    known = {key.value for key in ast.walk(table) if isinstance(key, ast.Constant)}
+    names = {name for name in names_that_we_set() if re.fullmatch(r"VLLM_\w*[A-Z0-9]", name)}
+    assert "VLLM_WORKER_MULTIPROC_METHOD" in names and names - known == set()

@@ -1,0 +1,221 @@
+"""What vLLM does on GPUs alone, where our code leans on it: each row is a sentence of its source and what rests on it.
+
+A row that fails says that vLLM changed there: read the function, then change what the row names, and the row.
+"""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from tests.contracts.source import Package
+from tests.contracts.uses import ours
+
+_WORKER = "vllm.v1.worker.gpu_worker:Worker"
+_SAMPLER = "vllm.v1.worker.gpu.sample.sampler:Sampler"
+_TRANSFER = "vllm.distributed.weight_transfer"
+
+SENTENCES = [
+    # where, what it says, what of ours rests on it
+    (
+        "vllm.config:VllmConfig.use_v2_model_runner",
+        "unsupported = self._get_v2_model_runner_unsupported_features()",
+        "with Triton every model runs in Model Runner V2; the CPU build has none, so tests here run V1",
+    ),
+    (
+        "vllm.v1.worker.gpu.sample.states:SamplingStates.add_request",
+        "seed = sampling_params.seed; self.seeds_set[req_idx] = seed is not None; "
+        "if seed is None: seed = np.random.randint(_NP_INT64_MIN, _NP_INT64_MAX); self.seeds.np[req_idx] = seed",
+        "a request without a seed draws it from numpy, alike in each engine: engine.py gives every prompt its own",
+    ),
+    (
+        "vllm.v1.engine.parallel_sampling:ParentRequest._get_child_sampling_params",
+        "child_sampling_params.seed = seed + index",
+        "completion i has the prompt's seed + i: the seeds of two prompts are further apart",
+    ),
+    (
+        f"{_SAMPLER}.sample",
+        "self.sampling_states.any_explicit_seed(idx_mapping_np)",
+        "a sampler that knows no seeds (FlashInfer's) is left out where a request has one",
+    ),
+    (
+        f"{_SAMPLER}.__call__",
+        "if self.logprobs_mode in PROCESSED_LOGPROBS_MODES: logits = processed_logits",
+        "logprobs are those after temperature, top_k and top_p, as the policy computes them",
+    ),
+    ("vllm.config.model:PROCESSED_LOGPROBS_MODES", "'processed_logprobs'", "logprobs_mode in engine.py"),
+    (
+        "vllm.v1.worker.gpu.sample.prompt_logprob:PromptLogprobsWorker.add_request",
+        "sampling_params.prompt_logprobs is not None",
+        "prompt_logprobs=0 gives the probe the logprob of each of its tokens",
+    ),
+    (
+        "vllm.model_executor.layers.logits_processor:LogitsProcessor._apply_head",
+        "torch.mm(flat, lm_head.weight.t(), out_dtype=self.head_dtype)",
+        "hf_overrides head_dtype=float32 makes float32 logits of a bfloat16 model on GPUs, too",
+    ),
+    (
+        f"{_WORKER}.reload_weights",
+        "with set_current_vllm_config(self.vllm_config): self.model_runner.reload_weights(*args, **kwargs)",
+        "worker_extension.py calls the worker's: kernels of some models ask for the config",
+    ),
+    (
+        "vllm.v1.worker.gpu.model_runner:GPUModelRunner.reload_weights",
+        "self.reset_lora_state(); self.reset_encoder_cache()",
+        "Model Runner V2 reloads too, and forgets what it made of images with older weights",
+    ),
+    (
+        f"{_WORKER}.sleep",
+        "if level == 2: model = self.model_runner.model",
+        "level 2 keeps the buffers, which no weights bring back",
+    ),
+    (
+        f"{_WORKER}.sleep",
+        "assert freed_bytes >= 0",
+        "nothing else may take of the GPU while an engine falls asleep: trainer.py waits for it before it learns",
+    ),
+    (
+        f"{_WORKER}.wake_up",
+        "wake_weights = tags is None or 'weights' in tags",
+        "buffers are there again when weights are loaded",
+    ),
+    (
+        "vllm.device_allocator.sleep_mode_backend:CuMemBackend.suspend",
+        "if level == 1: offload_tags = ('weights', *offload_tags)",
+        "level 2 keeps no copy of the weights in host memory",
+    ),
+    (
+        "vllm.device_allocator:DEFERRABLE_TAGS",
+        "('weights', 'kv_cache')",
+        "what is neither (workspaces, CUDA graphs) comes back with whichever is woken first",
+    ),
+    (
+        "vllm.v1.engine.core:EngineCore.wake_up",
+        "if fully_awake: self.resume_scheduler()",
+        "after both are awake it samples again, without a third call",
+    ),
+    (
+        "vllm.v1.executor.abstract:Executor.sleep",
+        "if 'weights' in self.sleeping_tags:",
+        "an engine whose weights alone were woken can be put to sleep again",
+    ),
+    (
+        "vllm.utils.mem_utils:memory_profiling",
+        "result.total_consumed = result.before_create.free_memory - result.after_profile.free_memory",
+        "what others take of the GPU meanwhile counts as the engine's: run_grpo.py starts a colocated engine alone",
+    ),
+    (
+        f"{_WORKER}.determine_available_memory",
+        "assert init_free_memory >= free_gpu_memory",
+        "and what others give back ends it",
+    ),
+    (
+        "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache",
+        "self._preempt_request(request, timestamp, drop_stale_output=True)",
+        "on GPUs a step is in flight while weights change: its tokens are dropped, so that a token's version is true",
+    ),
+    (
+        "vllm.platforms.cpu:CpuPlatform.check_and_update_config",
+        "scheduler_config.async_scheduling = False",
+        "the CPU build has no step in flight: continuous.py is tested without",
+    ),
+    (
+        f"{_TRANSFER}.nccl_engine:NCCLTrainerWeightTransferEngine.trainer_init",
+        "rank_offset=1",
+        "transfer.py gives each engine its own offset in what the sender says",
+    ),
+    (
+        f"{_TRANSFER}.nccl_common:worker_init_process_group",
+        "rank = worker_rank + init_info.rank_offset",
+        "ranks of an engine follow its offset",
+    ),
+    (
+        f"{_TRANSFER}.nccl_engine:NCCLTrainerWeightTransferEngine._checked_iter",
+        "tuple(tensor.shape) != expected.shape",
+        "shapes that the source tells are tuples, and types those of the tensors",
+    ),
+    (
+        f"{_TRANSFER}.packed_tensor:packed_ipc_producer",
+        "if flat.numel() > buffer_size_bytes: raise ValueError(",
+        "the buffer for ipc is at least as large as the largest tensor",
+    ),
+    (
+        f"{_TRANSFER}.nccl_engine:NCCLWeightTransferEngine.receive_weights",
+        "post_unpack_func=self.model.load_weights",
+        "what arrives goes through the model's load_weights, where worker_extension.py computes its checksum",
+    ),
+    (
+        f"{_TRANSFER}.ipc_engine:IPCWeightTransferEngine.receive_weights",
+        "self.model.load_weights(weights)",
+        "by ipc, too",
+    ),
+    (
+        f"{_TRANSFER}.base:WeightTransferEngine.update_weights",
+        "self.receive_weights(typed_update_info) torch.accelerator.synchronize()",
+        "a checksum that was computed on several streams is there when it is asked for",
+    ),
+    (
+        f"{_TRANSFER}.packed_tensor:packed_nccl_broadcast_producer",
+        "streams = _get_streams(",
+        "tensors are packed on streams of its own: the policy waits for its kernels first",
+    ),
+    (
+        "vllm.platforms.cuda:NvmlCudaPlatform.device_control_id_to_physical_device_id",
+        "handle = pynvml.nvmlDeviceGetHandleByUUID(device_id)",
+        "an actor's mask may name NVIDIA's GPUs by whole UUIDs",
+    ),
+    (
+        "vllm.platforms.interface:Platform.device_control_id_to_physical_device_id",
+        "return int(device_id)",
+        "and AMD's by their places alone: visibility.py makes these of UUIDs",
+    ),
+    (
+        "vllm.platforms.rocm:_sync_hip_cuda_env_vars",
+        "if hip_val != cuda_val: raise ValueError(",
+        "on AMD an actor's mask is HIP's alone",
+    ),
+]
+
+
+def plain(text: str) -> str:
+    """Without line breaks, and statements apart by spaces alone."""
+    return " ".join(text.replace("; ", " ").split())
+
+
+@pytest.mark.parametrize(("name", "sentence", "rests"), SENTENCES, ids=[row[0].rpartition(":")[2] for row in SENTENCES])
+def test_it_still_says(vllm: Package, name: str, sentence: str, rests: str) -> None:
+    text = plain(ast.unparse(vllm.get(name).node))
+    assert plain(sentence) in text, f"{name} no longer says `{sentence}`. On it rests: {rests}. It says: {text[:3000]}"
+
+
+def test_no_stream_of_the_packing_waits_for_the_policys(vllm: Package) -> None:
+    """When it does, policy_worker.py need not synchronize."""
+    assert "wait_stream" not in ast.unparse(vllm.tree(f"{_TRANSFER}.packed_tensor") or ast.Pass())
+
+
+def test_what_sleeps_is_what_we_wake(vllm: Package) -> None:
+    tags = vllm.get("vllm.v1.executor.abstract:SLEEP_TAGS").node
+    here = ours().get("slurm_rl.rl.rollout.vllm.engine:_SLEEPERS").node
+    assert isinstance(tags, ast.Assign) and isinstance(tags.value, ast.Call) and isinstance(here, ast.Assign)
+    assert set(ast.literal_eval(tags.value.args[0])) == ast.literal_eval(here.value)
+
+
+def test_nothing_that_we_ask_for_is_beyond_model_runner_v2(vllm: Package) -> None:
+    """A new line there may be about us: then engines run V1 on GPUs, whose seeds and memory are others."""
+    function = vllm.get("vllm.config:VllmConfig._get_v2_model_runner_unsupported_features").node
+    reasons = [
+        ast.unparse(node.args[0])
+        for node in ast.walk(function)
+        if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) == "unsupported.append"
+    ]
+    about = ("external_launcher", "speculative method", "parallel drafting", "draft models")
+    assert reasons and [reason for reason in reasons if not any(word in reason for word in about)] == []
+
+
+def test_the_backends_that_we_name_are_registered_on_both_sides(vllm: Package) -> None:
+    text = ast.unparse(vllm.tree(f"{_TRANSFER}.factory") or ast.Pass())
+    for backend in ("nccl", "ipc"):
+        for factory in ("WeightTransferEngineFactory", "WeightTransferTrainerFactory"):
+            assert f"{factory}.register_engine('{backend}'" in text
+    assert "'gloo'" not in text, "vLLM has a gloo of its own now: gloo_transfer.py may go"

@@ -1,0 +1,177 @@
+"""What our sources use of another package, read from the sources, so that a new use needs no row of a test."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from inspect import Parameter
+from pathlib import Path
+
+from tests.contracts.source import Found, Package
+from tests.rooms import PACKAGE
+
+
+@dataclass(frozen=True)
+class Use:
+    """A name of the package at a place of ours, and the call where it is called."""
+
+    place: str
+    name: str
+    call: ast.Call | None = None
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Path below slurm_rl -> its tree."""
+    files = sorted(PACKAGE.rglob("*.py"))
+    return {str(file.relative_to(PACKAGE)): ast.parse(file.read_text(encoding="utf-8")) for file in files}
+
+
+def imports(package: str) -> Iterator[tuple[str, str, str]]:
+    """(place, module, name) of each `from module import name`; name is empty for `import module`."""
+    for path, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and not node.level and _of(package, node.module or ""):
+                yield from ((f"{path}:{node.lineno}", node.module or "", alias.name) for alias in node.names)
+            elif isinstance(node, ast.Import):
+                yield from ((f"{path}:{node.lineno}", a.name, "") for a in node.names if _of(package, a.name))
+
+
+def missing_imports(package: str, source: Package) -> list[str]:
+    """Those of ours that the package's source does not have."""
+    return [
+        f"{place}: {module} {name}"
+        for place, module, name in imports(package)
+        if source.tree(module) is None
+        or (name and source.find(module, name) is None and source.tree(f"{module}.{name}") is None)
+    ]
+
+
+def imported_uses(package: str) -> Iterator[tuple[Use, str]]:
+    """Whatever is used of imported names, `name` or `name.attribute`, with the module that it comes from."""
+    for path, tree in sources().items():
+        names = _imported(package, tree)
+        for use in _uses_in(path, tree, set(names)):
+            head, _, rest = use.name.partition(".")
+            module, name = names[head]
+            yield Use(use.place, f"{name}.{rest}".rstrip("."), use.call), module
+
+
+def wrong_uses(package: str, source: Package) -> list[str]:
+    """Uses of imported names that the package's source does not have, or whose calls it does not take."""
+    wrong = []
+    for use, module in imported_uses(package):
+        found = source.find(module, use.name) or (source.tree(f"{module}.{use.name}") and True)
+        if not found:
+            wrong.append(f"{use.place}: {module} has no {use.name}")
+        elif (
+            use.call is not None and isinstance(found, Found) and not isinstance(found.node, ast.Assign | ast.AnnAssign)
+        ):
+            try:
+                check_call(found, use.call, method=found.is_method)
+            except TypeError as error:
+                wrong.append(f"{use.place}: {use.name}: {error}")
+    return wrong
+
+
+def uses_of(path: str, receiver: str) -> Iterator[Use]:
+    """Attributes of the expression `receiver` in a file of ours: `step` of `self._engine.step()`.
+
+    `scope/expression` looks into one class or function alone.
+    """
+    scope, _, expression = receiver.rpartition("/")
+    for node, call in _with_calls(_find_scope(path, scope) if scope else sources()[path]):
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == expression:
+            yield Use(f"slurm_rl/{path}:{node.lineno}", node.attr, call)
+
+
+def classes_over(package: str) -> Iterator[tuple[str, str, str, str]]:
+    """(our file, class of ours, module, name) of each class of ours over one of the package."""
+    for path, tree in sources().items():
+        names = _imported(package, tree)
+        for node in ast.walk(tree):
+            for base in node.bases if isinstance(node, ast.ClassDef) else []:
+                plain = ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
+                if isinstance(node, ast.ClassDef) and plain in names:
+                    yield path, node.name, *names[plain]
+
+
+def calls_by_name(folder: str, functions: set[str]) -> Iterator[tuple[str, str, set[str], int]]:
+    """(place, method, names of arguments, number of those in order) of calls such as f("method", args=, kwargs=)."""
+    for path, tree in sources().items():
+        for node in ast.walk(tree) if path.startswith(folder) else []:
+            if not isinstance(node, ast.Call) or ast.unparse(node.func).rpartition(".")[2] not in functions:
+                continue
+            words = {word.arg: word.value for word in node.keywords}
+            args, rest = words.pop("args", ast.Tuple([])), [*node.args[1:], *words.values()]
+            dictionaries = [each for value in rest for each in ast.walk(value) if isinstance(each, ast.Dict)]
+            keys = {str(key.value) for each in dictionaries for key in each.keys if isinstance(key, ast.Constant)}
+            if isinstance(node.args[0], ast.Constant):
+                count = len(args.elts) if isinstance(args, ast.Tuple) else 0
+                yield f"slurm_rl/{path}:{node.lineno}", str(node.args[0].value), keys, count
+
+
+def our_class(path: str, name: str) -> Found:
+    """A class of a file of ours, wherever in it."""
+    return Found(ours(), ".".join(Path("slurm_rl", path).with_suffix("").parts), _find_scope(path, name))
+
+
+def check_call(found: Found, call: ast.Call, *, method: bool = False) -> None:
+    """Raise TypeError when the call says what the function does not take, or leaves out what it needs.
+
+    What comes by * or ** is not known here: then the rest alone is compared.
+    """
+    signature = found.bound if method else found.signature
+    stars = any(isinstance(word, ast.Starred) for word in call.args) or any(word.arg is None for word in call.keywords)
+    plain = [None for word in call.args if not isinstance(word, ast.Starred)]
+    named = {word.arg: None for word in call.keywords if word.arg is not None}
+    (signature.bind_partial if stars else signature.bind)(*plain, **named)
+
+
+def takes(found: Found, names: set[str], *, method: bool = False) -> set[str]:
+    """Those of the names that a call of it may not say."""
+    parameters = (found.bound if method else found.signature).parameters
+    if any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values()):
+        return set()
+    return names - set(parameters)
+
+
+@cache
+def ours() -> Package:
+    """Our own package, read in the same way."""
+    return Package(Path(PACKAGE).parent)
+
+
+def _find_scope(path: str, name: str) -> ast.ClassDef | ast.FunctionDef:
+    nodes = (node for node in ast.walk(sources()[path]) if isinstance(node, ast.ClassDef | ast.FunctionDef))
+    return next(node for node in nodes if node.name == name)
+
+
+def _imported(package: str, tree: ast.AST) -> dict[str, tuple[str, str]]:
+    """Name here -> (module, name there)."""
+    return {
+        alias.asname or alias.name: (node.module or "", alias.name)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and not node.level and _of(package, node.module or "")
+        for alias in node.names
+    }
+
+
+def _uses_in(path: str, tree: ast.AST, names: set[str]) -> Iterator[Use]:
+    for node, call in _with_calls(tree):
+        if isinstance(node, ast.Name) and node.id in names:
+            yield Use(f"slurm_rl/{path}:{node.lineno}", node.id, call)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in names:
+            yield Use(f"slurm_rl/{path}:{node.lineno}", f"{node.value.id}.{node.attr}", call)
+
+
+def _with_calls(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.Call | None]]:
+    called = {id(node.func): node for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    for node in ast.walk(tree):
+        yield node, called.get(id(node))
+
+
+def _of(package: str, module: str) -> bool:
+    return module == package or module.startswith(f"{package}.")

@@ -1,0 +1,175 @@
+"""Every command of the docs is run, planned, or marked with the test that runs it or with why nothing can.
+
+Commands of a page see its files (blocks with a title), prepared data, a preset `mysite`, and a folder of theirs for
+/shared.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.cli.common import compose_run
+from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.words import read_words
+from tests.docs.markdown import OF_COMMANDS, Block, pages, read_blocks, read_prose, words_in_code
+from tests.lock import ROOT
+
+OURS = ["python", "-m", "slurm_rl"]
+# These print and are done; so is every verb with one of these flags.
+PRINTS = {"plan", "export", "config", "explain", "completion"}
+ONLY_PRINTS = {"--help", "-h", "--cfg", "-c", "--print-template"}
+# `plan` of the same words says whether they hold.
+STARTS = {"submit", "here", "node"}
+# These look at a part of what a run has.
+COMPOSES = {"doctor", "image"}
+
+BLOCKS = [block for page in pages() for block in read_blocks(page)]
+COMMANDS = [block for block in BLOCKS if block.language in OF_COMMANDS]
+
+
+def strip_variables(words: list[str]) -> list[str]:
+    """Without the variables that are set before a command."""
+    first = next((place for place, word in enumerate(words) if "=" not in word), len(words))
+    return words[first:]
+
+
+def is_ours(words: list[str]) -> bool:
+    return strip_variables(words)[:3] == OURS
+
+
+def name_verb(words: list[str]) -> str:
+    """The verb of words after `python -m slurm_rl`."""
+    return words[0] if words and words[0] in VERBS else "submit"
+
+
+def is_checked_here(words: list[str]) -> bool:
+    """Whether `check` below runs it as it stands; what would start something is planned there alone."""
+    rest = strip_variables(words)[3:]
+    return is_ours(words) and (name_verb(rest) in PRINTS or bool(ONLY_PRINTS & set(rest)))
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What stands for /shared: data as `prepare` writes them, and a site's presets."""
+    root = tmp_path_factory.mktemp("shared")
+    for name in ("gsm8k", "math", "mathv60k"):
+        folder = root / "data" / name
+        folder.mkdir(parents=True)
+        for split, first in (("train", 0), ("test", 5000)):
+            rows = ({"prompt": f"How much is {n} + 1?", "answer": str(n + 1)} for n in range(first, first + 2000))
+            (folder / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    shutil.copytree(ROOT / "conf" / "cluster", root / "site" / "cluster")
+    template = (root / "site/cluster/site_template.yaml").read_text()
+    (root / "site/cluster/mysite.yaml").write_text(template)
+    return root
+
+
+@pytest.fixture
+def folder(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the commands are typed: below it `data`, as the presets want it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_RL_CONFIG_DIR", str(shared / "site"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "data").symlink_to(shared / "data")
+    return tmp_path
+
+
+def test_no_command_stands_outside_of_a_fence_that_is_looked_at() -> None:
+    starts = ("python -m", "make ", "pip install", "sbatch ", "$ ")
+    loose = [
+        f"{page.relative_to(ROOT)}:{number}: {line.strip()}"
+        for page in pages()
+        for number, line in read_prose(page)
+        if line.startswith("    ") and line.strip().startswith(starts)
+    ]
+    hidden = [
+        f"{block.place}: {block.language or 'no language'}"
+        for block in BLOCKS
+        if block.language not in (*OF_COMMANDS, "yaml") and block.page.parent.name != "reference"  # of --help
+        if any(line.strip().startswith(starts) for line in block.text.splitlines())
+    ]
+    assert loose + hidden == []
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=[block.place for block in COMMANDS])
+def test_a_block_that_cannot_be_checked_here_says_who_runs_it(block: Block) -> None:
+    assert block.commands(), f"{block.place} has no command; text that is printed is a fence `text`"
+    unknown = [" ".join(words) for words in block.commands() if not is_checked_here(words)]
+    assert block.mark or not unknown, f"{block.place} needs a mark for: {unknown}"
+    if block.mark and block.mark[0] == "run by":
+        path, _, name = block.mark[1].partition("::")
+        assert (ROOT / path).is_file(), f"{block.place}: there is no {path}"
+        assert not name or f"def {name}(" in (ROOT / path).read_text(), f"{block.place}: {path} has no {name}"
+
+
+# The commands of the examples stand upon each other; tests/examples runs all of them.
+@pytest.mark.parametrize(
+    "page", [page for page in pages() if page.relative_to(ROOT).parts[0] != "examples"], ids=lambda page: page.name
+)
+def test_every_command_of_a_page_is_accepted(
+    page: Path, folder: Path, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blocks = list(read_blocks(page))
+    for block in blocks:
+        if block.title:
+            (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.title).write_text(block.text)
+    for block in blocks:
+        for words in block.commands() if block.language in OF_COMMANDS else []:
+            expect_accepted(words, shared, block.place, capsys)
+    for number, line in read_prose(page):
+        for code in words_in_code(line):
+            if code.startswith("python -m slurm_rl ") and "..." not in code:
+                expect_accepted(shlex.split(code), shared, f"{page.name}:{number}", capsys)
+
+
+def test_what_readme_types_is_accepted_in_a_bare_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nothing was prepared. Seen before: its `plan` of GSM8K was refused for want of the rows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for block in read_blocks(ROOT / "README.md"):
+        for words in block.commands() if block.language in OF_COMMANDS else []:
+            expect_accepted(words, tmp_path, block.place, capsys)
+
+
+def expect_accepted(words: list[str], shared: Path, place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if is_ours(words):
+        code = check([word.replace("/shared", str(shared)) for word in strip_variables(words)[3:]])
+        assert code == 0, f"{place}: {' '.join(words)}\n{capsys.readouterr().err}"
+        capsys.readouterr()
+
+
+def check(words: list[str]) -> int:
+    """Run what only prints, plan what would start something, read the words of the rest; an exit code."""
+    verb = name_verb(words)
+    rest = words[1:] if words and words[0] in VERBS else words
+    if verb in PRINTS or ONLY_PRINTS & set(words):
+        return main(words)
+    told = read_words(verb, rest)
+    if verb in COMPOSES:
+        overrides = [word for word in told.rest if "=" in word]
+        compose_run(overrides, told.flags.config_dir, is_run=False)
+    if verb not in STARTS:
+        return 0
+    where = ["--config-dir", told.flags.config_dir] if told.flags.config_dir else []
+    if not getattr(told.flags, "multirun", False):
+        return main(["plan", *where, *told.rest])
+    # A sweeper's own settings are no part of a run.
+    swept = [word for word in told.rest if not word.startswith(("hydra.", "hydra/"))]
+    return max(main(["plan", *where, *(_pick(word, place) for word in swept)]) for place in (0, -1))
+
+
+def _pick(word: str, place: int) -> str:
+    """One of the values that a word of a sweep has."""
+    key, equals, values = word.partition("=")
+    values = re.sub(r"^(?:interval|choice)\((.*)\)$", r"\1", values)
+    return word if values.startswith(("[", "{", "'")) else f"{key}{equals}{values.split(',')[place]}"

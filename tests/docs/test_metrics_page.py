@@ -1,0 +1,122 @@
+"""docs/metrics.md names every key that a row of metrics.jsonl may have, and no other.
+
+What there is comes from the code that makes rows: literals `area/name`, phases of timers, and what the losses of
+the supervised tasks return.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.report.charts import LINE_CHARTS
+from slurm_rl.report.metrics import STAMP
+from tests.docs.markdown import read_blocks
+from tests.docs.metrics_page import PAGE, find_unexplained, named_on_the_page
+from tests.lock import ROOT
+
+ROOMS = [ROOT / "slurm_rl" / room for room in ("rl", "supervised")]
+_KEY = re.compile(r"[a-z]+/[a-z_]*[a-z]")
+# Kinds of events, in the same form.
+_EVENTS = {"append_event", "event", "report", "say"}
+
+
+def find_keys() -> set[str]:
+    """Every key of a row that the rooms of training write."""
+    found = {STAMP}
+    for file in (file for room in ROOMS for file in room.rglob("*.py")):
+        tree = ast.parse(file.read_text())
+        _drop_docstrings_and_events(tree)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and _KEY.fullmatch(node.value):
+                found.add(node.value)
+            if isinstance(node, ast.JoinedStr):
+                found |= _families(node)
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "phase":
+                found |= {f"time/{arg.value}_s" for arg in node.args if isinstance(arg, ast.Constant)}
+    for task in ("sft", "rm", "dpo"):
+        losses = _returned(ROOT / f"slurm_rl/supervised/{task}.py")
+        found |= {f"{task}/{name}" for name in losses["train"]} | {f"eval/{name}" for name in losses["eval"]}
+    return found
+
+
+def _families(node: ast.JoinedStr) -> set[str]:
+    """`score/<name>` of f"score/{name}": what is written around the braces; those known by other ways are left out."""
+    start = node.values[0]
+    if not isinstance(start, ast.Constant) or not re.fullmatch(r"[a-z]+/[a-z_@]*", str(start.value)):
+        return set()
+    known = {"time/": set[str](), "eval/": {"eval/loss"}, "policy/": {"policy/loss", "policy/grad_norm"}}
+    known["accuracy/"] = {"accuracy/sampled", "accuracy/greedy"}
+    names = {"score/": "name", "reward/failed_": "cause", "accuracy/pass@": "k"}
+    prefix = str(start.value)
+    if prefix in known:
+        return known[prefix]
+    return {f"{prefix}<{names[prefix]}>"}
+
+
+def _returned(file: Path) -> dict[str, set[str]]:
+    """Names that the losses of a task return, in training and in evaluation."""
+    found: dict[str, set[str]] = {"train": set(), "eval": set()}
+    functions = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef)]
+    losses = [node for node in functions if node.name.endswith(("_loss", "_eval"))]
+    has_eval = any(node.name.endswith("_eval") for node in losses)
+    for function in losses:
+        keys = {
+            key.value
+            for node in ast.walk(function)
+            if isinstance(node, ast.Dict)
+            for key in node.keys
+            if isinstance(key, ast.Constant) and isinstance(key.value, str)
+        }
+        is_eval = function.name.endswith("_eval")
+        found["eval"] |= keys if is_eval or not has_eval else set()
+        found["train"] |= set() if is_eval else keys
+    return found
+
+
+def _drop_docstrings_and_events(tree: ast.AST) -> None:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = ""
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            node.args = [] if name in _EVENTS else node.args
+
+
+def test_the_page_names_every_key_that_the_code_writes() -> None:
+    assert find_keys() - named_on_the_page() == set()
+
+
+def test_the_code_writes_every_key_that_the_page_names() -> None:
+    assert named_on_the_page() - find_keys() == set()
+
+
+def test_every_chart_of_the_report_is_explained() -> None:
+    shown = {curve.key for curves in LINE_CHARTS.values() for curve in curves}
+    assert shown - named_on_the_page() == set()
+
+
+def test_a_key_that_the_page_does_not_name_is_found() -> None:
+    keys = ["step", "reward/mean", "score/math", "accuracy/pass@4", "reward/failed_hang", "time/refill_s"]
+    assert find_unexplained(keys) == set()
+    assert find_unexplained([*keys, "score/", "reward/mea"]) == {"score/", "reward/mea"}
+
+
+def test_a_row_of_a_run_can_be_printed_so(tmp_path: Path) -> None:
+    [block] = read_blocks(PAGE)
+    [words] = block.commands()
+    file = tmp_path / words[-1]
+    file.parent.mkdir(parents=True)
+    file.write_text('{"step": 1, "stage": "grpo"}\n{"step": 2, "stage": "grpo"}\n')
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["step"] == 2
+
+
+@pytest.mark.parametrize("stage", ["warmup", "grpo", "sft", "rm", "dpo", "eval"])
+def test_every_stage_is_named(stage: str) -> None:
+    assert f"`{stage}`" in PAGE.read_text()

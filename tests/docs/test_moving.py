@@ -1,0 +1,105 @@
+"""docs/moving-*.md: who comes from another framework finds the word they know, and what stands beside it exists here.
+
+Their words are held to their sources: TRL's as installed here; OpenRLHF's and verl's in tests/train/external.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic import BaseModel
+
+from slurm_rl.cli.verbs import VERBS
+from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.config.run import RunConfig
+from tests.docs.markdown import DOCS, read_tables, words_in_code
+
+PAGES = sorted(DOCS.glob("moving-*.md"))
+ROWS = [(page, row) for page in PAGES for row in read_tables(page)]
+
+
+@functools.cache
+def find_field(key: str) -> bool:
+    """Whether a dotted key is one of RunConfig."""
+    sections: list[type[BaseModel]] = [RunConfig]
+    for name in key.split("."):
+        fields = [section.model_fields[name] for section in sections if name in section.model_fields]
+        if not fields:
+            return False
+        annotation = fields[0].annotation
+        options = [annotation, *get_args(annotation)]
+        sections = [it for it in options if isinstance(it, type) and issubclass(it, BaseModel)]
+    return True
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_row_has_a_word_of_theirs_and_one_of_ours(page: Path) -> None:
+    rows = read_tables(page)
+    assert len(rows) >= 40
+    for theirs, ours, _ in rows:
+        assert len(words_in_code(theirs)) == 1, theirs
+        assert ours == "-" or len(words_in_code(ours)) == 1, ours
+
+
+@pytest.mark.parametrize(("page", "row"), ROWS, ids=[f"{page.stem}-{row[0]}" for page, row in ROWS])
+def test_what_stands_on_our_side_exists(page: Path, row: list[str]) -> None:
+    for word in words_in_code(row[1]):
+        key, equals, value = word.partition("=")
+        if key.startswith("+"):
+            assert (conf_dir() / key[1:] / f"{value}.yaml").is_file(), word
+        elif "." not in key and key in VERBS:
+            assert not equals
+        else:
+            assert find_field(key), f"{page.name}: no key {key}"
+            if equals:
+                section = key.split(".")[0]
+                experiment = f"{section}_tiny" if section in ("sft", "rm", "dpo") else "demo"
+                config = load_config([f"exp={experiment}", word])
+                assert str(functools.reduce(getattr, key.split("."), config)) == value
+
+
+def test_keys_that_notes_and_pages_name_exist() -> None:
+    sections = "|".join(name for name, field in RunConfig.model_fields.items() if name not in ("name", "run_dir"))
+    pattern = re.compile(rf"(?:{sections})(?:\.[a-z_]+)+")
+    for page in sorted(DOCS.glob("*.md")):
+        cells = [row[2] for row in read_tables(page)] if page in PAGES else []
+        text = "\n".join(cells) if page in PAGES else page.read_text()
+        for word in words_in_code(text):
+            key = word.partition("=")[0]
+            if pattern.fullmatch(key) and not key.startswith(("external.args", "external.resume")):
+                parts = key.split(".")
+                # Tables of the user's own names end in one: reward.verifiers.math.
+                known = any(find_field(".".join(parts[:length])) for length in range(2, len(parts) + 1))
+                assert known or key.endswith((".json", ".jsonl", ".py", ".yaml")), f"{page.name}: no key {key}"
+
+
+def test_a_key_that_is_not_there_is_found_missing() -> None:
+    assert find_field("algorithm.kl.where") and find_field("model.lora.rank")
+    assert not find_field("algorithm.kl.wher") and not find_field("trainer.epochs") and not find_field("seed.more")
+
+
+@functools.cache
+def trl_fields() -> frozenset[str]:
+    """Fields of TRL's configs and of transformers' TrainingArguments, read from their sources."""
+    found: set[str] = set()
+    for package, file in (
+        *(("trl", f"trainer/{name}_config.py") for name in ("grpo", "sft", "dpo", "reward", "base")),
+        ("transformers", "training_args.py"),
+    ):
+        spec = importlib.util.find_spec(package)
+        assert spec is not None and spec.origin is not None
+        for node in ast.walk(ast.parse((Path(spec.origin).parent / file).read_text())):
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                found.add(node.target.id)
+    return frozenset(found)
+
+
+def test_trl_has_every_word_of_its_page() -> None:
+    words = {word for row in read_tables(DOCS / "moving-trl.md") for word in words_in_code(row[0])}
+    assert words - trl_fields() == set()

@@ -1,0 +1,23 @@
+"""Who looks for a preset finds it on the page of its kind."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_rl.config.load import conf_dir
+from tests.docs.markdown import DOCS
+
+PAGES = {"algorithm": "algorithm.md", "reward": "reward.md", "data": "data.md"}
+
+
+@pytest.mark.parametrize("group", PAGES)
+def test_every_preset_of_a_group_is_on_its_page(group: str) -> None:
+    text = (DOCS / PAGES[group]).read_text()
+    presets = sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    assert presets and [name for name in presets if f"`{name}`" not in text and f"+{group}={name}`" not in text] == []
+
+
+def test_every_experiment_with_a_trainer_of_others_is_on_its_page() -> None:
+    text = (DOCS / "trainers.md").read_text()
+    experiments = (path for path in (conf_dir() / "exp").glob("*.yaml") if "/external/" in path.read_text())
+    assert [path.stem for path in experiments if f"`+exp={path.stem}`" not in text] == []

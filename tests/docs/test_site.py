@@ -1,0 +1,88 @@
+"""The docs are a site whose every link and anchor leads somewhere; README.md is short and its links hold, too."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
+from mkdocs.exceptions import Abort
+
+from tests.docs.markdown import DOCS, pages, read_prose
+from tests.lock import ROOT
+
+# Long by nature: written by programs, or tables of a row each.
+_ANY_LENGTH = ("model-families.md", "reference/", "benchmarks.md", "contributing.md", "architecture.md")
+EXAMPLES = sorted((ROOT / "examples").rglob("*.md"))
+_LINK = re.compile(r"\]\((?!https?:|mailto:)([^)#\s]*)(#[^)\s]*)?\)")
+
+
+def build_site(docs: Path, site: Path, **settings: object) -> None:
+    """As `mkdocs build --strict`: a warning ends it."""
+    config = load_config(str(ROOT / "mkdocs.yml"), docs_dir=str(docs), site_dir=str(site), strict=True, **settings)
+    build(config)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site of docs/, built."""
+    folder = tmp_path_factory.mktemp("site")
+    build_site(DOCS, folder)
+    return folder
+
+
+def test_the_site_builds_strictly(site: Path) -> None:
+    assert (site / "index.html").is_file() and (site / "search/search_index.json").is_file()
+
+
+def test_no_page_is_fetched_from_elsewhere(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        fetched = re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?://[^"]*)"', page.read_text())
+        assert fetched == [], page.name
+
+
+@pytest.mark.parametrize("link", ["[a](nowhere.md)", "[a](index.md#no-such-part)", "[a](/absolute.md)"])
+def test_a_link_that_leads_nowhere_ends_the_build(link: str, tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "index.md").write_text("# Start here\n\n[a](#start-here)\n")
+    build_site(docs, tmp_path / "site", nav=["index.md"])
+    (docs / "index.md").write_text(f"# Start here\n\n{link}\n")
+    with pytest.raises(Abort):
+        build_site(docs, tmp_path / "site", nav=["index.md"])
+
+
+def test_readme_is_at_most_100_lines() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: str(page.relative_to(DOCS)))
+def test_a_page_is_short(page: Path) -> None:
+    if not str(page.relative_to(DOCS)).startswith(_ANY_LENGTH):
+        assert len(page.read_text().splitlines()) <= 150
+
+
+@pytest.mark.parametrize("page", [*pages(), *EXAMPLES], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_hold_as_plain_markdown(page: Path) -> None:
+    for number, line in read_prose(page):
+        for path, anchor in _LINK.findall(re.sub(r"`[^`]*`", "", line)):
+            target = (page.parent / path).resolve() if path else page
+            assert target.exists(), f"{page.name}:{number}: {path}"
+            if anchor:
+                heads = {slug(text) for _, text in read_prose(target) if text.startswith("#")}
+                assert anchor[1:] in heads, f"{page.name}:{number}: {path}{anchor}"
+
+
+def slug(head: str) -> str:
+    """The anchor of a head, as GitHub and mkdocs make it."""
+    text = re.sub(r"[^\w\s-]", "", head.lstrip("#").strip().replace("`", "")).lower()
+    return re.sub(r"\s+", "-", text)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    named = set(re.findall(r"([\w/-]+\.md)", str(yaml.safe_load(text)["nav"])))
+    assert named == {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}

@@ -1,0 +1,111 @@
+"""Each example by the commands of its README, at sizes for two cores. Real Ray, vLLM and torch on CPU.
+
+examples/images: test_images.py. examples/sweep: tests/slurm/test_sweep.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.examples.kit import EXAMPLES, SMALL, read_commands, run_readme
+from tests.unit.prepare.hub_server import Hub
+from tests.unit.prepare.small_sets import GSM8K, gsm8k
+from tests.whole_run import exact_rows
+
+NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/README.md"))
+
+
+def rows_of(run: Path, stage: str) -> list[dict[str, Any]]:
+    return [row for row in exact_rows(run) if row["stage"] == stage]
+
+
+def test_rows_and_a_reward_of_ones_own(tmp_path: Path) -> None:
+    sizes = ("trainer.num_steps=6", "data.num_eval=20")
+    run_readme("own_data", tmp_path, {"own_data_tiny": sizes})
+    steps = rows_of(tmp_path / "runs/own_data", "grpo")
+    assert len(steps) == 6
+    # A part of the letters is right, which only a reward of one's own counts.
+    assert all(0 < row["score/scores"] < row["reward/mean"] < 1 for row in steps)
+    assert all(row["policy/grad_norm"] > 0 for row in steps)
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    """In place of the internet: sums of one digit in the columns of GSM8K's files."""
+    server = Hub()
+    sums = [{"question": f"{n % 8} + {n // 8}?", "answer": f"That is\n#### {n % 8 + n // 8}"} for n in range(72)]
+    server.repos[GSM8K] = gsm8k(train=sums[:64], test=sums[64:])
+    yield server
+    server.close()
+
+
+def test_gsm8k_from_prepare_with_math_verify(hub: Hub, tmp_path: Path) -> None:
+    sizes = ("warmup.num_steps=40", "trainer.num_steps=2", "trainer.prompts_per_step=8")
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": ""}
+    run_readme("gsm8k", tmp_path, {"gsm8k_tiny": sizes}, env)
+    steps = rows_of(tmp_path / "runs/gsm8k", "grpo")
+    assert len(steps) == 2
+    assert any(row["score/math"] > 0 for row in steps), "nothing was boxed"
+    assert all(row["reward/failed"] == 0 for row in steps)
+
+
+def test_programs_in_the_sandbox(tmp_path: Path) -> None:
+    sizes = ("trainer.num_steps=2", "algorithm.group_size=4", "data.num_eval=4")
+    run_readme("code", tmp_path, {"programs_tiny": (), "code_tiny": sizes})
+    steps = rows_of(tmp_path / "runs/code", "grpo")
+    assert len(steps) == 2
+    assert all(0 < row["score/code"] < 1 and row["reward/failed"] == 0 for row in steps)
+
+
+def test_sft_then_dpo_in_the_number_format_of_a_gpu(tmp_path: Path) -> None:
+    run_readme("sft_dpo", tmp_path, dict.fromkeys(("chats_sft_tiny", "chats_dpo_tiny"), ("model.dtype=bfloat16",)))
+    losses = [row["eval/loss"] for row in rows_of(tmp_path / "runs/chats_sft", "eval")]
+    assert losses[-1] < losses[0] / 2
+    evaluations = rows_of(tmp_path / "runs/chats_dpo", "eval")
+    assert evaluations[0]["eval/margin"] == pytest.approx(0, abs=0.05) and evaluations[-1]["eval/margin"] > 0.1
+    # It began as what SFT left.
+    start, left = (
+        (tmp_path / "runs" / name / "model.safetensors") for name in ("chats_sft/export", "chats_dpo/export")
+    )
+    assert start.read_bytes() != left.read_bytes()
+
+
+def test_ppo_with_a_reward_model_that_was_trained(tmp_path: Path) -> None:
+    sizes = (*SMALL, "model.dtype=bfloat16")
+    ppo = (*sizes, "reward.model.dtype=bfloat16", "trainer.num_steps=3", "trainer.prompts_per_step=16")
+    run_readme("ppo_reward_model", tmp_path, {"sums_rm_tiny": sizes, "sums_ppo_tiny": ppo})
+    first, *_, last = rows_of(tmp_path / "runs/sums_rm", "eval")
+    assert last["eval/accuracy"] > 0.9 and last["eval/loss"] < first["eval/loss"] / 2
+    steps = rows_of(tmp_path / "runs/sums_ppo", "grpo")
+    assert len(steps) == 3
+    assert all(row["policy/grad_norm"] > 0 and row["critic/loss"] > 0 for row in steps)
+    assert all(row["reward/mean"] == pytest.approx(row["score/model"]) for row in steps)
+
+
+def test_a_script_starts_two_runs_and_reads_them(tmp_path: Path) -> None:
+    sizes = (
+        *SMALL,
+        "supervised.max_steps=4",
+        "optim.warmup_steps=1",
+        "data.largest_addend=19",
+        "data.num_eval=20",
+        "eval.every=2",
+    )
+    said = run_readme("python_api", tmp_path, {"rates.py": sizes}).splitlines()
+    assert [line.split()[0] for line in said] == ["0.0002", "0.002"] * 2
+    slow, fast = ([float(word) for word in line.split()[3:]] for line in said[2:])
+    assert len(slow) == len(fast) == 3 and fast[-1] < slow[-1] < slow[0]
+
+
+def test_each_readme_is_one_page_that_shows_what_one_sees_and_is_in_the_list() -> None:
+    assert len(NAMES) == 8
+    listed = (EXAMPLES / "README.md").read_text()
+    for name in NAMES:
+        lines = (EXAMPLES / name / "README.md").read_text().splitlines()
+        assert 20 <= len(lines) <= 60 and "OUTPUT" not in lines, name
+        assert {"## What one sees", "## On a cluster", "## Your own"} <= set(lines), name
+        assert read_commands(name) and f"({name}/README.md)" in listed

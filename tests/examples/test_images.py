@@ -1,0 +1,85 @@
+"""The example with pictures, whole: the shipped vision-language experiment in bfloat16, on a tiny model and 64 rows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import RunDir
+from tests.examples.kit import ROOT, run_readme
+from tests.whole_run import exact_rows
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    run_readme("images", folder, {"images_tiny": ("rollout.dump=true",)})
+    return folder / "runs" / "images"
+
+
+def grpo_rows(run_dir: Path) -> list[dict[str, Any]]:
+    return [row for row in exact_rows(run_dir) if row["stage"] == "grpo"]
+
+
+def test_engine_and_policy_agree_on_images_in_every_step_as_far_as_bfloat16_goes(run_dir: Path) -> None:
+    """To 1e-4 in float32: test_vision_engines.py."""
+    steps = grpo_rows(run_dir)
+    assert len(steps) == 3
+    assert any(row["reward/groups_with_signal"] > 0 for row in steps), "nothing was rewarded, so nothing was learned"
+    trained = [row for row in steps if row.get("policy/grad_norm", 0) > 0]
+    assert len(trained) >= 2
+    # Rounding is there, and is told.
+    assert all(0 < row["sync/probe_difference"] < 0.3 for row in steps)
+    assert all(1e-5 < row["mismatch/mean"] < 0.05 and row["correction/weight_mean"] > 0.9 for row in trained)
+    # One optimizer step a batch is on-policy, so nothing is clipped though two programs round in two ways.
+    assert all(row["policy/clip_fraction"] == 0 for row in trained)
+
+
+def test_the_export_is_the_trained_model_with_its_image_processor(run_dir: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoImageProcessor, AutoModelForImageTextToText
+
+    before, after = (load_file(run_dir / name / "model.safetensors") for name in ("model", "export"))
+    assert before.keys() == after.keys()
+    moved = {name for name in before if (before[name].to(after[name].dtype) != after[name]).any()}
+    # Under the names of the published checkpoints.
+    assert {name.partition(".")[0] for name in moved} == {"visual", "model"}
+    _, loaded = AutoModelForImageTextToText.from_pretrained(run_dir / "export", output_loading_info=True)
+    assert not loaded["missing_keys"] and not loaded["unexpected_keys"]
+    AutoImageProcessor.from_pretrained(run_dir / "export")
+
+
+def test_prompts_with_several_images_and_with_none_were_trained_on(run_dir: Path) -> None:
+    groups = [json.loads(line) for path in (run_dir / "rollouts").iterdir() for line in path.read_text().splitlines()]
+    assert {len(group["prompt"]["images"]) for group in groups} == {0, 1, 2}
+    assert len(groups) == 3 * 8
+
+
+def test_gone_on_with_from_the_middle_it_ends_with_the_same_numbers(run_dir: Path, tmp_path: Path) -> None:
+    """Images, bfloat16, rewards over HTTP, the reference: equal in every digit that is not a time.
+
+    The run loses what it saved after its first GRPO step, as if its machine had died then; that a kill is no more
+    than that is tested with text.
+    """
+    whole = Path(shutil.copytree(run_dir, tmp_path / "whole"))
+    for name in ("checkpoints/step-47", "checkpoints/step-48", "export"):
+        shutil.rmtree(run_dir / name)
+    (run_dir / "end.json").unlink()
+    argv = [sys.executable, "-m", "slurm_rl", "resume", str(run_dir)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # From where it was submitted: its data have a relative path.
+    done = subprocess.run(argv, cwd=run_dir.parents[1], env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [resumed] = [row for row in read_rows(RunDir(run_dir).events) if row["kind"] == "trainer/resumed"]
+    assert resumed["step"] == 46
+    assert exact_rows(run_dir) == exact_rows(whole)
+    exported = [(folder / "export" / "model.safetensors").read_bytes() for folder in (run_dir, whole)]
+    assert exported[0] == exported[1]

@@ -1,0 +1,227 @@
+"""One rank of a large run without its bytes: our own engine on tensors that have a shape and no memory.
+
+torch's fake tensors and its fake process group take the place of the GPU and of the other ranks. The model, its
+sharding, the packed rows, the head, the loss, the optimizer and saving are the code that trains; LiveBytes counts what
+they hold, phase by phase.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from accelerate import init_empty_weights
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.attention.varlen import varlen_attn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import PreTrainedConfig, PreTrainedModel, Qwen2_5_VLConfig, Qwen2Config
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.engine import distributed, fsdp2, head, load_model, policy
+from slurm_rl.engine.row_check import RowCheck
+from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.plan.memory import ModelShape
+from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
+from tests.live_bytes import LiveBytes
+
+_NUM_SEQUENCES = 4
+"""Of a micro-batch, all trained: every token has logits."""
+_PROBE_TOKENS = 64
+_VISION_3B = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "out_hidden_size": 2048, "num_heads": 16}
+
+
+@dataclass(frozen=True)
+class Found:
+    """Bytes of one rank: the peak of a phase, or what stays."""
+
+    loading: int
+    loading_host: int
+    """Read from files and not yet where it stays."""
+    training: int
+    """Forward and backward passes of two micro-batches."""
+    stepping: int
+    """The optimizer's step."""
+    sampling: int
+    """What stays between two steps, after the probe of new weights."""
+    syncing: int
+    saving_host: int
+    """Copied for the writer."""
+
+
+def measure(shape: ModelShape, ranks: int, tokens: int, **changes: Any) -> Found:
+    """A step of a model of this shape as rank 0 of so many, with micro-batches of so many tokens.
+
+    Args:
+        changes: of `PolicyConfig`, and `gradient_checkpointing`.
+    """
+    model = ModelConfig.model_validate(
+        {
+            "path": "fake",
+            "dtype": "bfloat16",
+            "attention": "sdpa",
+            "gradient_checkpointing": changes.pop("gradient_checkpointing", True),
+        }
+    )
+    policy_config = PolicyConfig(num_workers=ranks, num_threads=torch.get_num_threads(), **changes)
+    with _stand_ins(ranks), FakeTensorMode(allow_non_fake_inputs=True):
+        opened = _open_model(shape, model)
+        with _Counted(tokens // _NUM_SEQUENCES) as memory, patch.object(policy, "open_model", lambda *_, **__: opened):
+            opened[1].memory = memory
+            return _run(memory, policy.PolicyEngine("fake", model, policy_config, OptimConfig(), temperature=1.0))
+
+
+def _run(memory: _Counted, engine: policy.PolicyEngine) -> Found:
+    for group in engine.backend.optimizer.param_groups:
+        group["foreach"] = True  # torch's own choice on a GPU
+    loading, loading_host, length = memory.peak, memory.peaks[True], memory.longest
+    zeros = np.zeros(length - 1, np.float32)
+    sequence = TrainSequence(token_ids=np.zeros(length, int), trained_from=1, advantages=zeros, old_logprobs=zeros)
+    probe = TrainSequence(token_ids=np.zeros(_PROBE_TOKENS, int), trained_from=1)
+    peaks: dict[str, int] = {}
+    step = engine.backend.step
+
+    def stepped(lr: float) -> float:
+        peaks["training"] = memory.peak
+        memory.begin()
+        norm = step(lr)
+        peaks["stepping"] = memory.peak
+        return norm
+
+    _fill_gradients(engine)
+    engine.backend.step(1e-6)  # makes the moments
+    _fill_gradients(engine)  # of a first micro-batch
+    memory.begin()
+    with patch.object(engine.backend, "step", stepped):
+        engine.train([[sequence] * _NUM_SEQUENCES], build_policy_loss(AlgorithmConfig(), None), 1e-6)
+    memory.begin()
+    for name, _ in engine.backend.full_state(place=torch.device("cpu")):
+        del name, _  # whoever takes them lets them go
+    engine.module.eval()
+    with torch.no_grad():
+        engine.reader.forward(engine.reader.build_batch([probe]), 1.0)
+    syncing, sampling = memory.peak, memory.begin()
+    with memory.on_host():
+        writer = SimpleNamespace(start=lambda path, write: setattr(writer, "held", write))
+        engine.backend.save(Path(), writer)
+    return Found(loading, loading_host, **peaks, sampling=sampling, syncing=syncing, saving_host=memory.now[True])
+
+
+def _fill_gradients(engine: policy.PolicyEngine) -> None:
+    for parameter in engine.module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+class _Counted(LiveBytes):
+    def __init__(self, longest: int) -> None:
+        super().__init__()
+        self.longest = longest
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:  # a fake tensor has no value; all are finite
+            return 1.0 if args[0].is_floating_point() else args[0].dtype == torch.bool or self.longest
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class _Files:
+    """In place of `WeightFiles`: what is read has the shape that was asked for."""
+
+    memory: LiveBytes
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+    def read(self, name: str, rows: slice | None = None) -> Tensor:
+        shape = self.shapes[name]
+        if rows is not None:
+            shape = (len(range(shape[0])[rows]), *shape[1:])
+        with self.memory.on_host():
+            return torch.empty(shape, dtype=torch.bfloat16)
+
+
+def _open_model(shape: ModelShape, config: ModelConfig) -> tuple[PreTrainedModel, _Files]:
+    architecture = build_config(shape)
+    with unset_fake_temporarily(), init_empty_weights(include_buffers=False):
+        model = load_model.model_class(architecture).from_config(architecture, dtype=torch.bfloat16)
+    model.tie_weights()
+    fakes: dict[Tensor, torch.nn.Parameter] = {}  # tied ones stay tied
+    for module in model.modules():
+        for key, p in module._parameters.items():
+            if p is not None:
+                module._parameters[key] = fakes.setdefault(p, torch.nn.Parameter(torch.empty_like(p)))
+    prepared = load_model._prepare(model, config, any_mask=False)
+    for part in (prepared.config, prepared.config.get_text_config()):
+        part._attn_implementation = "flash_attention_2"
+    return prepared, _Files(model)
+
+
+def build_config(shape: ModelShape) -> PreTrainedConfig:
+    """A Qwen2 of this shape; of a vision-language model with the tower of Qwen2.5-VL-3B."""
+    fields = {
+        "num_hidden_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "vocab_size": shape.vocab_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+    }
+    if shape.vision_parameters:
+        text = {**fields, "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}}
+        return Qwen2_5_VLConfig(text_config=text, vision_config=_VISION_3B, tie_word_embeddings=shape.is_tied)
+    return Qwen2Config(**fields, tie_word_embeddings=shape.is_tied)
+
+
+@contextlib.contextmanager
+def _stand_ins(ranks: int) -> Iterator[None]:
+    """What the machine and the other ranks would give, and what only a GPU computes without more memory."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,), mesh_dim_names=("shard",))  # reads its own ranks: no fakes yet
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    with contextlib.ExitStack() as stack:
+        stack.callback(dist.destroy_process_group)
+        stack.callback(torch.use_deterministic_algorithms, deterministic)
+        for owner, changes in {
+            policy: {
+                "load_tokenizer": lambda *_, **__: SimpleNamespace(pad_token_id=0),
+                "load_image_reader": lambda *_: None,
+                "check_rows": lambda *_, **__: RowCheck(packed=True),  # needs numbers
+            },
+            fsdp2: {
+                "init_device_mesh": lambda *_, **__: mesh,
+                "gather_objects": lambda value: [value],
+                "device_memory": lambda: 0,  # gradients are summed at once
+            },
+            distributed: {"gather_objects": lambda value: [value]},
+            head._FloatProduct: {"forward": staticmethod(_multiply)},
+        }.items():
+            for key, value in changes.items():
+                stack.enter_context(patch.object(owner, key, value))
+        stack.enter_context(patch.dict(ALL_ATTENTION_FUNCTIONS._local_mapping, {"flash_attention_2": _attend}))
+        yield
+
+
+def _multiply(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+    """The head's product as a GPU makes it, in one piece."""
+    ctx.save_for_backward(hidden, weight)
+    return torch.empty(len(hidden), len(weight), dtype=torch.float32)
+
+
+def _attend(module: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, **ends: Any) -> tuple[Tensor, None]:
+    """[1, heads, T, D] each: torch's own variable-length flash attention, which keeps what flash-attn keeps."""
+    q, k, v = (x[0].transpose(0, 1) for x in (q, k, v))
+    cut, longest = ends["cu_seq_lens_q"], ends["max_length_q"]
+    found = varlen_attn(q, k, v, cut, cut, longest, longest, window_size=(-1, 0), enable_gqa=True)
+    return found.unsqueeze(0), None

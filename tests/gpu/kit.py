@@ -1,0 +1,107 @@
+"""Runs as a user starts them, and how much of the GPUs they take meanwhile."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.doctor.gpus import TOOLS
+from slurm_rl.doctor.smi import Gpu, parse_nvidia_smi, parse_rocm_smi
+from slurm_rl.plan.accelerator import AcceleratorKind
+from slurm_rl.run_dir import RunDir, read_json
+from tests.gpu.cases import CASES, Case, device_words, fill
+from tests.gpu.models import MODELS
+from tests.image_kit import write_rows
+from tests.tiny_llama import write_conversations
+from tests.whole_run import exact_rows
+
+ROOT = Path(__file__).parents[2]
+_EVERY_S = 0.3
+
+
+def vendor() -> AcceleratorKind:
+    import torch
+
+    return "amd" if torch.version.hip else "nvidia"
+
+
+def smallest_gpu_gb() -> float:
+    import torch
+
+    sizes = [torch.cuda.get_device_properties(place).total_memory for place in range(torch.cuda.device_count())]
+    return float(min(sizes)) / 1e9
+
+
+def need(count: int, num_gpus: int) -> None:
+    if num_gpus < count:
+        pytest.skip(f"needs {count} GPUs, torch sees {num_gpus}")
+
+
+def words_of(case: Case, folder: Path) -> list[str]:
+    """With a model and data made for it."""
+    rows = folder / "rows.jsonl"
+    model = None
+    if case.model is not None:
+        model = MODELS[case.model](folder / "model")
+        write_conversations(rows, 36)
+    else:
+        write_rows(folder / "mathv60k", num_rows=32)
+    words = fill(case.words, model=model, rows=rows, folder=folder)
+    return [*device_words(vendor(), case.num_gpus, smallest_gpu_gb()), *words]
+
+
+def start(run: Path, words: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "slurm_rl", *words]
+    full = {**os.environ, "PYTHONPATH": str(ROOT), **(env or {})}
+    run.parent.mkdir(parents=True, exist_ok=True)
+    return subprocess.Popen(argv, cwd=run.parent, env=full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def train(run: Path, words: Sequence[str], env: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """Run it to its end; its rows without what the clock measured."""
+    process = start(run, ["submit", f"run_dir={run}", *words], env)
+    output, _ = process.communicate(timeout=1800)
+    assert process.returncode == 0, output[-6000:]
+    assert read_json(RunDir(run).end)["state"] == "finished"
+    return exact_rows(run)
+
+
+def train_case(name: str, folder: Path) -> list[dict[str, Any]]:
+    """Training rows of a case."""
+    case = CASES[name]
+    return [row for row in train(folder / "run", words_of(case, folder)) if row["stage"] == case.stage]
+
+
+def read_gpus() -> list[Gpu]:
+    """All of the machine, as the vendor's tool sees them."""
+    kind = vendor()
+    said = subprocess.run(TOOLS[kind], capture_output=True, text=True, errors="replace").stdout
+    return parse_nvidia_smi(said) if kind == "nvidia" else parse_rocm_smi(said)
+
+
+@contextmanager
+def most_used() -> Iterator[list[float]]:
+    """While the block runs: the most bytes in use on each GPU, by everybody on it."""
+    most = [gpu.used_bytes or 0.0 for gpu in read_gpus()]
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.wait(_EVERY_S):
+            for place, gpu in enumerate(read_gpus()):
+                most[place] = max(most[place], gpu.used_bytes or 0.0)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield most
+    finally:
+        is_over.set()
+        thread.join()

@@ -1,0 +1,9 @@
+"""A reward for what random models say: a number of its text, so that completions of one prompt differ."""
+
+from __future__ import annotations
+
+import zlib
+
+
+def score(queries: list[str], prompts: list[str], labels: list[str]) -> list[float]:
+    return [zlib.crc32(query.encode()) % 8 / 8 for query in queries]

@@ -1,0 +1,35 @@
+"""The policy's own memory at the planner's own sizes, by torch's count, beside the plan's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.gpu.cases import CASES, device_words, fill
+from tests.gpu.conftest import Note
+from tests.gpu.kit import ROOT, smallest_gpu_gb, vendor
+from tests.gpu.models import build_text
+
+
+def measure(folder: Path, name: str) -> dict[str, float]:
+    """In a process of its own, which gives everything back."""
+    words = fill(CASES[name].words, model=folder, rows=folder, folder=folder)
+    words = [*device_words(vendor(), 1, smallest_gpu_gb()), *words]
+    argv = [sys.executable, "-m", "tests.gpu.memory_step", json.dumps(words)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize(("model", "name"), [("0.5b", "grpo, colocated"), ("1.5b", "grpo, colocated, 1.5b")])
+def test_a_step_takes_what_was_planned(model: str, name: str, tmp_path: Path, note: Note) -> None:
+    found = measure(build_text(model, tmp_path / "model"), name)
+    note(**found)
+    assert 0 < found["measured_gb"] <= found["planned_gb"]

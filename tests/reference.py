@@ -1,0 +1,98 @@
+"""docs/reference: every key and every verb, from the docstrings and --help.
+
+python -m tests.reference    writes both pages
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurm_rl.cli.config import name_readers
+from slurm_rl.cli.verbs import VERBS
+from slurm_rl.cli.words import render_help, render_verb_help
+from slurm_rl.config.keys import Key, list_keys, show_value
+from slurm_rl.config.load import SITE_DIR_VARIABLE, conf_dir
+from slurm_rl.config.presets import describe_preset, list_presets
+
+FOLDER = Path(__file__).parents[1] / "docs" / "reference"
+_MADE = "<!-- made by `python -m tests.reference` -->\n"
+_HEAD = ["| key | default | type | meaning |", "|---|---|---|---|"]
+
+
+def render_pages() -> dict[str, str]:
+    """File name -> text."""
+    return {"keys.md": "\n".join(_keys()) + "\n", "verbs.md": "\n".join(_verbs()) + "\n"}
+
+
+def _keys() -> Iterator[str]:
+    yield f"# Every key\n\n{_MADE}"
+    yield "`key=value` sets a key, `+group=preset` takes a preset; `python -m slurm_rl config` prints this page in a"
+    yield "terminal, and with the words of a run also the values that they make.\n"
+    keys, presets = list(list_keys().values()), list_presets([conf_dir()])
+    yield "## The run\n"
+    yield from _HEAD
+    yield from (_row(key) for key in keys if "." not in key.name and not key.is_section)
+    for section in (key for key in keys if key.is_section and "." not in key.name):
+        yield f"\n## {section.name}\n\n{_text(section.details)} Read with {name_readers(section.name)}.\n"
+        yield from _HEAD
+        below = [key for key in keys if key.name.startswith(f"{section.name}.")]
+        # Those of sections in it come after its own, as in a terminal.
+        yield from (f"| **{key.name}** | | {key.type} | {_text(key.details)} |" if key.is_section else _row(key)
+                    for key in below)  # fmt: skip
+        if section.name in presets:
+            yield from _presets(section.name, presets.pop(section.name))
+    for group in list(presets):
+        yield f"\n## +{group}"
+        yield from _presets(group, presets[group])
+
+
+def _row(key: Key) -> str:
+    own, of_section = name_readers(key.name), name_readers(key.name.partition(".")[0])
+    more = "" if own == of_section else f" Read with {own}."
+    return f"| `{key.name}` | `{show_value(key.default)}` | {_text(key.type)} | {_text(key.meaning)}{more} |"
+
+
+def _presets(group: str, files: dict[str, Path]) -> Iterator[str]:
+    yield f"\n| preset | `+{group}=` |\n|---|---|"
+    yield from (f"| `{name}` | {_text(describe_preset(file))} |" for name, file in files.items())
+
+
+def _text(text: str) -> str:
+    """For a cell of a table: nothing in it is markup, but what is between backticks."""
+    outside = re.compile(r"(`[^`]*`)")
+    parts = [
+        part if part.startswith("`") else re.sub("<(?=[a-zA-Z/])", "&lt;", part).replace("*", "\\*")
+        for part in outside.split(text)
+    ]
+    return "".join(parts).replace("|", "\\|")
+
+
+def _verbs() -> Iterator[str]:
+    yield f"# Every verb\n\n{_MADE}"
+    yield "What `--help` prints. Exit codes: 0 finished, 1 failed, 2 bad input (found before anything is queued), 76"
+    yield "another controller has the run, 130 interrupted and saved.\n"
+    for title, text in [("python -m slurm_rl", render_help()), *((verb, render_verb_help(verb)) for verb in VERBS)]:
+        yield f"## {title}\n\n```text\n{text.rstrip()}\n```\n"
+
+
+def render_plainly() -> dict[str, str]:
+    """The pages as they are on every machine: 80 columns, no presets of a site."""
+    kept = {name: os.environ.get(name) for name in ("COLUMNS", SITE_DIR_VARIABLE)}
+    os.environ["COLUMNS"] = "80"
+    os.environ.pop(SITE_DIR_VARIABLE, None)
+    try:
+        return render_pages()
+    finally:
+        for name, value in kept.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in render_plainly().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")

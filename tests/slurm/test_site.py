@@ -1,0 +1,106 @@
+"""`site` on a login node of a real Slurm: the preset that it writes is planned, taken by sbatch, and run, as it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.slurm.cluster import Cluster
+from tests.slurm.cluster.accounting import ACCOUNT
+from tests.slurm.conftest import make_shared_dir
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import cli, queue, quote, wait_for_end
+from tests.whole_run import OVERRIDES
+
+pytestmark = pytest.mark.slurm
+
+
+def write_preset(cluster: Cluster, folder: Path, *words: str) -> str:
+    """Its text. The folder is that of the user's presets, and where commands are typed."""
+    done = cli(cluster, folder, "site", "--yes", "--name", "mysite", *words, env={"XDG_CONFIG_HOME": str(folder)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "slurm   takes a job of it (sbatch --test-only)" in done.stdout
+    assert queue(cluster) == "", "nothing is queued"
+    return (folder / "slurm_rl" / "cluster" / "mysite.yaml").read_text()
+
+
+def read(text: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+@pytest.mark.versions
+def test_the_preset_says_what_this_cluster_is_and_is_planned_as_it_is(cluster: Cluster, shared_dir: Path) -> None:
+    text = write_preset(cluster, shared_dir)
+    found = read(text)["cluster"]
+    assert (found["launcher"], found["slurm"]["partition"], found["slurm"]["account"]) == ("slurm", "main", None)
+    # Its GPUs are of a type that no vendor has.
+    assert (found["accelerator"], found["cpus_per_node"], found["mem_gb_per_node"]) == ("cpu", 4, 11)
+    assert "GRES gpu:fake:2" in text and "4 such nodes, of which 4 take jobs now" in text
+    assert "# No answer from `sacctmgr show user`: You are not running a supported accounting_storage plugin" in text
+    done = cli(cluster, shared_dir, "plan", "+exp=demo", "+cluster=mysite", env={"XDG_CONFIG_HOME": str(shared_dir)})
+    assert done.returncode == 0, done.stderr
+    assert "--partition=main" in done.stdout
+
+
+@pytest.mark.versions
+def test_a_run_with_it_goes_to_its_end(cluster: Cluster, shared_dir: Path) -> None:
+    write_preset(cluster, shared_dir)
+    run, python = shared_dir / "run", make_light_python(shared_dir)
+    words = ["+exp=demo", "+cluster=mysite", f"run_dir={run}", f"cluster.python={quote(python)}"]
+    done = cli(cluster, shared_dir, *words, env={"XDG_CONFIG_HOME": str(shared_dir)})
+    assert done.returncode == 0, done.stderr
+    (run / "finish").touch()
+    assert wait_for_end(run)["state"] == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.versions
+def test_the_demo_trains_with_it_to_its_end(cluster: Cluster, shared_dir: Path) -> None:
+    write_preset(cluster, shared_dir)
+    words = ["+cluster=mysite", f"run_dir={shared_dir / 'run'}", *OVERRIDES]
+    done = cli(cluster, shared_dir, *words, env={"XDG_CONFIG_HOME": str(shared_dir)})
+    assert done.returncode == 0, done.stderr
+    end = wait_for_end(shared_dir / "run", timeout_s=420)
+    assert (end["state"], end["exit_code"]) == ("finished", 0)
+
+
+@pytest.mark.slow
+def test_the_check_looks_at_a_node(cluster: Cluster, shared_dir: Path) -> None:
+    words = ["site", "--yes", "--name", "mysite", "--check"]
+    done = cli(cluster, shared_dir, *words, env={"XDG_CONFIG_HOME": str(shared_dir)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "looks at 1 node" in done.stderr
+    assert "run_root" in done.stdout and "WRONG" not in done.stdout
+    assert "next    " not in done.stdout, "the doctor was there"
+
+
+def test_gpus_are_asked_for_as_this_cluster_spells_them_once_somebody_says_whose_they_are(
+    cluster: Cluster, shared_dir: Path
+) -> None:
+    found = read(write_preset(cluster, shared_dir, "--accelerator", "nvidia", "--partition", "high"))["cluster"]
+    assert (found["gpu_type"], found["gpus_per_node"], found["slurm"]["partition"]) == ("fake", 2, "high")
+
+
+def test_a_node_less_is_counted(cluster: Cluster, shared_dir: Path) -> None:
+    cluster.run(["scontrol", "update", f"nodename={cluster.nodes[0]}", "state=drain", "reason=test"])
+    assert "4 such nodes, of which 3 take jobs now" in write_preset(cluster, shared_dir)
+
+
+def test_a_limit_of_the_partition_is_the_presets(cluster: Cluster, shared_dir: Path) -> None:
+    cluster.run(["scontrol", "update", "partitionname=main", "MaxTime=90"])
+    try:
+        text = write_preset(cluster, shared_dir)
+    finally:
+        cluster.run(["scontrol", "update", "partitionname=main", "MaxTime=INFINITE"])
+    assert read(text)["job"]["time_limit"] == "0-01:30:00"
+
+
+def test_the_account_is_the_users(accounting_cluster: Cluster) -> None:
+    folder = make_shared_dir(accounting_cluster)
+    text = write_preset(accounting_cluster, folder)
+    assert read(text)["cluster"]["slurm"]["account"] == ACCOUNT
+    assert "sacctmgr: of lab, root the default one" in text

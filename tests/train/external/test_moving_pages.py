@@ -1,0 +1,41 @@
+"""Their side of docs/moving-openrlhf.md and docs/moving-verl.md is in the releases that tests/train/external reads."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from tests.docs.markdown import DOCS, read_tables, words_in_code
+from tests.train.external.conftest import RELEASES
+
+
+def words_of(page: str) -> set[str]:
+    return {word for row in read_tables(DOCS / page) for word in words_in_code(row[0])}
+
+
+def test_openrlhf_has_every_flag_of_its_page(packages: Path) -> None:
+    known: set[str] = set()
+    for file in (packages / "dotted/openrlhf/cli").glob("train_*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
+                known |= {str(arg.value).lstrip("-") for arg in node.args if isinstance(arg, ast.Constant)}
+    assert words_of("moving-openrlhf.md") - known == set()
+
+
+def test_verl_has_every_key_of_its_page(packages: Path) -> None:
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(packages / "verl/verl/trainer/config"), version_base=None):
+        config = compose("ppo_trainer")
+    missing = object()
+    absent = {word for word in words_of("moving-verl.md") if OmegaConf.select(config, word, default=missing) is missing}
+    assert absent == set()
+
+
+def test_the_pages_name_the_releases_that_were_read() -> None:
+    for page, name in (("moving-openrlhf.md", "dotted"), ("moving-verl.md", "verl")):
+        assert RELEASES[name].replace("==", " ").lower() in (DOCS / page).read_text().lower()

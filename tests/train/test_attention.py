@@ -1,0 +1,240 @@
+"""Attention over packed rows without a mask computes what the masked one does, and `auto` chooses it where it can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, logging
+
+from slurm_rl.config.model import ModelConfig, TinyModelConfig, TinyVLConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.engine import attention
+from slurm_rl.engine.attention import FLASH, VARLEN, choose_attention, settle_attention
+from slurm_rl.engine.forward import RowReader
+from slurm_rl.engine.load_model import load_model
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.row_check import RowCheck, check_rows
+from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.engine.tiny_vl import build_tiny_vl
+from slurm_rl.engine.vision import load_image_reader
+from slurm_rl.errors import ConfigError
+from slurm_rl.math.packing import build_packed_batch
+from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.report.meta import describe_event, read_events
+from slurm_rl.run_dir import RunDir
+from slurm_rl.train.model_folder import tell_rows
+from tests.image_kit import build_sequence, write_image
+from tests.live_bytes import LiveBytes
+from tests.train import flash_stand_in
+from tests.train.model_families import CPU, FAMILIES, PAGE, build_model, build_sequences
+
+logging.set_verbosity_error()
+# Grouped heads, windows in all layers and in some, values narrower than queries, experts, absolute positions.
+LINES = {
+    line.split(" | ")[0].strip("| "): line.split(" | ")[1:]
+    for line in PAGE.read_text(encoding="utf-8").splitlines()
+    if line[:1] == "|"
+}
+QUICK = ["qwen3", "mistral", "gemma3_text", "deepseek_v3", "qwen3_moe", "gpt2"]
+SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES if family not in QUICK]
+
+
+def read(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logprobs and every gradient of sequences in packed rows."""
+    model.zero_grad()
+    logprobs, _ = RowReader(model, CPU).forward(build_packed_batch(build_sequences()), 0.7)
+    (logprobs * torch.linspace(0.5, 1.5, len(logprobs))).sum().backward()  # type: ignore[no-untyped-call]
+    return logprobs.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same(found: tuple[Tensor, dict[str, Tensor]], wanted: tuple[Tensor, dict[str, Tensor]]) -> None:
+    # Of a random minicpm3 logprobs come to -112, where neighbouring float32 numbers are 8e-6 apart.
+    torch.testing.assert_close(found[0], wanted[0], rtol=1e-6, atol=1e-5)
+    assert found[1].keys() == wanted[1].keys()
+    for name, gradient in wanted[1].items():
+        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()) + 1e-6)
+
+
+def assert_reads_alike(model: PreTrainedModel, wanted: tuple[Tensor, dict[str, Tensor]], family: str) -> None:
+    """The same numbers, where the trial at load lets rows be packed; of the quick families it does."""
+    if family in QUICK or check_rows(RowReader(model, CPU), torch.float32).packed:
+        assert_same(read(model), wanted)
+
+
+@pytest.mark.parametrize("family", [*QUICK, *SLOW])
+def test_varlen_computes_what_masked_rows_do(family: str) -> None:
+    """In every family that `auto` gives it to and whose masked rows are right."""
+    model = build_model(family)
+    if choose_attention(model, "cuda", any_mask=True) != "varlen" or LINES[family][0] != "packed":
+        assert family not in QUICK
+        return
+    wanted = read(model)
+    settle_attention(model, "varlen", any_mask=False)
+    assert model.config._attn_implementation == "varlen"
+    assert_reads_alike(model, wanted, family)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mistral", "gemma3_text", "deepseek_v3"])
+def test_the_kernel_is_told_the_same(family: str) -> None:
+    """In place of torch's kernel stand the names of its arguments and plain mathematics."""
+    model = build_model(family)
+    wanted, kernel = read(model), mock.Mock(side_effect=flash_stand_in.varlen_attn)
+    settle_attention(model, "varlen", any_mask=False)
+    with (
+        mock.patch("torch.nn.attention.varlen.varlen_attn", kernel),
+        mock.patch.object(attention, "_fits_kernel", lambda *_: True),
+    ):
+        assert_same(read(model), wanted)
+    assert kernel.call_count == 2  # layers
+
+
+@pytest.mark.parametrize("family", [*QUICK, *SLOW])
+def test_flash_attention_is_told_where_sequences_end(family: str) -> None:
+    """The same of flash-attn, through transformers, for every family that says it has it."""
+    model = build_model(family, torch.bfloat16)
+    with mock.patch.object(attention, "is_flash_attn_2_available", lambda: True):
+        if choose_attention(model, "cuda", any_mask=False) != FLASH or LINES[family][0] != "packed":
+            assert family not in QUICK
+            return
+    model = build_model(family)
+    if choose_attention(model, "cpu", any_mask=False) == "eager":
+        model.set_attn_implementation("eager")
+    wanted = read(model)
+    model.config._attn_implementation = FLASH  # past the checks for a GPU and a package
+    with flash_stand_in.flash_attn_installed():
+        assert_reads_alike(model, wanted, family)
+
+
+def test_scores_are_capped_on_every_device() -> None:
+    """SDPA leaves a cap out without a word; varlen has none to offer."""
+    model: Any = build_model("gemma2")
+    for layer in model.model.layers:
+        layer.self_attn.attn_logit_softcapping = 0.05
+    assert [choose_attention(model, device, any_mask=False) for device in ("cpu", "cuda")] == ["eager"] * 2
+    masked = read(model)[0]
+    settle_attention(model, "auto", any_mask=False)
+    assert not torch.allclose(masked, read(model)[0], atol=1e-3)
+    with pytest.raises(ConfigError, match=r"model\.attention=varlen.*Gemma2ForCausalLM.*attention=auto"):
+        settle_attention(model, "varlen", any_mask=False)
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "chosen"),
+    [
+        ("qwen3", torch.bfloat16, FLASH),
+        ("qwen3", torch.float32, VARLEN),  # flash-attn computes in half precision
+        ("phimoe", torch.bfloat16, None),  # its window is in its mask alone
+        ("gemma2", torch.bfloat16, FLASH),
+        ("llama4_text", torch.bfloat16, None),  # chunks are no window
+        ("gpt_oss", torch.bfloat16, None),  # sinks
+        ("bloom", torch.bfloat16, None),
+    ],
+)
+def test_auto_takes_flash_attention_where_the_model_has_it(family: str, dtype: torch.dtype, chosen: str | None) -> None:
+    model = build_model(family, dtype)
+    with mock.patch.object(attention, "is_flash_attn_2_available", lambda: True):
+        assert choose_attention(model, "cuda", any_mask=False) == chosen
+        assert choose_attention(model, "cuda", any_mask=True) != FLASH
+        assert choose_attention(model, "cpu", any_mask=False) != FLASH
+        model.config.head_dim = 512
+        assert choose_attention(model, "cuda", any_mask=False) != FLASH
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    build_tiny_model(TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1), 0, folder)
+    return folder
+
+
+def build_engine(folder: Path, policy: PolicyConfig, score_seed: int | None, **model: Any) -> PolicyEngine:
+    config, optim = ModelConfig(path=str(folder), **model), OptimConfig(lr=1e-2)
+    return PolicyEngine(folder, config, policy, optim, temperature=1.0, score_seed=score_seed)
+
+
+def build_small() -> list[TrainSequence]:
+    random = np.random.default_rng(0)
+    return [TrainSequence(token_ids=random.integers(2, 14, n), trained_from=2) for n in (20, 3, 9, 4)]
+
+
+@pytest.mark.parametrize("score_seed", [None, 1])
+@pytest.mark.parametrize("fields", [{}, {"logprob_chunk_tokens": 5}, {"share_prompts": True}])
+def test_an_engine_takes_the_same_steps(folder: Path, fields: dict[str, Any], score_seed: int | None) -> None:
+    """Of a policy and of a critic, with what `auto` is on a GPU and on CPU; shared prompts bring their mask."""
+    policy, found = PolicyConfig(num_threads=1, **fields), []
+    for device in ("cpu", "cuda"):
+        with mock.patch.object(attention, "get_device", lambda device=device: torch.device(device)):
+            engine = build_engine(folder, policy, score_seed, gradient_checkpointing=True)
+        assert engine.module.config._attn_implementation == {"cpu": "sdpa", "cuda": VARLEN}[device]
+        assert engine.rows.packed and engine.rows.attention == engine.module.config._attn_implementation
+        engine.train([build_small()], lambda _, values, __: (values.square().mean(), {}), 1e-2)
+        compute = engine.compute_logprobs if score_seed is None else engine.compute_scores
+        found.append(np.concatenate(compute([build_small()])[0]))
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("way", [VARLEN, FLASH])
+def test_images_are_read_the_same(family: Any, way: str, tmp_path: Path) -> None:
+    """The tower attends to each image as a whole, the text to what is before it."""
+    build_tiny_vl(TinyVLConfig(family=family), 0, tmp_path / "model")
+    config = ModelConfig(path=str(tmp_path / "model"))
+    model, images = load_model(tmp_path / "model", config), load_image_reader(tmp_path / "model", config)
+    assert images is not None
+    picture, other = (write_image(tmp_path / f"{seed}.png", seed, 60, 80 + 50 * seed) for seed in (0, 1))
+    sequences = [
+        build_sequence(images, 1, [picture, other], 3, 5),
+        build_sequence(images, 2, [], 4, 9),
+        build_sequence(images, 3, [other], 9, 3),
+    ]
+    reader = RowReader(model, CPU, images=images)
+    wanted = reader.compute_logprobs(sequences, 1.0)
+    if way == VARLEN:
+        settle_attention(model, VARLEN, any_mask=False)
+    else:
+        model.config._attn_implementation = FLASH
+    with flash_stand_in.flash_attn_installed():
+        found = reader.compute_logprobs(sequences, 1.0)
+    for one, other_way in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other_way, atol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 256])
+def test_a_packed_row_holds_nothing_of_the_size_of_its_square(window: int | None) -> None:
+    """Forward and backward: fewer bytes in all than the row's mask would take; the masked way takes more."""
+    lengths, peaks = [2048] + [128] * 48, {}
+    config = Qwen2Config(
+        vocab_size=16,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_window_layers=0,
+        sliding_window=window,
+        use_sliding_window=window is not None,
+    )
+    model = Qwen2ForCausalLM(config)
+    assert set(config.layer_types) == {"sliding_attention" if window else "full_attention"}
+    random = np.random.default_rng(0)
+    batch = build_packed_batch([TrainSequence(token_ids=random.integers(0, 16, n), trained_from=1) for n in lengths])
+    for way in ("sdpa", VARLEN):
+        model.set_attn_implementation(way)
+        with LiveBytes() as bytes_:
+            logprobs, _ = RowReader(model, CPU).forward(batch, 1.0)
+            logprobs.sum().backward()
+        peaks[way] = bytes_.peak
+    assert peaks[VARLEN] < sum(lengths) ** 2 / 4
+    assert peaks[VARLEN] < peaks["sdpa"] / 2
+
+
+def test_a_run_says_what_auto_came_to(tmp_path: Path) -> None:
+    tell_rows(RunDir(tmp_path), "policy", RowCheck(packed=True, attention=VARLEN))
+    [event] = read_events(RunDir(tmp_path))
+    assert describe_event(event) == "attention of the trainer: role policy, attention varlen"

@@ -1,0 +1,86 @@
+"""What tests/gpu starts on GPUs runs here on CPU, as far as it can: so that on a GPU machine only GPUs are new."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.trainer_throughput import SHAPES, build_model
+from slurm_rl.config.model import TinyModelConfig
+from slurm_rl.engine.tiny import build_character_tokenizer, build_tiny_model
+from tests.gpu.cases import CASES, device_words, fill
+from tests.gpu.conftest import render, why_not
+from tests.gpu.layout_rank import CHARACTERS, LAYOUTS
+from tests.gpu.models import build_llama, name_all_tokens
+from tests.gpu.test_layouts import run_layout
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_without_gpus_all_of_it_is_skipped_and_says_why() -> None:
+    reason = why_not()
+    if reason is None:
+        pytest.skip("there are GPUs here, and an environment for them")
+    argv = [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests/gpu"]
+    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "COLUMNS": "300"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert "skipped" in last and "passed" not in last and "error" not in last
+    assert reason in done.stdout
+
+
+def test_the_table_has_a_row_a_test_with_what_it_found() -> None:
+    ran = pytest.TestReport("tests/gpu/a.py::b", ("", 0, ""), {}, "passed", None, "call", duration=61.2)
+    ran.user_properties.append(("peak_gb", "12.3"))
+    skipped = pytest.TestReport("tests/gpu/a.py::a", ("", 0, ""), {}, "skipped", ("f", 1, "needs 2 GPUs"), "setup")
+    assert render([ran, skipped]).splitlines()[2:] == [
+        "| a.py::a | skipped | 0 | needs 2 GPUs |",
+        "| a.py::b | passed | 61 | peak_gb 12.3 |",
+    ]
+
+
+def test_what_a_random_model_samples_is_text(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    build_character_tokenizer(TinyModelConfig(characters=CHARACTERS)).save_pretrained(tmp_path)
+    name_all_tokens(tmp_path / "tokenizer.json", 1000)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert len(tokenizer) == 1000
+    assert tokenizer.encode("3+4=") == [5, 12, 6, 13]
+    assert tokenizer.decode([5, 12, 999]) == "3+<999>"
+
+
+@pytest.mark.slow
+def test_both_layouts_take_the_steps_of_one_rank_here_too(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    build_tiny_model(TinyModelConfig(characters=CHARACTERS, hidden_size=64, num_heads=4), 0, folder)
+    one = run_layout(1, "fsdp2", folder, tmp_path / "one.json")
+    for backend in LAYOUTS:
+        for a, b in zip(one, run_layout(2, backend, folder, tmp_path / backend), strict=True):
+            assert a == pytest.approx(b, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_step_that_is_measured_is_the_one_that_is_planned(tmp_path: Path) -> None:
+    build_model(SHAPES["tiny"], 256, tmp_path)
+    words = fill(CASES["grpo, colocated"].words, model=tmp_path, rows=tmp_path, folder=tmp_path)
+    words = [*device_words("nvidia", 1, 80), *words, "policy.micro_batch_tokens=512"]
+    argv = [sys.executable, "-m", "tests.gpu.memory_step", json.dumps(words)]
+    done = subprocess.run(argv, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["tokens"] == 512 and found["planned_gb"] > 3
+
+
+@pytest.mark.slow
+def test_the_llama_of_real_shape_is_built_with_its_template(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoTokenizer
+
+    build_llama(tmp_path, num_layers=1)
+    assert AutoConfig.from_pretrained(tmp_path).vocab_size == 128256
+    assert AutoTokenizer.from_pretrained(tmp_path).chat_template

@@ -1,0 +1,165 @@
+"""`config`: keys have a meaning and a unit, values are those of the words, 80 columns will do, typos name the key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.cli.config import WIDTH
+from slurm_rl.config.keys import list_keys
+from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.config.presets import describe_preset, list_presets
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.section import Section
+
+PRESETS = list_presets([conf_dir()])
+UNITS = {"_s": "second", "_gb": r"Gi?B|GB", "_mb": "MiB|megabyte", "_tokens": "token|Token"}
+"""End of a name -> what its type or meaning says."""
+
+
+def ask(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["config", *words]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    return shown.out
+
+
+def test_every_key_says_what_it_means_and_takes() -> None:
+    assert [key.name for key in list_keys().values() if not (len(key.meaning) > 5 and key.type)] == []
+    repeated = [key.name for key in list_keys().values() if key.meaning.rstrip(".").lower() == key.name.lower()]
+    assert repeated == []
+
+
+@pytest.mark.parametrize("end", UNITS)
+def test_a_key_with_a_unit_in_its_name_says_which(end: str) -> None:
+    keys = [key for key in list_keys().values() if key.name.endswith(end)]
+    assert keys
+    assert [key.name for key in keys if not re.search(UNITS[end], f"{key.type} {key.meaning}")] == []
+
+
+def test_the_keys_are_those_that_pydantic_has_with_its_defaults() -> None:
+    config = load_config(["+exp=demo"])
+
+    def walk(section: Section, prefix: str) -> list[str]:
+        names = []
+        for name in type(section).model_fields:
+            value = getattr(section, name)
+            names += [prefix + name, *(walk(value, f"{prefix}{name}.") if isinstance(value, Section) else [])]
+        return names
+
+    found = walk(config, "")
+    assert set(found) <= set(list_keys())
+    # Sections that are null in the demo.
+    assert {name.rpartition(".")[0] for name in set(list_keys()) - set(found)} == {
+        "model.tiny_vl",
+        "model.lora",
+        "external",
+    }
+    assert list_keys()["critic.optim.lr"].default == RunConfig.model_fields["critic"].default.optim.lr
+    assert list_keys()["model.tiny.num_layers"].default == 3
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("optim.lr", "number > 0"),
+        ("rollout.weight_transfer", "one of auto, ray, gloo, nccl, ipc"),
+        ("algorithm.loss", "one of grpo, gspo, gspo_token, cispo, file.py:name"),
+        ("algorithm.correction.kind", "one of auto, token_tis, sequence_mask, icepop, or null"),
+        ("model.dtype", "one of auto, float32, bfloat16"),
+        ("model.gradient_checkpointing", "true, false, or auto"),
+        ("policy.zero_stage", "integer >= 0 and <= 3"),
+        ("optim.betas", "2 in a list, each number >= 0 and <= 1"),
+        ("container.mounts", "list of text, or {source, target, read_only}"),
+        ("reward.verifiers", "table of arithmetic, math, code, format, each number"),
+        ("external.args", "table"),
+        ("model.lora", "section, or null"),
+        ("job.start_timeout_s", "number > 0, seconds"),
+    ],
+)
+def test_choices_and_ranges_are_those_of_the_models(key: str, kind: str) -> None:
+    assert list_keys()[key].type == kind
+
+
+def test_without_a_name_there_is_a_line_for_each_section(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys)
+    for name in RunConfig.model_fields:
+        assert len(re.findall(rf"^  {name} +\S", told, re.MULTILINE)) == 1, name
+
+
+def test_words_without_a_name_say_what_they_set(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, "+exp=demo", "optim.lr=1e-4")
+    assert "  optim.lr=0.0001\n" in told
+    assert "  trainer.prompts_per_step=64\n" in told, "of the preset"
+    assert "\n  optim.betas" not in told, "as by default"
+
+
+def test_a_section_shows_all_its_keys_with_values_defaults_and_readers(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, "eval", "+exp=demo", "eval.every=7")
+    assert "eval.every=7  (default 0)" in told
+    assert "Read with task=grpo, sft, rm, dpo." in told
+    assert re.search(r"eval\.greedy=true .*true or false\n    Measure .* Read with task=grpo\.", told)
+
+
+def test_a_key_shows_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ask(capsys, "model.dtype", "+exp=demo", "+cluster=nvidia_h100")
+    for line in (
+        "value      bfloat16",
+        "default    auto",
+        "type       one of auto, float32, bfloat16",
+        "set by     model.dtype=",
+    ):
+        assert line in told
+    assert "read with  task=grpo, sft, rm, dpo, openrlhf" in told
+    assert "value      10190" in ask(capsys, "cluster.head_port")
+    assert "every task" in ask(capsys, "cluster.env.NCCL_DEBUG"), "an entry of a table is explained by the table"
+
+
+def test_a_group_lists_its_presets(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "dr_grpo: Dr. GRPO, https://arxiv.org/abs/2503.20783: no division" in ask(capsys, "+algorithm")
+    assert "dapo: DAPO" in ask(capsys, "+algorithm")
+    assert "demo: The demo" in ask(capsys, "exp"), "a group that is no section needs no plus"
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "ours.yaml").write_text("# @package _global_\n# Our nodes. They are old.\ncluster: {}\n")
+    assert "  ours: Our nodes.\n" in ask(capsys, "+cluster", "--config-dir", str(tmp_path))
+
+
+def test_every_preset_begins_with_what_it_is() -> None:
+    assert [file for files in PRESETS.values() for file in files.values() if len(describe_preset(file)) < 15] == []
+
+
+@pytest.mark.parametrize("name", ["", *RunConfig.model_fields, *(f"+{group}" for group in PRESETS)])
+def test_80_columns_are_enough(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    long = [
+        line for line in ask(capsys, *filter(None, [name])).splitlines() if len(line) > WIDTH and " " in line.strip()
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["optimm"], "did you mean optim?"),
+        (["optim.lrr"], "did you mean optim.lr?"),
+        (["lr"], "did you mean optim.lr or critic.optim.lr or warmup.optim.lr?"),
+        (["+algoritm"], "did you mean +algorithm?"),
+        (["frobnicate"], "config lists the sections"),
+        (["optim", "model"], "one at a time"),
+        (["optim", "optim.lr=-1"], "optim.lr: Input should be greater than 0; got -1"),
+        (["optim", "+exp=dem"], "demo"),
+        (["optim", "--jsn"], "a flag of `config`"),
+    ],
+)
+def test_what_is_not_there_names_what_is(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", *words]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err[:10]) == ("", "slurm_rl: ")
+    assert said in shown.err
+
+
+def test_a_mistyped_key_of_a_run_names_every_key_that_ends_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "+exp=demo", "lr=1e-4"]) == 2
+    assert "did you mean optim.lr or critic.optim.lr or warmup.optim.lr?" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""What `explain` prints, beside what it printed before, and that its reasons are those by which the plan chose.
+
+A wanted change: `python -m tests.unit.cli.test_explain` writes tests/golden/explain-*.txt again; review the diff.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.config.load import load_config
+from slurm_rl.plan.explain import render_explanation
+from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.runs.model_shape import find_shape
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+H100 = ("+cluster=nvidia_h100",)
+QWEN = ("model.path=Qwen/Qwen3-8B", "+data=gsm8k", "+reward=math", *H100)
+CASES = {
+    "demo": ("+exp=demo",),
+    "qwen3_8b": (*QWEN, "cluster.num_nodes=2", "job.num_spare_nodes=1"),
+    "unknown_model": ("model.path=some/body", "+data=gsm8k", "+reward=math", *H100),
+    "ppo": ("+exp=ppo_llama3_8b", *H100, "cluster.num_nodes=2", "reward.model.path=/models/rm"),
+    "lora": ("+exp=grpo_mathv60k", "+cluster=amd_mi300", "+lora=all_linear", "checkpoint.url=gs://bucket/runs"),
+    "sft": ("+exp=sft_tiny", *H100, "container.runtime=pyxis", "container.image=/shared/rl.sqsh"),
+    "machines": ("+exp=demo", "+cluster=runpod", "rollout.max_staleness=1"),
+    "ray": ("+exp=demo", "+cluster=ray", "cluster.address=http://head.example:8265"),
+    "verl": ("+exp=verl_ppo_gsm8k", "+cluster=nvidia_a100"),
+}
+
+
+def explain(*words: str) -> str:
+    config = load_config([*words, "run_dir=/shared/runs/golden"])
+    shape = None if config.external else find_shape(config.model)
+    # A fixed machine, so that the text is the same everywhere.
+    plan = build_plan(config, "/shared/runs/golden", SubmitFacts("/venv/bin/python", 8, "VERSION", shape))
+    return render_explanation(config, plan, shape) + "\n"
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_explanation_is_as_before(case: str) -> None:
+    assert explain(*CASES[case]) == (GOLDEN / f"explain-{case}.txt").read_text()
+
+
+def test_no_golden_file_is_without_its_case() -> None:
+    assert {path.name for path in GOLDEN.glob("explain-*")} == {f"explain-{case}.txt" for case in CASES}
+
+
+def test_the_choice_that_was_passed_over_is_refused_with_the_numbers_that_are_told() -> None:
+    told = " ".join(explain(*QWEN).split())
+    found = re.search(
+        r"the next, micro-batches of (\d+), (with|without) gradient checkpointing, takes ([\d.]+) of", told
+    )
+    assert found is not None, told
+    tokens, again, need = found.groups()
+    words = [f"policy.micro_batch_tokens={tokens}", f"model.gradient_checkpointing={str(again == 'with').lower()}"]
+    with pytest.raises(Exception, match=rf"got {re.escape(need)} GB > 80\.0 GB in phase train"):
+        explain(*QWEN, *words, "policy.logprob_chunk_tokens=null")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rollout.max_staleness=1"], "weights to engines by ray: engines sample ahead"),
+        (["rollout.colocate=true"], "weights to engines by ipc: engines share the policy's GPUs"),
+        (["rollout.weight_transfer=ray"], "weights to engines by ray: as set"),
+        (["rollout.top_p=0.9"], "otherwise in the engine, top_p, top_k, min_p or repetition_penalty"),
+        (["policy.num_workers=2"], "2 policy workers: policy.num_workers"),
+        (["policy.num_workers=2", "rollout.num_engines=2"], "idle 4 GPUs have no work"),
+        (["rollout.tensor_parallel_size=2"], "2 engines of 2 GPUs: rollout.tensor_parallel_size"),
+        (["algorithm.kl.coefficient=0.1"], "reference beside the policy: algorithm.kl.coefficient=0.1"),
+        (["algorithm.kl.coefficient=0.1", "reference.num_workers=2"], "reference on 2 GPUs of its own"),
+        (["model.gradient_checkpointing=true", "policy.micro_batch_tokens=4096"], "fastest choice fits"),
+        (
+            ["model.gradient_checkpointing=true", "policy.micro_batch_tokens=4096", "policy.logprob_chunk_tokens=null"],
+            "the one choice left open fits",
+        ),
+        (["cluster.slurm.partition=gpu", "job.time_limit=90"], "partition gpu: 1 node of 8 nvidia GPUs"),
+        (["job.time_limit=90", "job.max_failures=0"], "failure ends it"),
+    ],
+)
+def test_each_reason_follows_its_cause(words: list[str], said: str) -> None:
+    assert said in " ".join(explain("model.path=Qwen/Qwen3-1.7B", *QWEN[1:], *words).split())
+
+
+def test_what_cannot_be_planned_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["+exp=demo", *H100, "rollout.tensor_parallel_size=3"], "got"),
+        (["+exp=demo", "optim.lrr=1"], "did you mean optim.lr?"),
+        (["--json"], "a flag of `explain`"),
+        (["model.path=/m"], "must be given"),
+    ):
+        assert main(["explain", *words]) == 2, words
+        shown = capsys.readouterr()
+        assert shown.out == ""
+        assert said in shown.err
+
+
+if __name__ == "__main__":
+    for case, words in CASES.items():
+        (GOLDEN / f"explain-{case}.txt").write_text(explain(*words))

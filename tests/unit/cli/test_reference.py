@@ -1,0 +1,37 @@
+"""docs/reference is what the docstrings and --help say now."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_rl.cli.verbs import VERBS
+from slurm_rl.config.keys import list_keys
+from tests.reference import FOLDER, render_plainly
+
+
+@pytest.mark.parametrize("page", ["keys.md", "verbs.md"])
+def test_the_page_is_current(page: str) -> None:
+    assert (FOLDER / page).read_text(encoding="utf-8") == render_plainly()[page], "python -m tests.reference writes it"
+
+
+def test_a_sites_presets_and_a_wide_terminal_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    before, site = render_plainly(), tmp_path_factory.mktemp("site")
+    (site / "cluster").mkdir()
+    (site / "cluster" / "ours.yaml").write_text("# Ours.\n")
+    monkeypatch.setenv("SLURM_RL_CONFIG_DIR", str(site))
+    monkeypatch.setenv("COLUMNS", "200")
+    assert render_plainly() == before
+
+
+def test_every_key_and_every_verb_has_its_place() -> None:
+    keys, verbs = (render_plainly()[page] for page in ("keys.md", "verbs.md"))
+    for key in list_keys().values():
+        if key.is_section:
+            assert f"## {key.name}\n" in keys or f"| **{key.name}** |" in keys, key.name
+        else:
+            assert keys.count(f"| `{key.name}` |") == 1, key.name
+    for verb, row in VERBS.items():
+        assert f"## {verb}\n" in verbs
+        assert f"  python -m slurm_rl {row.example}\n" in verbs

@@ -1,0 +1,218 @@
+"""`site`, with programs of Slurm's names that answer as a site does: what is written, refused, tried and told."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from slurm_rl.__main__ import main
+from slurm_rl.cli import site as verb
+from slurm_rl.config.load import load_config, own_dir
+from tests.small_disk import small_disk
+from tests.storage.disks import fill
+from tests.unit.cli.test_light_install import run_light
+from tests.unit.site.samples import H100_PARTITIONS, H100_SINFO, SETTINGS
+
+FEW = "%P|%l|%D|%c|%m|%G"
+
+
+class LoginNode:
+    """A folder of programs that stands alone on PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bin, self.home = folder / "bin", folder / "home"
+        self.bin.mkdir()
+        self.home.mkdir()
+        rows = [line.split("|") for line in H100_SINFO.splitlines()]
+        admission = "\n".join("|".join([row[0], *row[2:7]]) for row in rows)
+        self.answer("sinfo", [("*--version*", "slurm 23.11.11"), (f"*{FEW}", admission), ("*", H100_SINFO)])
+        self.answer("scontrol", [("*partition*", H100_PARTITIONS), ("*config*", SETTINGS)])
+        self.answer("sacctmgr", [])
+        self.answer("srun", [("--help", "usage: srun")])
+        self.answer("sbatch", [("*", "")])
+
+    def answer(self, program: str, cases: list[tuple[str, str]], refused: tuple[str, str] | None = None) -> None:
+        """The output for arguments of a pattern of sh's; without one it fails.
+
+        Args:
+            refused: arguments of this pattern fail with these words, before all others.
+        """
+        lines = ["#!/bin/sh", 'case "$*" in']
+        if refused is not None:
+            pattern, words = refused
+            lines.append(f"{_pattern(pattern)}) echo {shlex.quote(words)} >&2; exit 1;;")
+        lines += [f"{_pattern(pattern)}) printf '%s\\n' {shlex.quote(text)};;" for pattern, text in cases]
+        lines += [f"*) echo {program}: error: Slurm accounting storage is disabled >&2; exit 1;;", "esac"]
+        (self.bin / program).write_text("\n".join(lines) + "\n")
+        (self.bin / program).chmod(0o755)
+
+    @property
+    def preset(self) -> Path:
+        return self.home / ".config" / "slurm_rl" / "cluster" / "mysite.yaml"
+
+
+def _pattern(text: str) -> str:
+    return "*".join(shlex.quote(part) if part else "" for part in text.split("*"))
+
+
+@pytest.fixture
+def login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoginNode:
+    node = LoginNode(tmp_path)
+    for name in (name for name in os.environ if name.startswith(("SBATCH_", "SLURM_", "XDG_CONFIG"))):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", f"{node.bin}:/usr/bin:/bin")
+    monkeypatch.setenv("HOME", str(node.home))
+    monkeypatch.chdir(tmp_path)
+    return node
+
+
+def test_the_preset_is_found_by_its_name_and_says_what_slurm_said(
+    login: LoginNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["site", "--yes", "--name", "mysite"]) == 0
+    told = capsys.readouterr().out
+    assert f"wrote   {login.preset}" in told
+    assert "next    python -m slurm_rl doctor +cluster=mysite\n" in told
+    assert "`sbatch --test-only` took a job of it" in login.preset.read_text().splitlines()[2]
+    config = load_config(["+exp=demo", "+cluster=mysite"], is_run=True)
+    assert (config.cluster.gpu_type, config.cluster.slurm.partition) == ("H100", "long")
+    assert login.preset.parent.parent == own_dir()
+
+
+def test_a_login_node_needs_no_heavy_package(login: LoginNode, tmp_path: Path) -> None:
+    done, _ = run_light(tmp_path, "site", "--yes", "--name", "mysite")
+    assert done.returncode == 0, done.stderr
+    assert login.preset.is_file()
+
+
+def test_the_name_is_the_clusters_own_where_none_is_told(login: LoginNode) -> None:
+    assert main(["site", "--yes"]) == 0
+    assert [path.name for path in login.preset.parent.iterdir()] == ["alpha.yaml"]
+
+
+def test_a_preset_is_written_over_only_by_force(login: LoginNode, capsys: pytest.CaptureFixture[str]) -> None:
+    login.preset.parent.mkdir(parents=True)
+    login.preset.write_text("mine: 1\n")
+    assert main(["site", "--yes", "--name", "mysite"]) == 2
+    assert "a preset is not written over" in capsys.readouterr().err
+    assert login.preset.read_text() == "mine: 1\n"
+    assert main(["site", "--yes", "--name", "mysite", "--force"]) == 0
+    assert yaml.safe_load(login.preset.read_text())["cluster"]["launcher"] == "slurm"
+    assert len(list(login.preset.parent.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--name", "../x"], "letters, digits"),
+        (["--name", ""], "letters, digits"),
+        (["--name", "nvidia_h100"], "the name of a shipped one"),
+        (["--name", "mysite", "--partition", "nope"], "partition must be one of long"),
+        (["--name", "mysite", "--accelerator", "tpu"], "one of nvidia, amd, cpu"),
+        (["mysite"], "takes flags alone"),
+        (["+cluster=mysite"], "takes flags alone"),
+    ],
+)
+def test_bad_words_are_refused(
+    login: LoginNode, words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["site", "--yes", *words]) == 2
+    assert said in capsys.readouterr().err
+    assert not login.preset.parent.exists()
+
+
+def test_a_partition_that_slurm_refuses_is_left_for_the_next_one(login: LoginNode) -> None:
+    refused = ("*--partition=long*", "sbatch: error: Invalid account or account/partition combination specified")
+    login.answer("sbatch", [("*", "")], refused)
+    assert main(["site", "--yes", "--name", "mysite"]) == 0
+    text = login.preset.read_text()
+    assert yaml.safe_load(text)["cluster"]["slurm"]["partition"] == "debug"
+    assert "Slurm takes no job in long" in text and "Invalid account" in text
+    assert "the likeliest, since Slurm refuses long" in text
+
+
+def test_a_partition_that_somebody_chose_is_kept_with_the_refusal(
+    login: LoginNode, capsys: pytest.CaptureFixture[str]
+) -> None:
+    login.answer("sbatch", [], ("*", "sbatch: error: Invalid account or account/partition combination specified"))
+    assert main(["site", "--yes", "--name", "mysite", "--partition", "debug"]) == 1
+    assert yaml.safe_load(login.preset.read_text())["cluster"]["slurm"]["partition"] == "debug"
+    assert "# REFUSED by `sbatch --test-only`" in login.preset.read_text()
+    assert "mend the file" in capsys.readouterr().out
+
+
+def test_where_slurm_refuses_everything_the_likeliest_stays(login: LoginNode) -> None:
+    login.answer("sbatch", [], ("*", "sbatch: error: Invalid account or account/partition combination specified"))
+    assert main(["site", "--yes", "--name", "mysite"]) == 1
+    assert yaml.safe_load(login.preset.read_text())["cluster"]["slurm"]["partition"] == "long"
+
+
+def test_a_controller_that_is_away_leaves_the_preset_unjudged(login: LoginNode) -> None:
+    login.answer("sbatch", [], ("*", "sbatch: error: Unable to contact slurm controller (connect failure)"))
+    assert main(["site", "--yes", "--name", "mysite"]) == 1
+    text = login.preset.read_text()
+    assert "# NOT CHECKED by `sbatch --test-only`" in text and "takes no job in" not in text
+    assert yaml.safe_load(text)["cluster"]["slurm"]["partition"] == "long"
+
+
+def test_a_machine_without_slurm_writes_nothing(
+    login: LoginNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(login.home))
+    assert main(["site", "--yes", "--name", "mysite"]) == 2
+    assert "sinfo must be on PATH" in capsys.readouterr().err
+    assert list(login.home.iterdir()) == []
+
+
+def test_a_folder_that_others_do_not_look_into_is_named_in_the_next_command(
+    login: LoginNode, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "our presets"
+    assert main(["site", "--yes", "--name", "mysite", "--config-dir", str(folder)]) == 0
+    assert f"doctor +cluster=mysite --config-dir '{folder}'" in capsys.readouterr().out
+    monkeypatch.setenv("SLURM_RL_CONFIG_DIR", str(folder))
+    assert main(["site", "--yes", "--name", "other"]) == 0
+    assert "doctor +cluster=other\n" in capsys.readouterr().out
+    assert sorted(path.name for path in (folder / "cluster").iterdir()) == ["mysite.yaml", "other.yaml"]
+
+
+def test_a_folder_that_cannot_be_written_is_said(login: LoginNode, capsys: pytest.CaptureFixture[str]) -> None:
+    (login.home / ".config").write_text("a file")
+    assert main(["site", "--yes", "--name", "mysite"]) == 2
+    assert "the folder for presets must be writable" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_named(login: LoginNode, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with small_disk(tmp_path, size_kb=64) as disk:
+        fill(disk)
+        assert main(["site", "--yes", "--name", "mysite", "--config-dir", str(disk)]) == 2
+        assert list(disk.glob("cluster/*")) == []
+    told = capsys.readouterr().err
+    assert "No space left on device" in told and "make room there" in told and "Traceback" not in told
+
+
+def test_the_check_is_the_doctor_on_that_preset(login: LoginNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[list[str]] = []
+
+    def run(words: list[str]) -> int:
+        called.append(words)
+        return 1
+
+    monkeypatch.setattr("slurm_rl.cli.doctor.run", run)
+    assert main(["site", "--yes", "--name", "mysite", "--check"]) == 1
+    assert called == [["+cluster=mysite"]]
+
+
+def test_without_a_terminal_nothing_is_asked(login: LoginNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["site", "--name", "mysite"]) == 0
+    assert "no terminal to ask on" in capsys.readouterr().err
+
+
+def test_names_of_clusters_become_names_of_presets() -> None:
+    assert [verb.name_of(said) for said in ("alpha", "my cluster!", "", "local", "--")] == [
+        *("alpha", "my_cluster", "mysite", "local_site", "mysite")
+    ]

@@ -1,0 +1,137 @@
+"""Many runs in one screen."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from slurm_rl.__main__ import main
+from slurm_rl.cli.status_table import RunLine, join_row, render_runs
+from slurm_rl.run_dir import RunDir, append_event, append_row, write_json
+
+EVIL = "\x1b[2J\x9b31m\u202e\ttxt"
+SCREEN = os.terminal_size((80, 33))
+
+
+def line(index: int, **fields: object) -> RunLine:
+    told = {
+        "name": f"a-name-that-is-rather-long-20261121-1015{index:02}",
+        "state": "running",
+        "age_s": 90.0 * index,
+        "job": f"12345{index}",
+        "done": 1000 + index,
+        "total": 12000,
+        "metric": ("reward", 0.5),
+        "why": "on gpu-node-[0001-0064], attempt 3, after a preemption of a long cause",
+        **fields,
+    }
+    return RunLine(**told)  # type: ignore[arg-type]
+
+
+def text(lines: list[RunLine], screen: os.terminal_size | None = SCREEN) -> list[str]:
+    return [join_row(row) for row in render_runs(lines, screen)]
+
+
+def test_thirty_runs_are_thirty_lines_of_eighty_columns() -> None:
+    table = text([line(index) for index in range(30)])
+    assert len(table) == 31 and max(map(cell_len, table)) <= 80
+    assert table[0].split() == ["RUN", "STATE", "STEP", "DONE", "REWARD", "AGE", "WHERE", "OR", "WHY"]
+    assert table[3].split()[:6] == ["a-name-tha…121-101502", "running", "1002/12000", "8%", "0.500", "3"]
+    assert all("on gpu-node-[" in row for row in table[1:])
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 99, 100, 200])
+def test_no_line_is_longer_than_the_terminal(columns: int) -> None:
+    lines = [line(index, why=EVIL * 9, name="\u4f60\u597d" * 30) for index in range(40)]
+    assert max(map(cell_len, text(lines, os.terminal_size((columns, 24))))) <= columns
+
+
+def test_more_runs_than_lines_end_with_what_is_left_out() -> None:
+    lines = [line(index, state="finished" if index % 2 else "failed") for index in range(40)]
+    table = text(lines, os.terminal_size((80, 24)))
+    assert len(table) == 23 and table[-1] == "and 19 more: 10 finished, 9 failed (all: | less)"
+
+
+def test_another_program_gets_everything() -> None:
+    table = text([line(index) for index in range(100)], None)
+    assert len(table) == 101
+    assert table[1].endswith("attempt 3, after a preemption of a long cause") and "123450" in table[1]
+
+
+def test_what_is_not_known_is_a_dash_and_an_empty_column_is_none() -> None:
+    table = text([line(0, done=None, total=0, metric=None, why="", age_s=3.0)])
+    assert table[0].split() == ["RUN", "STATE", "STEP", "DONE", "METRIC", "AGE"]
+    assert table[1].split()[1:] == ["running", "-", "-", "-", "3", "s"]
+
+
+def test_different_metrics_are_named_in_their_cells() -> None:
+    table = text([line(0), line(1, metric=("loss", 2.0))])
+    assert "METRIC" in table[0] and "reward 0.500" in table[1] and "loss 2.000" in table[2]
+
+
+def test_a_cause_of_many_lines_and_bytes_that_command_is_one_plain_line() -> None:
+    [_, row] = text([line(0, name=f"n{EVIL}", state=f"dead{EVIL}", why=f"{EVIL}\nTraceback")], None)
+    assert not set(row) & set("\x1b\x9b\u202e\t\n") and "\\x1b[2J" in row and "Traceback" not in row
+
+
+def make_run(folder: Path, index: int, state: str = "finished") -> RunDir:
+    run = RunDir(folder / f"run{index}")
+    write_json(run.plan, {})
+    os.utime(run.plan, (1000.0 + index, 1000.0 + index))
+    write_json(run.job, {"launcher": "local", "job_id": str(index)})
+    write_json(run.end, {"state": state, "exit_code": 0, "cause": "", "step": 4})
+    append_event(run, "trainer/started", warmup_steps=2, num_steps=6)
+    append_row(run, run.metrics, {"step": 4, "stage": "grpo", "reward/mean": 0.25, "time/step_s": 2.0})
+    append_row(run, run.metrics, {"step": 4, "stage": "eval", "accuracy/greedy": 1.0})
+    return run
+
+
+def test_a_folder_has_its_newest_run_first_and_a_sweep_as_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for index in range(2):
+        make_run(tmp_path, index)
+    sweep = tmp_path / "sweep-of-two"
+    for index in range(2):
+        make_run(sweep, 10 + index, "failed" if index else "finished")
+    (sweep / "sweep.json").write_text("{}")
+    assert main(["status", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    rows = [row.split() for row in out.splitlines()]
+    assert [row[0] for row in rows] == ["RUN", "sweep-of-two", "run1", "run0"]
+    assert rows[1][1:4] == ["sweep", "2/2", "100%"] and rows[1][-4:] == ["1", "finished,", "1", "failed"]
+    assert rows[2][1:5] == ["finished", "4/8", "50%", "0.250"]
+
+
+def test_the_steps_of_one_run_are_told_of_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(make_run(tmp_path, 0).path)]) == 0
+    out = capsys.readouterr().out
+    assert "step    4 of 8, 50% (grpo)" in out and "reward  0.250" in out and "pace" not in out
+
+
+def test_a_run_that_goes_on_tells_its_pace_and_what_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from slurm_rl.cli import status
+    from slurm_rl.job.record import RunState
+
+    monkeypatch.setattr(status, "read_states", lambda runs: [RunState("running", is_alive=True) for _ in runs])
+    text = status.render_status(make_run(tmp_path, 0))
+    assert "pace    2.0 s a step, about 8.0 s left" in text
+
+
+def test_colours_are_for_terminals_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(tmp_path, 0)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    for name, value in {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["status", str(tmp_path)]) == 0
+    assert "\x1b[32mfinished\x1b[0m" in capsys.readouterr().out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["status", str(tmp_path)]) == 0
+    assert "\x1b" not in capsys.readouterr().out

