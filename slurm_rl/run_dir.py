@@ -15,6 +15,7 @@ file or the new one, never half of either. Standard library alone: the node agen
       attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder an attempt
       attempts/latest               link to the newest attempt
       events.jsonl metrics.jsonl    append-only; one JSON object a line: see jsonl.py
+      nodes.jsonl                   evidence against nodes: see nodes/evidence.py
       samples.jsonl                 a few completions of each logged step, for the report
       checkpoints/step-<k>/         see checkpoints/store.py
       tensorboard/ export/          curves; the trained model in Hugging Face format
@@ -68,6 +69,8 @@ class RunDir:
         self.events = self.path / "events.jsonl"
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples.jsonl"
+        self.nodes = self.path / "nodes.jsonl"
+        """Evidence against nodes; which of them stay out of the next attempt follows from it."""
         self.checkpoints = self.path / "checkpoints"
         self.rollouts = self.path / "rollouts"
         self.tensorboard = self.path / "tensorboard"
@@ -243,6 +246,6 @@ def append_event(run: RunDir, kind: str, **fields: Any) -> None:
 
 def report_damage(run: RunDir) -> None:
     """Tell of damaged lines in the line files, in an event each; they stay, and are passed over."""
-    for path in (run.events, run.metrics, run.samples):
+    for path in (run.events, run.metrics, run.samples, run.nodes):
         if numbers := jsonl.find_damaged(path):
             append_event(run, "file/damaged", file=path.name, lines=numbers[:_MOST_TOLD], num_lines=len(numbers))

@@ -18,8 +18,8 @@ PACKAGE = Path(slurm_rl.__file__).parent
 PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 # From the ground up.
 ROOMS = [
-    "errors", "disk", "hang", "meter", "jsonl", "holder", "lease", "filesystem", "run_dir", "run_secret", "strangers",
-    "functions", "config", "external", "plan", "node", "doctor", "image", "report", "job",
+    "errors", "disk", "hang", "meter", "jsonl", "holder", "lease", "filesystem", "run_dir", "nodes", "run_secret",
+    "strangers", "functions", "config", "external", "plan", "node", "doctor", "image", "report", "job",
     "sweep", "launchers", "launchers_protocol", "launchers_session", "launchers_here",
     "launchers_slurm", "launchers_machines", "launchers_ray", "launchers_jobs",
     "slurm", "ray_jobs", "export", "site",

@@ -18,6 +18,7 @@ import slurm_rl
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.jsonl import append_row, read_lines, read_rows
+from slurm_rl.nodes.evidence import Evidence, note_evidence
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json, write_last, write_text
 
@@ -339,6 +340,22 @@ def events(folder: Path) -> Case:
         lambda: are_whole() and read_rows(run.events)[-1]["n"] == 1,
         lambda: are_whole() and [row["n"] for row in read_rows(run.events)] in ([0], [0, 1]),
         raises=False,
+    )
+
+
+@writer("nodes.jsonl", "nodes.evidence.note_evidence")
+def nodes(folder: Path) -> Case:
+    run = RunDir(folder)
+
+    def note(name: str) -> None:
+        note_evidence(run, Evidence.found(name, "ecc", "a row could not be remapped", "hard", attempt=1))
+
+    def names() -> list[str]:
+        return [row["node"] if row else "damaged" for row in read_lines(run.nodes)]
+
+    note("n1")
+    return Case(
+        lambda: note("n2"), lambda: names() == ["n1", "n2"], lambda: names() in (["n1"], ["n1", "n2"]), raises=False
     )
 
 

@@ -80,7 +80,7 @@ def test_sigterm_is_enough_for_the_others_and_does_not_take_the_whole_grace(mark
 
 def test_a_stopped_process_gets_its_chance(mark: str, tmp_path: Path) -> None:
     note = tmp_path / "saved"
-    # By the shell itself: a child that it starts now carries the mark too, and may be ended before it has done anything.
+    # By the shell itself: a child that it starts now carries the mark too, and may be ended before it did anything.
     process = start(f"trap ': > {note}; exit 0' TERM; echo ready; while :; do sleep 0.05; done", mark)
     os.kill(process.pid, signal.SIGSTOP)
     assert end_marked(mark, grace_s=30) == []

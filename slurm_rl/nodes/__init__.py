@@ -1,0 +1,1 @@
+"""What is known against nodes: evidence, kept in the run directory and in a folder of the site."""
