@@ -13,6 +13,7 @@ file or the new one, never half of either. Standard library alone: the node agen
       machines.json                 where the head listens, on machines without Slurm
       prompts.json                  number and checksum of the prompts
       attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder an attempt
+      attempts/<n>/steps.jsonl      the time of each step, evaluation and save; see report/step_log.py
       attempts/latest               link to the newest attempt
       events.jsonl metrics.jsonl    append-only; one JSON object a line: see jsonl.py
       nodes.jsonl                   evidence against nodes: see nodes/evidence.py
@@ -127,6 +128,8 @@ class AttemptDir:
         """Which job this attempt belongs to, written by the controller before anything else."""
         self.abort = path / "abort.json"
         """Written by the controller when a node died: the others have nobody to wait for."""
+        self.steps = path / "steps.jsonl"
+        """What its loop spent its time on, never rewound."""
         self.head = path / "head.json"
         """Where the head node publishes its address; workers wait for it."""
         self.outcome = path / "outcome.json"

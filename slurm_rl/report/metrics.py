@@ -23,8 +23,9 @@ from slurm_rl.disk import naming
 from slurm_rl.errors import TrainingError
 from slurm_rl.jsonl import parse_row, read_rows
 from slurm_rl.report.progress import render_row
+from slurm_rl.report.step_log import StepLog
 from slurm_rl.report.wandb_run import open_wandb
-from slurm_rl.run_dir import RunDir, append_row, write_bytes
+from slurm_rl.run_dir import AttemptDir, RunDir, append_row, write_bytes
 
 
 class TensorBoardRun:
@@ -74,8 +75,19 @@ class MetricsLogger:
     after it is lost when the run dies in between.
     """
 
-    def __init__(self, run: RunDir, wandb: WandbConfig, run_name: str, config_dict: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        wandb: WandbConfig,
+        run_name: str,
+        config_dict: dict[str, Any],
+        attempt: AttemptDir | None = None,
+    ) -> None:
+        """Args:
+        attempt: whose steps.jsonl gets the times; None: nobody's.
+        """
         self._run = run
+        self.steps = StepLog(None if attempt is None else attempt.steps)
         self._last_step = _last_step(run.metrics)
         self._tensorboard = TensorBoardRun(run.tensorboard)
         self._wandb = open_wandb(run, wandb, run_name, config_dict)
@@ -97,6 +109,7 @@ class MetricsLogger:
         self._tensorboard.log(step, numbers, stamp)
         if self._wandb:
             self._wandb.log(step, numbers)
+        self.steps.add(step, stage, numbers)
 
     def rewind(self, step: int, num_rows: int | None = None) -> None:
         """Forget every row after `step`, the step of the checkpoint that was loaded.

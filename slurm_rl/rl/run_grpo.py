@@ -138,7 +138,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     cluster = Cluster(plan, stop)
     cluster.connect()
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
-    metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"))
+    metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"), attempt)
     report = functools.partial(append_event, run)
     try:
         with (

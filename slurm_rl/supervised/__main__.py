@@ -64,7 +64,7 @@ def _train(start: Start, rank_info: RankInfo) -> int:
     def train(*_: object) -> None:
         from slurm_rl.supervised.run_supervised import run_training
 
-        run_training(start.run, start.read(), rank_info)
+        run_training(start.run, start.read(), rank_info, start.attempt)
 
     return run_to_outcome(start.run, start.attempt, train, writes=rank_info.rank == 0)
 

@@ -17,6 +17,7 @@ from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.errors import StopRequested
 from slurm_rl.math.schedule import derive_seed, schedule_lr
 from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.report.step_log import SAVE
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.supervised.objective import (
     AddReference,
@@ -65,6 +66,7 @@ class SupervisedLoop:
         self.state = restored or self.state
         if self.metrics:
             self.metrics.rewind(self.state.step if restored else -1, self.state.num_metric_rows)
+            self.metrics.steps.mark()
         self.evaluate_if_due()
         self.save_if_due()
         while self.state.step < self.num_steps and not self.is_stalled():
@@ -72,7 +74,7 @@ class SupervisedLoop:
             self.train_step()
             self.evaluate_if_due()
             self.save_if_due()
-        self.saver.save(self.state)
+        self.save()
         return self.state
 
     def train_step(self) -> None:
@@ -149,7 +151,13 @@ class SupervisedLoop:
 
     def save_if_due(self) -> None:
         if self.state.step % self.config.checkpoint.every == 0 or self.state.best_step == self.state.step:
-            self.saver.save(self.state)
+            self.save()
+
+    def save(self) -> None:
+        """A checkpoint of this step, unless there is one."""
+        self.saver.save(self.state)
+        if self.metrics:
+            self.metrics.steps.add(self.state.step, SAVE)
 
     def leave_if_asked(self) -> None:
         """Save and raise StopRequested, on all ranks, once a signal reached one of them."""
@@ -161,7 +169,7 @@ class SupervisedLoop:
         try:
             distributed.raise_anywhere(error)
         except StopRequested:
-            self.saver.save(self.state)
+            self.save()
             raise
 
     def write_row(self, stage: str, values: dict[str, float]) -> None:

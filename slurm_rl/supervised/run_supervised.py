@@ -18,7 +18,7 @@ from slurm_rl.functions.load import load_function
 from slurm_rl.plan.fit import fill_in
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.run_dir import RunDir, append_event, read_json
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
 from slurm_rl.supervised.loop import SupervisedLoop
 from slurm_rl.supervised.objective import AddReference, Objective, add_cached_logprobs, load_live_reference
 from slurm_rl.supervised.rank_info import RankInfo
@@ -28,7 +28,7 @@ from slurm_rl.train.model_folder import load_text_config, prepare_model, tell_ro
 from slurm_rl.train.stop import StopFlag
 
 
-def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo) -> None:
+def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo, attempt: AttemptDir | None = None) -> None:
     """Run the loop to its end, or to the stop signal.
 
     Raises:
@@ -39,12 +39,14 @@ def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo) -> None:
     stop.install()
     rank_info.join(timeout_s=config.trainer.step_timeout_s)
     try:
-        train(run, config, rank_info, stop)
+        train(run, config, rank_info, stop, attempt)
     finally:
         distributed.leave_process_group()
 
 
-def train(run: RunDir, config: RunConfig, rank_info: RankInfo, stop: StopFlag) -> None:
+def train(
+    run: RunDir, config: RunConfig, rank_info: RankInfo, stop: StopFlag, attempt: AttemptDir | None = None
+) -> None:
     """What follows once this rank has joined the process group."""
     model_path = distributed.call_on_rank_0(lambda: prepare_model(run, config))
     config = as_planned(run, config)
@@ -57,7 +59,9 @@ def train(run: RunDir, config: RunConfig, rank_info: RankInfo, stop: StopFlag) -
     saver = PolicySaver(run, config.checkpoint, engine)
     is_first = rank_info.rank == 0
     metrics = (
-        MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json")) if is_first else None
+        MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"), attempt)
+        if is_first
+        else None
     )
     with closing(metrics) if metrics else nullcontext():
         loop = SupervisedLoop(config, run, objective, engine, saver, metrics, stop, budget, add_reference)

@@ -387,6 +387,22 @@ def metrics(folder: Path) -> Case:
     )
 
 
+@writer("attempts/<n>/steps.jsonl", "report.step_log.StepLog.add")
+def steps(folder: Path) -> Case:
+    from slurm_rl.report.step_log import StepLog
+
+    attempt = RunDir(folder).attempt(1)
+    log = StepLog(attempt.steps)
+    log.add(1, "grpo", {"time/train_s": 0.5})
+    numbers = lambda: [row["step"] for row in read_rows(attempt.steps)]  # noqa: E731
+    return Case(
+        lambda: log.add(2, "grpo"),
+        lambda: numbers() == [1, 2],
+        lambda: None not in read_lines(attempt.steps) and numbers() in ([1], [1, 2]),
+        raises=False,
+    )
+
+
 @writer("metrics.jsonl samples.jsonl, rewound", "report.metrics.keep_rows_up_to")
 def rewind(folder: Path) -> Case:
     from slurm_rl.report.metrics import keep_rows_up_to

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.report.step_log import SAVE
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.loop.collect import BatchCollector, BatchSource, Collected
@@ -89,9 +90,12 @@ class GRPOTrainer:
                 self.save_if_due()
             self.sync.verify()
             self.saver.wait()
+            self.metrics.steps.add(self.state.step, SAVE)
         except StopRequested:
+            self.metrics.steps.mark()  # the step that it interrupted is nothing that a row could have
             self.save(wait_s=self.config.job.signal_lead_s / 2)
             self.saver.wait()
+            self.metrics.steps.add(self.state.step, SAVE)
             raise
         finally:
             self.pipeline.close()
@@ -110,12 +114,14 @@ class GRPOTrainer:
             self.sync.transport.open()
         self.sync_weights(Timer())
         self.sync.verify()
+        self.metrics.steps.mark()
         self.evaluator.run_if_due(self.state)
         self.save_if_due()
 
     def warm_up(self) -> None:
         """Supervised steps on reference answers, then what begins as the policy does now."""
         learner = self.learner
+        self.metrics.steps.mark()
         warm_up(self.config, self.prompts, learner.policy, self.state, self.write_row)
         prepare_models(self.config, self.run_dir, learner, self.saver)
 
@@ -203,3 +209,4 @@ class GRPOTrainer:
     def save(self, *, wait_s: float) -> None:
         """A checkpoint of this step, with the batches in flight that are there within `wait_s`."""
         self.saver.save_run(self.state, self.pipeline.settle(wait_s))
+        self.metrics.steps.add(self.state.step, SAVE)

@@ -25,6 +25,7 @@ from slurm_rl.config.job import WandbConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.node.attempt import open_attempt
 from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.report.step_log import SAVE
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.train.stop import StopFlag, run_to_outcome
 
@@ -37,12 +38,15 @@ class Ranks:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.store = CheckpointStore(run.checkpoints)
         self.step, self.values, self.saved = 0, [0.5] * self.size, -1
-        self.metrics = MetricsLogger(run, WandbConfig(), "light", {}) if self.rank == 0 else None
+        self.metrics = (
+            MetricsLogger(run, WandbConfig(), "light", {}, run.attempt(args.attempt)) if self.rank == 0 else None
+        )
 
     def run(self, stop: StopFlag) -> None:
         self.restore()
         if self.metrics:
             append_event(self.run_dir, "trainer/started", attempt=self.args.attempt)
+            self.metrics.steps.mark()
         while self.step < self.args.num_steps:
             self.compute()
             stops = torch.tensor([stop.signal is not None], dtype=torch.int)
@@ -77,6 +81,8 @@ class Ranks:
             (folder / "values.json").write_text(json.dumps(self.values))
             self.store.commit(self.step, {})
             append_event(self.run_dir, "checkpoint/saved", step=self.step)
+            if self.metrics:
+                self.metrics.steps.add(self.step, SAVE)
         self.saved = self.step
 
 

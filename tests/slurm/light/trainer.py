@@ -22,6 +22,7 @@ from slurm_rl.node.attempt import attempt_parser, open_attempt
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
+from slurm_rl.report.step_log import SAVE
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.run_dir import RunDir, append_event, read_json
 from slurm_rl.train.stop import StopFlag, run_to_outcome
@@ -54,6 +55,7 @@ class LightTrainer:
         ]
         self.compute(0.0)
         append_event(self.run_dir, "trainer/started", attempt=self.args.attempt)
+        self.metrics.steps.mark()
         try:
             while self.step < self.args.num_steps:
                 self.values = self.compute(self.args.step_s)
@@ -63,6 +65,7 @@ class LightTrainer:
                 if self.step % self.args.save_every == 0 or self.step == self.args.num_steps:
                     self.save()
         except StopRequested:
+            self.metrics.steps.mark()
             self.save()
             raise
 
@@ -80,6 +83,7 @@ class LightTrainer:
             self.values = json.loads((newest.path / "values.json").read_text())
             append_event(self.run_dir, "trainer/resumed", step=self.step)
         self.metrics.rewind(self.step if newest else -1, self.step)
+        self.metrics.steps.mark()
 
     def save(self) -> None:
         if self.step == self.saved:
@@ -89,6 +93,7 @@ class LightTrainer:
         self.store.commit(self.step, {})
         self.saved = self.step
         append_event(self.run_dir, "checkpoint/saved", step=self.step)
+        self.metrics.steps.add(self.step, SAVE)
 
 
 def train(run: RunDir, args: argparse.Namespace) -> None:
@@ -97,7 +102,7 @@ def train(run: RunDir, args: argparse.Namespace) -> None:
     cluster = Cluster(JobPlan.from_json(read_json(run.plan)), stop)
     cluster.connect()
     append_event(run, "ray/cluster_ready", attempt=args.attempt)
-    metrics = MetricsLogger(run, WandbConfig(), "light", {})
+    metrics = MetricsLogger(run, WandbConfig(), "light", {}, run.attempt(args.attempt))
     try:
         LightTrainer(run, args, cluster, metrics).run()
     finally:

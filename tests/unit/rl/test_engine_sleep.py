@@ -204,6 +204,7 @@ def test_a_transfer_is_opened_before_they_sleep_again(words: list[str], order: l
     prompts: Any = Prompts([None], [], [])  # type: ignore[list-item]
     trainer: Any = GRPOTrainer(load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, *[fake] * 6)
     trainer.evaluator, trainer.warm_up, trainer.save_if_due = Recorder([]), fake.warm_up, lambda: None
+    trainer.metrics = SimpleNamespace(steps=Recorder([]))
     trainer.begin(lambda: said.append("engines are up"))
     assert said == order
 
