@@ -14,6 +14,7 @@ from slurm_rl.prepare.fetch_model import prepare_model
 from slurm_rl.prepare.make_dataset import prepare_dataset
 from slurm_rl.prepare.manifest import NAME
 from slurm_rl.prepare.recipes import RECIPES
+from slurm_rl.prepare.verl_rows import FOLDER as VERL
 
 MODEL = "model"
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -32,9 +33,14 @@ def run(words: list[str]) -> int:
 
 
 def _run_dataset(name: str, args: argparse.Namespace, root: Path) -> int:
-    recipe = RECIPES[name]
-    folder = root / recipe.name
-    manifest = prepare_dataset(recipe, folder, args.revision, args.leave_out_bad_rows, _say)
+    recipe, for_verl = RECIPES[name], args.format == VERL
+    if for_verl and recipe.verl is None:
+        known = [known.name for known in RECIPES.values() if known.verl]
+        raise ConfigError(
+            "--format verl is for data sets that verl has a scorer of", seen=name, action=f"one of {', '.join(known)}"
+        )
+    folder = (root / VERL if for_verl else root) / recipe.name
+    manifest = prepare_dataset(recipe, folder, args.revision, args.leave_out_bad_rows, _say, for_verl=for_verl)
     for output in manifest.outputs:
         if output.rows is not None:
             print(f"{folder / output.file}  {output.rows} rows")
@@ -50,8 +56,9 @@ def _run_model(repo: str, args: argparse.Namespace, root: Path) -> int:
             seen=repo or "none",
             action="python -m slurm_rl prepare model Qwen/Qwen2.5-VL-3B-Instruct",
         )
-    if args.leave_out_bad_rows:
-        raise ConfigError("--leave-out-bad-rows is for data sets", seen=f"model {repo}", action="leave it out")
+    if args.leave_out_bad_rows or args.format == VERL:
+        flag = "--leave-out-bad-rows" if args.leave_out_bad_rows else "--format"
+        raise ConfigError(f"{flag} is for data sets", seen=f"model {repo}", action="leave it out")
     folder = root / repo
     prepare_model(repo, folder, args.revision, _say)
     print(f"model=hf model.path={folder}")

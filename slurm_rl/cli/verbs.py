@@ -27,6 +27,7 @@ VERBS = {
             flag("--root", type=Path, default=Path("data"), help="folder to write below; ./data by default"),
             flag("--revision", default="main", help="branch, tag or commit of the repository"),
             switch("--leave-out-bad-rows", help="go on without rows that are not whole"),
+            flag("--format", choices=["jsonl", "verl"], default="jsonl", help="verl: its parquet, below ROOT/verl"),
         ),
         details="From the Hugging Face hub (HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE). A call that is cut off"
         "\ngoes on where it was, and one that finds everything whole does nothing.",

@@ -22,6 +22,8 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     # Filled in for every task, by the accelerator.
     "model.dtype": (*OUR_TASKS, *EXTERNAL_TASKS),
     "data": OUR_TASKS,
+    # Where the files of verl's presets begin.
+    "data.root": (*OUR_TASKS, *EXTERNAL_TASKS),
     "data.messages_key": ("sft",),
     "data.chosen_key": ("rm", "dpo"),
     "data.rejected_key": ("rm", "dpo"),

@@ -154,6 +154,36 @@ class Workspace:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Question:
+    """What a row becomes, for verl.
+
+    >>> Question(text="How much is 1 + 1?", answer="2", solution="1 + 1 = 2")
+    Question(text='How much is 1 + 1?', answer='2', solution='1 + 1 = 2')
+    """
+
+    text: str
+    """As it stands in the data set."""
+    answer: str
+    """What the scorer compares with: reward_model.ground_truth."""
+    solution: str
+    """The whole of it, as it stands in the data set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerlForm:
+    """How one data set is said to verl."""
+
+    data_source: str
+    """By which verl finds its scorer."""
+    instruction: str
+    """Ends each prompt, as verl's own preprocessing of this set does: its scorer reads answers of this form."""
+    columns: tuple[str, ...]
+    """Of theirs, to read."""
+    convert: Callable[[Row], Question | str]
+    """A row of theirs, or what is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DatasetRecipe:
     """One data set."""
 
@@ -165,3 +195,5 @@ class DatasetRecipe:
     """Names or patterns of its files that are needed."""
     build: Callable[[Workspace], list[Output]]
     """Checks every row and writes the data files; raises DataError when something is wrong."""
+    verl: VerlForm | None = None
+    """How it is said to verl; None: verl has no scorer for it."""

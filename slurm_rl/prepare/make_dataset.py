@@ -15,14 +15,20 @@ from slurm_rl.prepare.dataset import BadRows, DatasetRecipe, Workspace
 from slurm_rl.prepare.download import fetch
 from slurm_rl.prepare.hf_hub import Kind, Wanted, is_offline, list_cached, list_snapshot
 from slurm_rl.prepare.manifest import NAME, Manifest, Output, Source, load_manifest, sha256_of
+from slurm_rl.prepare.verl_rows import build_for_verl
 
 _LOCK = ".prepare.lock"
 _SOURCES = ".sources"
 Say = Callable[[str], None]
 
 
-def prepare_dataset(recipe: DatasetRecipe, folder: Path, revision: str, leave_out_bad_rows: bool, say: Say) -> Manifest:
+def prepare_dataset(
+    recipe: DatasetRecipe, folder: Path, revision: str, leave_out_bad_rows: bool, say: Say, *, for_verl: bool = False
+) -> Manifest:
     """Make `folder` the data set.
+
+    Args:
+        for_verl: as verl's parquet, by `recipe.verl`; else as the rows of our own trainer.
 
     Raises:
         ConfigError, DataError: a wrong name, a bad row or image (by number and name), offline without the files.
@@ -33,7 +39,9 @@ def prepare_dataset(recipe: DatasetRecipe, folder: Path, revision: str, leave_ou
         wanted = Wanted(patterns=recipe.files, required=recipe.files)
         fetched = fetch_files(recipe.repo, "dataset", revision, wanted, folder / _SOURCES, say)
         bad_rows = BadRows(leave_out_bad_rows)
-        outputs = recipe.build(Workspace(folder=folder, sources=fetched.paths, bad_rows=bad_rows, say=say))
+        work = Workspace(folder=folder, sources=fetched.paths, bad_rows=bad_rows, say=say)
+        form = recipe.verl if for_verl else None
+        outputs = recipe.build(work) if form is None else build_for_verl(recipe.name, form, work)
         left_out = bad_rows.found + bad_rows.unscorable
         return fetched.make_manifest(recipe.name, folder, revision, outputs, left_out)
 

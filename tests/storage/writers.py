@@ -681,6 +681,25 @@ def prepared_rows(folder: Path) -> Case:
     return Case(write, is_written, lambda: load_manifest(place) is None or is_written())
 
 
+@writer("prepare: verl's parquet", "prepare.verl_rows.write_parquet")
+def verl_rows(folder: Path) -> Case:
+    import pyarrow.parquet
+
+    from slurm_rl.prepare.dataset import Question
+    from slurm_rl.prepare.recipes.gsm8k import RECIPE
+    from slurm_rl.prepare.verl_rows import render_row, write_parquet
+
+    assert RECIPE.verl is not None
+    question = Question(text="a" * 3000, answer="1", solution="b")
+    rows = [render_row(RECIPE.verl, question, "train", number) for number in range(3)]
+    path = folder / "train.parquet"
+
+    def is_whole() -> bool:
+        return path.is_file() and pyarrow.parquet.read_table(path).num_rows == len(rows)
+
+    return Case(lambda: write_parquet(folder, path.name, rows), is_whole, lambda: not path.exists() or is_whole())
+
+
 @writer(
     "prepare: archives and downloads",
     "prepare.archive._create",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Row, Workspace, read_splits, write_rows
+from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Question, Row, VerlForm, Workspace, read_splits, write_rows
 from slurm_rl.prepare.manifest import Output
 
 _FINAL = re.compile(r"####\s*(-?[0-9][0-9,]*(?:\.[0-9]+)?)\s*\Z")
@@ -26,10 +26,23 @@ def _convert(row: Row) -> Row | str:
     return {"prompt": question.strip() + BOXED, "answer": final[1].replace(",", "")}
 
 
+def _convert_for_verl(row: Row) -> Question | str:
+    made = _convert(row)
+    return (
+        made if isinstance(made, str) else Question(text=row["question"], answer=made["answer"], solution=row["answer"])
+    )
+
+
 RECIPE = DatasetRecipe(
     name="gsm8k",
     about="GSM8K, 7,473 + 1,319 word problems",
     repo="openai/gsm8k",
     files=("main/train-*.parquet", "main/test-*.parquet"),
     build=build,
+    verl=VerlForm(
+        data_source="openai/gsm8k",
+        instruction='Let\'s think step by step and output the final answer after "####".',
+        columns=("question", "answer"),
+        convert=_convert_for_verl,
+    ),
 )

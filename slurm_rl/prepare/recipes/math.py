@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from slurm_rl.prepare.dataset import BOXED, DatasetRecipe, Row, Workspace, drop_unscorable, read_splits, write_rows
+from slurm_rl.prepare.dataset import (
+    BOXED,
+    DatasetRecipe,
+    Question,
+    Row,
+    VerlForm,
+    Workspace,
+    drop_unscorable,
+    read_splits,
+    write_rows,
+)
 from slurm_rl.prepare.manifest import Output
 
 
@@ -22,6 +32,13 @@ def _convert(row: Row) -> Row | str:
     if not answer:
         return "column 'solution' has no \\boxed answer"
     return {"prompt": problem.strip() + BOXED, "answer": f"${answer}$", "level": row["level"], "type": row["type"]}
+
+
+def _convert_for_verl(row: Row) -> Question | str:
+    made = _convert({**row, "level": None, "type": None})
+    if isinstance(made, str):
+        return made
+    return Question(text=row["problem"], answer=made["answer"][1:-1], solution=row["solution"])
 
 
 def find_boxed(solution: str) -> str:
@@ -53,4 +70,10 @@ RECIPE = DatasetRecipe(
     repo="EleutherAI/hendrycks_math",
     files=("*/train-*.parquet", "*/test-*.parquet"),
     build=build,
+    verl=VerlForm(
+        data_source="DigitalLearningGmbH/MATH-lighteval",
+        instruction="Let's think step by step and output the final answer within \\boxed{}.",
+        columns=("problem", "solution"),
+        convert=_convert_for_verl,
+    ),
 )
