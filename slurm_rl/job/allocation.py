@@ -97,6 +97,11 @@ class Allocation(Protocol):
         """When the machines were given, in seconds since 1970; None where an attempt's own start says it."""
         return None
 
+    def holding(self) -> dict[str, Any]:
+        """What a scheduler knows of this start of the job, for the goodput ledger: `nodes` held, and when it began to
+        wait (`queued_since`) and to hold them (`start_time`), in seconds since 1970."""
+        return {}
+
     def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
         """Have the job started again after an attempt, and wait for the end of this start; why not, else None."""
         return f"nobody starts this job again. Next: python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"

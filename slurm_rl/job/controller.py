@@ -12,6 +12,7 @@ import signal
 import time
 from dataclasses import asdict, replace
 from types import FrameType
+from typing import Any
 
 from slurm_rl.disk import explain_refusal, keep_room, say
 from slurm_rl.errors import LeaseError, RunDirError, SlurmRLError
@@ -117,8 +118,22 @@ class Controller:
             # Here, since the trainer's environment has no token that the key could be made of.
             checkpoint_key(self.run_dir, os.environ)
         restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
-        append_event(self.run_dir, "attempt/started", attempt=attempt.number, job=self.job_key, slurm_restarts=restarts)
+        append_event(
+            self.run_dir,
+            "attempt/started",
+            attempt=attempt.number,
+            job=self.job_key,
+            slurm_restarts=restarts,
+            **self._held(),
+        )
         return attempt
+
+    def _held(self) -> dict[str, Any]:
+        """What the goodput ledger counts: nodes and GPUs, those of spare nodes apart."""
+        plan, known = self.plan, self.allocation.holding()
+        nodes, each = known.get("nodes", plan.num_nodes), plan.gpus_per_node or 1
+        gpus = {"gpus": nodes * plan.gpus_per_node} if plan.gpus_per_node else {}
+        return {"nodes": nodes, **gpus, "spare": max(0, nodes - plan.num_nodes) * each, **known}
 
     def _run_attempt(self, attempt: AttemptDir) -> AttemptEnd:
         start = time.monotonic()
@@ -140,9 +155,9 @@ class Controller:
         end = replace(end, saved_step=newest_step(self.run_dir), job_key=self.job_key)
         write_last(self.run_dir, attempt.end, asdict(end))
         seconds = round(time.monotonic() - start, 1)
-        append_event(
-            self.run_dir, "attempt/ended", attempt=attempt.number, outcome=end.outcome, cause=end.cause, seconds=seconds
-        )
+        stopped = {"stopped_by": self.stopped_by} if self.stopped_by else {}
+        told = {"outcome": end.outcome, "cause": end.cause, "seconds": seconds, **stopped}
+        append_event(self.run_dir, "attempt/ended", attempt=attempt.number, **told)
         say(f"attempt {attempt.number} {end.outcome} {end.cause}".rstrip())
         return end
 

@@ -35,6 +35,7 @@ PHRASES: dict[str, str] = {
     "checkpoint/saved": "checkpoint saved",
     "eval/done": "evaluation done",
     "trainer/finished": "trainer finished",
+    "trainer/failed": "trainer failed",
     "attempt/ended": "attempt ended",
     "wandb/started": "Weights & Biases is on",
     "wandb/offline": "Weights & Biases keeps the run on disk",

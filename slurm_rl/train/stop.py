@@ -77,6 +77,8 @@ def run_to_outcome(
         return end("checkpointed", EXIT_CHECKPOINTED, cause=str(stop))
     except SlurmRLError as error:
         say(f"{type(error).__name__}: {error}")
+        if writes:
+            append_event(run, "trainer/failed", cause=str(error))
         return end("failed", error.exit_code, cause=str(error), error=type(error).__name__)
     except Exception as error:
         if cause := explain_refusal(error, run.path):

@@ -18,7 +18,7 @@ import pytest
 from tests.slurm.cluster import Cluster
 from tests.slurm.cluster.waiting import wait_until
 from tests.slurm.conftest import make_shared_dir
-from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
+from tests.slurm.light.runs import LightRun, check_ledger, expected_metrics, wait_until_clean
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
@@ -63,6 +63,7 @@ def check_end(run: LightRun, outcomes: list[str], num_steps: int = 60) -> None:
     assert (end["state"], run.outcomes) == ("finished", outcomes), (end, run.causes)
     assert run.metrics() == expected_metrics(num_steps, run.plan.num_nodes)
     assert run.leftovers() == {}
+    check_ledger(run)
 
 
 def seconds_from(run: LightRun, moment: float) -> float:

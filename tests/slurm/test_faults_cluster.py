@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster, wait_until
-from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
+from tests.slurm.light.runs import LightRun, check_ledger, expected_metrics, wait_until_clean
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -22,6 +22,7 @@ def check_end(run: LightRun, num_steps: int) -> None:
     assert end["state"] == "finished", (end, run.causes)
     assert run.metrics() == expected_metrics(num_steps, run.plan.num_nodes)
     wait_until_clean(run.cluster)
+    check_ledger(run)
 
 
 def preempt(run: LightRun) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import time
@@ -15,7 +16,15 @@ from slurm_rl.job.allocation import Allocation, IsStopped, Nodes
 from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.job.ends import find_lost_nodes, find_task_errors
 from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError
-from slurm_rl.launchers.slurm.commands import cancel, element_id, kill_wait_s, note_in_comment, query_jobs, requeue
+from slurm_rl.launchers.slurm.commands import (
+    cancel,
+    element_id,
+    kill_wait_s,
+    note_in_comment,
+    query_hold,
+    query_jobs,
+    requeue,
+)
 from slurm_rl.launchers.slurm.hosts import Hosts
 from slurm_rl.launchers.slurm.silent import STOPPED, settle_silent_tasks
 from slurm_rl.launchers.slurm.srun import clean_nodes, start_slurm_agents
@@ -93,6 +102,12 @@ class SlurmAllocation(Allocation):
         except SlurmRLError:
             return None
         return None if job is None else job.start_time
+
+    def holding(self) -> dict[str, Any]:
+        times: dict[str, float] = {}
+        with contextlib.suppress(SlurmRLError):
+            times = query_hold(self.job_id)
+        return {"nodes": len(self.hosts.names), **times}
 
     def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
         # Before: Slurm may end this process while it asks.

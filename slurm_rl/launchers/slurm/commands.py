@@ -93,6 +93,17 @@ def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
     return {**recorded, **found}
 
 
+def query_hold(job_id: str) -> dict[str, float]:
+    """Of a running job, or element of an array: since when it waited (`queued_since`) and has its nodes (`start_time`).
+
+    Slurm counts a requeued job as submitted when its nodes were given back. What it does not say is left out.
+    """
+    done = execute_slurm(["squeue", "-h", "-j", job_id, "-o", "%V|%S"], SLURM_TIME_FORMAT="%s")
+    said = [] if done.returncode else done.stdout.strip().split("|")
+    found = zip(("queued_since", "start_time"), map(_read_time, said), strict=False)
+    return {name: time for name, time in found if time is not None}
+
+
 def fold_elements(job_ids: Iterable[str]) -> list[str]:
     """Ids to ask about: several elements of an array as the whole array, which is one id and one answer.
 

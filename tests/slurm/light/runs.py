@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.load import load_config
+from slurm_rl.goodput.nouns import Ledger
+from slurm_rl.goodput.read import read_ledger, read_steps
+from slurm_rl.goodput.words import render_line
 from slurm_rl.job.create import create_run
 from slurm_rl.jsonl import read_rows
 from slurm_rl.launchers.jobs import submit_run
@@ -162,6 +165,23 @@ class LightRun:
             if ours:
                 found[host] = ours
         return found
+
+
+def check_ledger(run: LightRun) -> Ledger:
+    """Every second held is explained, and `redone` is the time of the steps that a later attempt made again."""
+    ledger = read_ledger(run.run_dir)
+    assert ledger is not None and not ledger.unknown, ledger
+    assert abs(sum(ledger.buckets.values()) - ledger.held_s) <= 1e-6 * ledger.held_s
+    assert ledger.buckets["other"] <= 0.02 * ledger.held_s, render_line(ledger)
+    steps = read_steps(run.run_dir)
+    repeated = 0.0
+    for attempt, rows in steps.items():
+        again = {row["step"] for other, those in steps.items() if other > attempt for row in those}
+        repeated += sum(row["seconds"] for row in rows if row["stage"] == "grpo" and row["step"] in again)
+    repeated *= run.plan.num_nodes * (run.plan.gpus_per_node or 1)
+    # Rows are rounded to 0.1 ms.
+    assert abs(ledger.buckets["redone"] - repeated) <= 0.01 + 0.01 * repeated, (ledger.buckets, repeated)
+    return ledger
 
 
 def wait_until_clean(cluster: Cluster) -> None:

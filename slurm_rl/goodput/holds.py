@@ -1,0 +1,100 @@
+"""Events -> when a run held its nodes. Pure.
+
+A start of a job is told by the job and Slurm's count of restarts in `attempt/started`. It begins when the scheduler
+granted the nodes, where the event says so, and ends with the last word of it: a controller that was killed has none, so
+the start after it says since when the job has been waiting again, which is the moment its nodes went back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurm_rl.goodput.nouns import Hold
+from slurm_rl.jsonl import Row
+
+_LATER = {"job/submitted", "file/damaged", "file/mended", "attempt/settled"}
+"""Written by who comes after: no sign of life of the start before."""
+
+
+@dataclass
+class _Start:
+    """What the events of one start say."""
+
+    key: tuple[str, int]
+    first: Row
+    attempts: list[int] = field(default_factory=list)
+    last_sign: float = 0.0
+    submitted: float | None = None
+    """The newest submission before it, if there was one since the start before."""
+
+    @property
+    def begin(self) -> float:
+        started = number(self.first, "time")
+        return min(number(self.first, "start_time", started), started)
+
+
+def number(row: Row, key: str, otherwise: float = 0.0) -> float:
+    """A field that should be a number; events are read from disk, whoever wrote them."""
+    value = row.get(key)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else otherwise
+
+
+def is_settled(event: Row) -> bool:
+    """An end that the next controller wrote for an attempt whose own was killed: nothing was measured."""
+    return event.get("kind") == "attempt/ended" and "seconds" not in event
+
+
+def find_holds(
+    events: Sequence[Row], steps: Mapping[int, Sequence[Row]], *, units: int = 1, spare: int = 0
+) -> list[Hold]:
+    """The starts of a run in their order, none overlapping the next.
+
+    Args:
+        events: oldest first.
+        steps: rows of steps.jsonl by attempt: the last sign of life of many.
+        units, spare: of a start whose event does not say what it held.
+    """
+    starts: list[_Start] = []
+    submitted: float | None = None
+    for event in events:
+        kind, time = event.get("kind"), number(event, "time")
+        if kind == "job/submitted":
+            submitted = time
+        if kind == "attempt/started":
+            key = (str(event.get("job")), int(number(event, "slurm_restarts")))
+            if not starts or starts[-1].key != key:
+                starts.append(_Start(key, event, last_sign=time, submitted=submitted))
+                submitted = None
+            starts[-1].attempts.append(int(number(event, "attempt")))
+        if starts and kind not in _LATER and not is_settled(event):
+            starts[-1].last_sign = max(starts[-1].last_sign, time)
+    holds: list[Hold] = []
+    for place, start in enumerate(starts):
+        later = starts[place + 1] if place + 1 < len(starts) else None
+        begin = max(start.begin, holds[-1].end if holds else start.begin)
+        end = max(begin, _find_end(start, later, steps))
+        held = int(number(start.first, "gpus", 0.0) or number(start.first, "nodes", 0.0)) or units
+        queued = _find_queued(start, holds[-1].end if holds else None, begin)
+        idle = int(number(start.first, "spare", spare))
+        holds.append(Hold(begin, end, held, min(held, max(0, idle)), tuple(start.attempts), queued))
+    return holds
+
+
+def _find_end(start: _Start, later: _Start | None, steps: Mapping[int, Sequence[Row]]) -> float:
+    rows = [row for attempt in start.attempts for row in steps.get(attempt, ())[-1:]]
+    signs = [start.last_sign, *(number(row, "start") + number(row, "seconds") for row in rows)]
+    if later is None:
+        return max(signs)
+    # Of a job that waits anew; a `resume` is another job.
+    if later.key[0] == start.key[0]:
+        signs.append(number(later.first, "queued_since"))
+    return min(max(signs), later.begin)
+
+
+def _find_queued(start: _Start, before: float | None, begin: float) -> float:
+    """Wall seconds from the submission or the end of the start before, whatever was later."""
+    since = [time for time in (start.submitted, before) if time is not None]
+    if before is not None:
+        since.append(number(start.first, "queued_since"))
+    return max(0.0, begin - max(since)) if since else 0.0

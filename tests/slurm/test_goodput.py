@@ -1,0 +1,49 @@
+"""The goodput ledger against Slurm's own accounting: what each start of a job held, whatever ended it."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_rl.goodput.holds import find_holds
+from slurm_rl.goodput.read import read_steps
+from slurm_rl.report.meta import read_events
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.conftest import make_shared_dir
+from tests.slurm.light.runs import LightRun, check_ledger, expected_metrics
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+
+def read_accounting(run: LightRun) -> list[tuple[float, float]]:
+    """Start and end of each start of the job, by slurmdbd."""
+    words = ["sacct", "-n", "-P", "-X", "-D", "-o", "Start,End", "-j", run.job]
+    said = run.cluster.run(["env", "SLURM_TIME_FORMAT=%s", *words]).stdout.split()
+    found = [tuple(line.split("|")) for line in said]
+    return [(float(start), float(end)) for start, end in found if start.isdigit() and end.isdigit()]
+
+
+@pytest.mark.slow
+def test_what_it_held_is_what_slurm_billed(accounting_cluster: Cluster) -> None:
+    """A killed controller, a requeue without a warning, a node without power."""
+    folder = make_shared_dir(accounting_cluster) / "run"
+    run = LightRun(accounting_cluster, folder, "cluster.num_nodes=1", num_steps=120, save_every=7, step_s=0.15)
+    run.wait_for_training(1)
+    run.kill(run.hosts(1)[0], "submitit.core._submit", newest_alone=True)
+    run.wait_for_training(2)
+    accounting_cluster.run(["scontrol", "requeue", run.job])
+    run.wait_for_training(3)
+    lost = run.hosts(3)[0]
+    accounting_cluster.power_off(lost)
+    run.wait_for_events("attempt/started", 4, timeout_s=300)
+    assert run.wait_for_end()["state"] == "finished"
+    assert run.metrics() == expected_metrics(120, 1)
+
+    ledger = check_ledger(run)
+    wait_until(lambda: len(read_accounting(run)) == 3, "three starts in the accounting", timeout_s=60)
+    billed = sum(end - start for start, end in read_accounting(run))
+    holds = find_holds(read_events(run.run_dir), read_steps(run.run_dir))
+    # Slurm counts in whole seconds, three times a start and an end; and our last word comes before the job's own end.
+    assert ledger.held_s == pytest.approx(billed, rel=0.01, abs=6.0), (holds, read_accounting(run))
+    charged = {charge.cause.who: charge for charge in ledger.charges}
+    assert charged["requeue"].attempts + charged.get("node", charged["requeue"]).attempts >= 2
+    assert 0 < charged["requeue"].seconds < ledger.held_s
