@@ -4,6 +4,7 @@
     algorithm.loss               def loss(inputs, clip): ...                               as in math/losses.py
     algorithm.filters.function   def keep(groups, config): ...                             as in rl/algorithm/filters.py
     reward.function              def score(queries, prompts, labels): ...                  as in rewards/worker.py
+    env.name                     class Guess(Environment): ...                             as in envs/environment.py
 
 A relative file is taken from the folder of the command; submit copies it into the run's code, and every attempt runs
 that copy. What a row of tables.py says by its flags, such a function says by the defaults of keyword-only parameters.
@@ -32,7 +33,8 @@ _ADVANTAGE = Form("algorithm.advantage", ("rewards", "known"), ("needs_group", "
 _LOSS = Form("algorithm.loss", ("inputs", "clip"), ("per_sequence",))
 _FILTER = Form("algorithm.filters.function", ("groups", "config"), ())
 _REWARD = Form("reward.function", ("queries", "prompts", "labels"))
-FORMS: Final[dict[str, Form]] = {form.key: form for form in (_ADVANTAGE, _LOSS, _FILTER, _REWARD)}
+_ENVIRONMENT = Form("env.name", ())
+FORMS: Final[dict[str, Form]] = {form.key: form for form in (_ADVANTAGE, _LOSS, _FILTER, _REWARD, _ENVIRONMENT)}
 
 
 @cache
@@ -48,20 +50,21 @@ def find_loss(name: str) -> LossRow:
 
 
 def load_parts(config: RunConfig) -> None:
-    """Import the user's parts of the algorithm; the reward function is the workers' affair.
+    """Import the user's parts of the algorithm; rewards and environments are their workers' affair.
 
     Raises:
         ConfigError: a file that cannot be run, before anything is started for it.
     """
     for key, spec in named_functions(config).items():
-        if key != _REWARD.key:
+        if key not in (_REWARD.key, _ENVIRONMENT.key):
             Row(spec).load()
 
 
 def named_functions(config: RunConfig) -> dict[str, str]:
     """Key to `file.py:name` of each function of the user's own."""
     algorithm = config.algorithm
-    values = (algorithm.advantage, algorithm.loss, algorithm.filters.function, config.reward.function)
+    ours = (algorithm.advantage, algorithm.loss, algorithm.filters.function)
+    values = (*ours, config.reward.function, config.env.name)
     return {key: value for key, value in zip(FORMS, values, strict=True) if value is not None and is_file(value)}
 
 

@@ -34,6 +34,7 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     "reference": ("grpo",),
     "rollout": ("grpo",),
     "reward": ("grpo",),
+    "env": ("grpo",),
     "optim": OUR_TASKS,
     "critic": ("grpo",),
     "supervised": TORCHRUN_TASKS,
@@ -129,7 +130,8 @@ def check_required(config: RunConfig) -> None:
     }
     if config.task == "grpo":
         named["a reward (reward.verifiers, function, model.path or url)"] = (
-            config.reward.names_a_scorer,
+            # An environment may give rewards itself.
+            config.reward.names_a_scorer or config.env.name,
             "+reward=math",
         )
     missing = {name: words for name, (value, words) in named.items() if not value}

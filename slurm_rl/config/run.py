@@ -11,6 +11,7 @@ from slurm_rl.config.algorithm import AlgorithmConfig, CriticConfig
 from slurm_rl.config.cluster import ClusterConfig
 from slurm_rl.config.container import ContainerConfig
 from slurm_rl.config.data import DataConfig
+from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.functions import find_loss
 from slurm_rl.config.job import JobConfig, LoggingConfig, RayConfig
@@ -66,6 +67,8 @@ class RunConfig(Section):
     """Sampling."""
     reward: RewardConfig = RewardConfig()
     """Scoring."""
+    env: EnvironmentConfig = EnvironmentConfig()
+    """Episodes of several turns."""
     optim: OptimConfig = OptimConfig()
     """Optimizer."""
     critic: CriticConfig = CriticConfig()
@@ -117,6 +120,7 @@ class RunConfig(Section):
         yield from self._task_problems()
         yield from self._critic_problems()
         yield from self._sampling_problems()
+        yield from self._environment_problems()
         yield from self._machine_problems()
         yield from self._transfer_problems()
 
@@ -202,6 +206,26 @@ class RunConfig(Section):
                 "reference.node_feature needs reference.num_workers, since without it the policy's processes hold the "
                 f"reference; got node_feature={self.reference.node_feature!r}"
             )
+
+    def _environment_problems(self) -> Iterator[str]:
+        env, rollout = self.env, self.rollout
+        if env.name is None:
+            if env != EnvironmentConfig():
+                yield "the keys of env are read with env.name alone. Next: env.name=file.py:Name, or leave them out"
+            return
+        if env.turn_tokens is None or env.turn_tokens > rollout.max_tokens:
+            yield (
+                "env.turn_tokens must say how long one reply may be, at most rollout.max_tokens, which bounds the "
+                f"episode; got {env.turn_tokens} and {rollout.max_tokens}. Next: env.turn_tokens={rollout.max_tokens} "
+                "or less"
+            )
+        if rollout.max_staleness or rollout.continuous:
+            yield (
+                "env.name needs rollout.max_staleness=0 and rollout.continuous=false, since new weights would come "
+                f"between the turns of an episode; got {rollout.max_staleness} and {rollout.continuous}"
+            )
+        if self.reward.model.beside_critic:
+            yield "env.name and reward.model.device=critic do not go together. Next: reward.model.device=cpu"
 
     def _machine_problems(self) -> Iterator[str]:
         known = list(self.cluster.node_features)

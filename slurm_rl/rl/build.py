@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_rl.config.run import RunConfig
+from slurm_rl.data.chat import open_template
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.rollout.dispatch import RolloutEngine, max_calls
+from slurm_rl.rl.rollout.episodes import Episodes, Limits
 from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
+from slurm_rl.rl.rollout.single_turn import Rollouts, SingleTurn
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.rl.weights.sync import Direct, ObjectStore, WeightTransport
 from slurm_rl.rl.workers.critic import Critic, CriticWorker
@@ -43,6 +49,21 @@ def build_sampler(cluster: Cluster, engines: Sequence[Actor], config: RunConfig)
     return ContinuousSampler(
         cluster, engines, timeout_s, max_num_seqs=rollout.max_num_seqs, staleness=rollout.max_staleness
     )
+
+
+def build_rollouts(
+    config: RunConfig, sampler: Sampler, scorer: Scorer | None, pool: EnvironmentPool | None, model_path: str
+) -> Rollouts:
+    """Completions that are scored, or episodes with the environments of a pool."""
+    if pool is None:
+        assert scorer is not None, "the config was checked: reward.model.device=critic has a critic"
+        gathered = config.reward.model.path is not None and not config.rollout.continuous
+        return SingleTurn(sampler, scorer, gathered=gathered)
+    from slurm_rl.engine.load_model import load_tokenizer
+
+    tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
+    renderer = TurnRenderer(tokenizer, open_template(tokenizer, config.data))
+    return Episodes(sampler, pool, renderer, Limits.of(config.env, config.rollout.max_tokens), scorer)
 
 
 def build_transport(cluster: Cluster, policy: WorkerGroup, engines: Sequence[Actor]) -> WeightTransport:

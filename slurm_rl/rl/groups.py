@@ -26,27 +26,55 @@ class Prompts:
 
 
 @dataclass(frozen=True)
+class Turn:
+    """A reply in an episode, and what came of it."""
+
+    start: int
+    """Place of its first token in `Completion.token_ids`."""
+    end: int
+    """Place behind its last."""
+    reply: str
+    """Decoded as `Completion.text` is."""
+    observation: str = ""
+    """What the policy read next, or what the environment said at the end."""
+    reward: float | None = None
+    """Of this turn; None where the environment gave none."""
+
+
+@dataclass(frozen=True)
 class Completion:
-    """One sampled answer."""
+    """One sampled answer, or all that followed the prompt in an episode of several turns."""
 
     token_ids: list[int]
-    """Sampled tokens; the last is the end-of-text token or what else stopped it, unless the length limit cut it."""
+    """Sampled tokens; the last is the end-of-text token or what else stopped it, unless the length limit cut it. Of an
+    episode also those that the environment said, between the turns."""
     logprobs: list[float]
-    """Logprob of each token under the distribution that sampled it: of those weights, at that temperature, with
+    """Logprob of each sampled token under the distribution that sampled it: of those weights, at that temperature, with
     penalties and cut as SamplingSpec says."""
     text: str
-    """Decoded without special tokens, and without the string or token that stopped it."""
+    """Decoded without special tokens, and without the string or token that stopped it; of an episode its last reply."""
     truncated: bool
-    """The length limit cut it."""
+    """The length limit cut it; of an episode, a limit in turns or tokens."""
     weight_version: int
     """Version of the engine's weights: the number of GRPO steps they had seen. Of the first token, where they changed
     on the way."""
     token_versions: list[int] = field(default_factory=list)
     """Of each token, where new weights came while it was sampled (`rollout.continuous`); else empty."""
+    turns: list[Turn] = field(default_factory=list)
+    """Of an episode of several turns; else empty, and all tokens were sampled."""
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled, which alone are trained on."""
+        return len(self.logprobs)
+
+    def sampled_places(self) -> list[int] | None:
+        """Places of these in `token_ids`; None: all of them."""
+        return [place for turn in self.turns for place in range(turn.start, turn.end)] or None
 
     def versions(self) -> list[int]:
         """Version of the weights that sampled each token."""
-        return self.token_versions or [self.weight_version] * len(self.token_ids)
+        return self.token_versions or [self.weight_version] * self.num_sampled
 
 
 @dataclass(frozen=True)

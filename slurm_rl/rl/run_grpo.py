@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any
 
@@ -20,12 +20,14 @@ from slurm_rl.data.load_data import check_same_rows, load_prompts, prompt_conten
 from slurm_rl.data.split import RowCounts, count_rows
 from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.engine.lora import check_targets
+from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rewards.scorer import Scorer, open_scorer
 from slurm_rl.rl.build import (
+    build_rollouts,
     build_sampler,
     build_transport,
     start_critic,
@@ -141,12 +143,14 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"), attempt)
     report = functools.partial(append_event, run)
     try:
-        with (
-            nullcontext(None)  # the critic's processes score
-            if config.reward.model.beside_critic
-            else open_scorer(config.reward, run.secrets, attempt.logs, cluster.nodes.host(), report)
-        ) as rewards:
-            state = _train(run, config, cluster, model_path, prompts, rewards, metrics)
+        with ExitStack() as stack:
+            rewards, pool = None, None
+            if config.reward.names_a_scorer and not config.reward.model.beside_critic:  # else the critic's processes do
+                host = cluster.nodes.host()
+                rewards = stack.enter_context(open_scorer(config.reward, run.secrets, attempt.logs, host, report))
+            if config.env.name is not None:
+                pool = stack.enter_context(EnvironmentPool(config.env))
+            state = _train(run, config, cluster, model_path, prompts, rewards, pool, metrics)
     finally:
         metrics.close()
     append_event(run, "trainer/finished", step=state.step)
@@ -159,6 +163,7 @@ def _train(
     model_path: str,
     prompts: Prompts,
     rewards: Scorer | None,
+    pool: EnvironmentPool | None,
     metrics: MetricsLogger,
 ) -> TrainerState:
     start_timeout_s = config.rollout.start_timeout_s
@@ -183,14 +188,14 @@ def _train(
     tell_rows(run, "policy", policy.note_rows(policy.call("check_rows")))
     append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
     num_layers = load_text_config(model_path, config.model.trust_remote_code).num_hidden_layers
-    scorer = rewards or critic
-    assert scorer is not None, "the config was checked: reward.model.device=critic has a critic"
+    scoring_critic = critic if config.reward.model.beside_critic else None
     trainer = GRPOTrainer(
         config,
         run,
         prompts,
         Learner(config, policy, reference, critic),
         sampler,
+        build_rollouts(config, sampler, rewards or scoring_critic, pool, model_path),
         WeightSync(
             cluster,
             build_transport(cluster, policy, engines),
@@ -200,7 +205,6 @@ def _train(
             tolerance=choose_tolerance(config.rollout.probe_tolerance, config.model.dtype, num_layers),
             timeout_s=config.trainer.step_timeout_s,
         ),
-        scorer,
         RunSaver(run, config, policy, critic, is_stopped=cluster.stop.is_set),
         metrics,
     )

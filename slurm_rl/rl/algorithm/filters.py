@@ -53,7 +53,7 @@ def truncated(groups: Sequence[Group], config: FilterConfig) -> Mask:
 def length(groups: Sequence[Group], config: FilterConfig) -> Mask:
     """`min_tokens` and `max_tokens`."""
     most = float("inf") if config.max_tokens is None else config.max_tokens
-    return [[config.min_tokens <= len(item.token_ids) <= most for item in group.completions] for group in groups]
+    return [[config.min_tokens <= item.num_sampled <= most for item in group.completions] for group in groups]
 
 
 FILTERS: tuple[Filter, ...] = (zero_variance, truncated, length)

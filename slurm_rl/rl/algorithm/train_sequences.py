@@ -64,12 +64,24 @@ def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: 
 
 def build_plain_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
     """One sequence a completion, in order of groups, then completions, to be read and not trained on."""
-    return [_join(group.prompt, completion.token_ids) for group in groups for completion in group.completions]
+    return [
+        _mask_environment(_join(group.prompt, completion.token_ids), completion)
+        for group in groups
+        for completion in group.completions
+    ]
 
 
 def _join(prompt: EncodedPrompt, answer: Sequence[int], weight: float = 0.0) -> TrainSequence:
     token_ids = np.asarray([*prompt.token_ids, *answer], dtype=np.int64)
     return TrainSequence(token_ids=token_ids, trained_from=len(prompt.token_ids), weight=weight, images=prompt.images)
+
+
+def _mask_environment(sequence: TrainSequence, completion: Completion) -> TrainSequence:
+    """Of an episode what was sampled is trained on, and nothing that its environment said."""
+    places = completion.sampled_places()
+    if places is None or len(places) == len(completion.token_ids):
+        return sequence
+    return replace(sequence, trained=sequence.trained_from + np.asarray(places, dtype=np.int64))
 
 
 def build_train_sequences(
@@ -137,7 +149,7 @@ def compute_advantages(
             rewards = rewards - coefficient * torch.tensor([float(one.sum()) for one in kl]).view_as(rewards)
         found = compute_scores(row, rewards, known).flatten().tolist()
         return [np.array([advantage], dtype=np.float32) for advantage in found], None
-    lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
+    lengths = [completion.num_sampled for group in groups for completion in group.completions]
     spread = [
         spread_reward(one, None if kl is None else kl[index], lengths[index], coefficient)
         for index, one in enumerate(compute_scores(row, rewards, known).flatten().tolist())

@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.split import PromptOrder
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.results import FailureWatch
-from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.algorithm.filters import has_signal
 from slurm_rl.rl.algorithm.train_sequences import shape_overlong
 from slurm_rl.rl.groups import Group
 from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline
 from slurm_rl.rl.loop.trainer_state import dump_groups, replay_groups
-from slurm_rl.rl.rollout.sampling import PendingGroups, Sampler, build_spec, gather_arrivals, score_arrivals
+from slurm_rl.rl.rollout.sampling import build_spec
+from slurm_rl.rl.rollout.single_turn import Rollouts
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.stop import Timer
 
@@ -32,37 +33,33 @@ class BatchSource:
         prompts: those to train on.
     """
 
-    def __init__(self, config: RunConfig, prompts: Sequence[EncodedPrompt], sampler: Sampler, rewards: Scorer) -> None:
-        self.config, self.prompts, self.sampler, self.rewards = config, prompts, sampler, rewards
+    def __init__(self, config: RunConfig, prompts: Sequence[EncodedPrompt], rollouts: Rollouts) -> None:
+        self.config, self.prompts, self.rollouts = config, prompts, rollouts
         self.order = PromptOrder(len(prompts), config.seed)
         self.refill_order = PromptOrder(len(prompts), derive_seed(config.seed, "refill"))
 
-    def start(self, grpo_step: int) -> PendingGroups:
+    def start(self, grpo_step: int) -> Any:
         """Ask for the completions of a step's prompts; returns at once."""
         count = self.config.trainer.prompts_per_step
         return self._start("rollout", grpo_step, self.order.take(grpo_step * count, count))
 
-    def start_refill(self, grpo_step: int, round_number: int) -> PendingGroups:
+    def start_refill(self, grpo_step: int, round_number: int) -> Any:
         """The same for other prompts: those of a further round (>= 1) of dynamic sampling."""
         count, rounds = self.config.trainer.prompts_per_step, self.config.algorithm.dynamic_sampling_rounds
         rows = self.refill_order.take((grpo_step * rounds + round_number) * count, count)
         return self._start(f"refill-{round_number}", grpo_step, rows)
 
-    def _start(self, purpose: str, grpo_step: int, rows: Sequence[int]) -> PendingGroups:
+    def _start(self, purpose: str, grpo_step: int, rows: Sequence[int]) -> Any:
         step = self.config.warmup.num_steps + grpo_step
         spec = build_spec(self.config, purpose, step, self.config.algorithm.group_size)
-        return self.sampler.start([self.prompts[row] for row in rows], spec)
+        return self.rollouts.start([self.prompts[row] for row in rows], spec)
 
-    def finish(self, pending: PendingGroups, within_s: float | None) -> Batch:
+    def finish(self, pending: Any, within_s: float | None) -> Batch:
         """Wait for the completions and score them; in another thread than the loop's, when it runs ahead."""
         timer = Timer()
-        arrivals = self.sampler.arrivals(pending, within_s)
-        if self.config.reward.model.path is not None and not self.config.rollout.continuous:
-            # A model's last digits depend on what it reads together, which time must not decide.
-            arrivals = gather_arrivals(arrivals)
-        scored = score_arrivals(arrivals, self.rewards, timer)
+        scored = self.rollouts.finish(pending, timer, within_s)
         scored = shape_overlong(scored, self.config.algorithm.overlong, self.config.rollout.max_tokens)
-        return Batch(scored, {name: timer.seconds[f"time/{name}_s"] for name in ("rollout", "reward")})
+        return Batch(scored, timer.seconds)
 
 
 @dataclass(frozen=True)
@@ -101,9 +98,7 @@ def collect_groups(draw: Callable[[int], Sequence[Group]], count: int, max_round
 class BatchCollector:
     """Gives each step its batch: from the engines, from the batches sampled ahead, or from rollouts on disk."""
 
-    def __init__(
-        self, config: RunConfig, run: RunDir, source: BatchSource, pipeline: RolloutPipeline[PendingGroups]
-    ) -> None:
+    def __init__(self, config: RunConfig, run: RunDir, source: BatchSource, pipeline: RolloutPipeline[Any]) -> None:
         self.config, self.run_dir, self.source, self.pipeline = config, run, source, pipeline
         self.failures = FailureWatch(config.reward.max_failure_rate)
 
@@ -136,8 +131,9 @@ class BatchCollector:
             batch = self.pipeline.take(step)
         waited, seconds = timer.seconds["time/rollout_s"], timer.seconds
         if self.pipeline.staleness == 0:
-            seconds["time/reward_s"] = batch.seconds.get("reward", 0.0)
-            seconds["time/rollout_s"] -= seconds["time/reward_s"]
+            apart = {name: value for name, value in batch.seconds.items() if name != "time/rollout_s"}
+            seconds |= {"time/reward_s": 0.0, **apart}
+            seconds["time/rollout_s"] -= sum(apart.values())
         else:
             seconds["time/hidden_s"] = max(sum(batch.seconds.values()) - waited, 0.0)
         return batch.groups

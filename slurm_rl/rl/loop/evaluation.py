@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.loop.step_metrics import accuracy, pass_metrics
 from slurm_rl.rl.loop.trainer_state import TrainerState
-from slurm_rl.rl.rollout.sampling import Sampler, build_spec, score_groups
+from slurm_rl.rl.rollout.sampling import build_spec
+from slurm_rl.rl.rollout.single_turn import Rollouts
 from slurm_rl.rl.weights.sync import WeightSync
 from slurm_rl.run_dir import RunDir, append_event
 from slurm_rl.train.stop import Timer
@@ -27,13 +27,12 @@ class Evaluator:
         config: RunConfig,
         run: RunDir,
         held_out: Sequence[EncodedPrompt],
-        sampler: Sampler,
+        rollouts: Rollouts,
         sync: WeightSync,
-        rewards: Scorer,
         write_row: Callable[[str, dict[str, float]], None],
     ) -> None:
         self.config, self.run_dir, self.held_out = config, run, held_out
-        self.sampler, self.sync, self.rewards, self.write_row = sampler, sync, rewards, write_row
+        self.rollouts, self.sync, self.write_row = rollouts, sync, write_row
 
     def run_if_due(self, state: TrainerState) -> None:
         """Evaluate before the first step, after the last, and every `eval.every` steps; never without held-out rows."""
@@ -56,7 +55,7 @@ class Evaluator:
             for name in ("sampled", "greedy") if self.config.eval.greedy else ("sampled",):
                 count = self.config.eval.num_samples if name == "sampled" else 1
                 spec = build_spec(self.config, f"eval-{name}", step, count, greedy=name == "greedy")
-                groups = score_groups(self.sampler.sample(self.held_out, spec), self.rewards)
+                groups = self.rollouts.sample(self.held_out, spec)
                 found[name] = accuracy([result for group in groups for result in group.results])
                 passed |= pass_metrics(groups)
         self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | passed | timer.seconds)

@@ -24,7 +24,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.math.sequences import ImageSpan
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Completion, Group
+from slurm_rl.rl.groups import Completion, Group, Turn
 from slurm_rl.run_dir import write_json
 
 ROLLOUTS_FILE = "rollouts.json"
@@ -138,6 +138,9 @@ def load_rollouts(folder: Path) -> dict[int, list[Group]]:
 def parse_group(tree: dict[str, Any]) -> Group:
     """Back from `asdict`."""
     results = [RewardResult(**{**result, "item": RewardItem(**result["item"])}) for result in tree["results"]]
-    completions = [Completion(**completion) for completion in tree["completions"]]
+    completions = [
+        Completion(**{**completion, "turns": [Turn(**turn) for turn in completion.get("turns", ())]})
+        for completion in tree["completions"]
+    ]
     images = tuple(ImageSpan(**span) for span in tree["prompt"].get("images", ()))
     return Group(EncodedPrompt(**{**tree["prompt"], "images": images}), completions, results)

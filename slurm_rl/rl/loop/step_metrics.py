@@ -13,7 +13,7 @@ from slurm_rl.math.totals import add_totals, is_maximum
 from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rewards.verifiers import JUDGES
 from slurm_rl.rl.algorithm.filters import has_signal, keep_mask
-from slurm_rl.rl.groups import Group
+from slurm_rl.rl.groups import Completion, Group
 
 
 def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -21,7 +21,7 @@ def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
     results = [result for group in groups for result in group.results]
     rewards = np.array([result.value for result in results if result.value is not None])
     completions = [completion for group in groups for completion in group.completions]
-    lengths = np.array([len(completion.token_ids) for completion in completions])
+    lengths = np.array([completion.num_sampled for completion in completions])
     metrics = {
         "reward/failed": float(sum(result.failure is not None for result in results)),
         "reward/groups_with_signal": float(np.mean([has_signal(group) for group in groups])),
@@ -35,9 +35,24 @@ def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
         metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
     for name in dict.fromkeys(name for result in results for name in result.parts):
         metrics[f"score/{name}"] = float(np.mean([r.parts[name] for r in results if name in r.parts]))
+    metrics |= episode_metrics(completions)
     for cause, count in Counter(result.failure for result in results if result.failure).items():
         metrics[f"reward/failed_{cause.replace(' ', '_')}"] = float(count)
     return metrics
+
+
+def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
+    """Of episodes: how many turns they had, and how much of them the environment said; nothing of single turns."""
+    if not any(completion.turns for completion in completions):
+        return {}
+    turns = [len(completion.turns) for completion in completions]
+    num_tokens = sum(len(completion.token_ids) for completion in completions)
+    num_sampled = sum(completion.num_sampled for completion in completions)
+    return {
+        "episode/turns_mean": float(np.mean(turns)),
+        "episode/turns_max": float(max(turns)),
+        "episode/masked": 1.0 - num_sampled / max(num_tokens, 1),
+    }
 
 
 def kept_metrics(groups: Sequence[Group], config: FilterConfig) -> dict[str, float]:

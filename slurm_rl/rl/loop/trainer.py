@@ -13,7 +13,6 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.report.step_log import SAVE
-from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.loop.collect import BatchCollector, BatchSource, Collected
 from slurm_rl.rl.loop.evaluation import Evaluator
@@ -23,6 +22,7 @@ from slurm_rl.rl.loop.step_metrics import kept_metrics, sampling_metrics, traini
 from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState, log_samples
 from slurm_rl.rl.loop.warmup import prepare_models, warm_up
 from slurm_rl.rl.rollout.sampling import Sampler
+from slurm_rl.rl.rollout.single_turn import Rollouts
 from slurm_rl.rl.weights.sync import WeightSync
 from slurm_rl.run_dir import RunDir
 from slurm_rl.train.stop import Timer
@@ -52,8 +52,8 @@ class GRPOTrainer:
         prompts: Prompts,
         learner: Learner,
         sampler: Sampler,
+        rollouts: Rollouts,
         sync: WeightSync,
-        rewards: Scorer,
         saver: RunSaver,
         metrics: MetricsLogger,
     ) -> None:
@@ -61,7 +61,7 @@ class GRPOTrainer:
         self.learner, self.sampler, self.sync = learner, sampler, sync
         self.saver, self.metrics = saver, metrics
         self.state = TrainerState()
-        source = BatchSource(config, prompts.train, sampler, rewards)
+        source = BatchSource(config, prompts.train, rollouts)
         self.pipeline = RolloutPipeline(
             source.start,
             source.finish,
@@ -69,7 +69,7 @@ class GRPOTrainer:
             num_steps=config.trainer.num_steps,
         )
         self.batches = BatchCollector(config, run, source, self.pipeline)
-        self.evaluator = Evaluator(config, run, prompts.held_out, sampler, sync, rewards, self.write_row)
+        self.evaluator = Evaluator(config, run, prompts.held_out, rollouts, sync, self.write_row)
 
     def run(self, wait_for_engines: Callable[[], None]) -> TrainerState:
         """Train to the end, or save and raise StopRequested when asked to stop.

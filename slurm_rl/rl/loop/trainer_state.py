@@ -144,7 +144,8 @@ def log_samples(run: RunDir, step: int, groups: Sequence[Group]) -> None:
     for group in groups:
         completion, result = group.completions[0], group.results[0]
         row = {"prompt": group.prompt.text, "completion": completion.text, "answer": group.prompt.answer}
-        append_row(run, run.samples, {"step": step, **row, "reward": result.value})
+        turns = {"turns": [asdict(turn) for turn in completion.turns]} if completion.turns else {}
+        append_row(run, run.samples, {"step": step, **row, "reward": result.value, **turns})
 
 
 def _file(folder: Path, step: int) -> Path:

@@ -40,10 +40,17 @@ class Sampler:
         """Groups in the order of the prompts."""
         return self.finish(self.start(prompts, spec))
 
-    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
-        """Ask the engines, each for a consecutive share, and return at once."""
+    def start(
+        self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, own_seeds: Sequence[int] | None = None
+    ) -> PendingGroups:
+        """Ask the engines, each for a consecutive share, and return at once.
+
+        Args:
+            own_seeds: one a prompt; None: those of `seed_prompts`.
+        """
         count = len(self.engines)
-        shares, seeds = split_evenly(prompts, count), split_evenly(seed_prompts(spec, len(prompts)), count)
+        all_seeds = seed_prompts(spec, len(prompts)) if own_seeds is None else own_seeds
+        shares, seeds = split_evenly(prompts, count), split_evenly(all_seeds, count)
         engines = [engine for engine, share in zip(self.engines, shares, strict=True) if share]
         pending = _build_requests([*filter(None, shares)], [*filter(None, seeds)], spec)
         for engine, chunk in zip(engines, pending.chunks, strict=True):
@@ -81,10 +88,13 @@ class ContinuousSampler(Sampler):
         super().__init__(cluster, engines, timeout_s)
         self.max_num_seqs, self.dispatcher = max_num_seqs, Dispatcher(engines, max_calls(staleness))
 
-    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingGroups:
+    def start(
+        self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, own_seeds: Sequence[int] | None = None
+    ) -> PendingGroups:
         """Put the prompts behind those that are in flight, and return at once."""
         size = chunk_size(len(prompts), spec.num_completions, len(self.engines), self.max_num_seqs)
-        pending = _build_requests(cut(prompts, size), cut(seed_prompts(spec, len(prompts)), size), spec)
+        all_seeds = seed_prompts(spec, len(prompts)) if own_seeds is None else own_seeds
+        pending = _build_requests(cut(prompts, size), cut(all_seeds, size), spec)
         self.dispatcher.submit(pending.chunks)
         return pending
 

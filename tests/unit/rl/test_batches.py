@@ -11,6 +11,7 @@ import pytest
 from slurm_rl.config.load import load_config
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rl.build import build_rollouts
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.loop.collect import BatchSource
 
@@ -46,7 +47,7 @@ def make_source(*words: str) -> tuple[BatchSource, Rewards]:
     rewards = Rewards()
     sampler: Any = Sampler()
     config = load_config(["+exp=demo", "trainer.prompts_per_step=4", "warmup.num_steps=10", *words])
-    return BatchSource(config, prompts, sampler, rewards), rewards
+    return BatchSource(config, prompts, build_rollouts(config, sampler, rewards, None, "")), rewards
 
 
 def test_a_model_scores_the_whole_batch_at_once_in_its_order(tmp_path: Path) -> None:

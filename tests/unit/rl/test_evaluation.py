@@ -22,7 +22,7 @@ def test_without_held_out_rows_nothing_is_evaluated(
 ) -> None:
     config = load_config(["+exp=demo", "warmup.num_steps=0", "trainer.num_steps=4", "eval.every=2"])
     nothing: Any = None
-    evaluator = Evaluator(config, RunDir(tmp_path), held_out, nothing, nothing, nothing, nothing)
+    evaluator = Evaluator(config, RunDir(tmp_path), held_out, nothing, nothing, nothing)
     found: list[int] = []
     monkeypatch.setattr(evaluator, "evaluate", lambda step: found.append(step) or {"sampled": 0.5})
     state = TrainerState(stage="grpo")

@@ -1,0 +1,81 @@
+"""What an environment is: a class in the user's file, of which every episode has an instance of its own.
+
+    class Guess(Environment):                       # env.name=guess.py:Guess
+        def reset(self, row, seed):
+            self.secret = row.answer
+
+        def step(self, reply):
+            if reply.text == self.secret:
+                return Step(reward=1.0, done=True)
+            return Step("higher" if int(reply.text) < int(self.secret) else "lower")
+
+The policy reads the row's prompt first and replies; `step` gets the reply and says what the policy reads next. Rewards
+of turns add up to the episode's; an episode without any is scored by `reward` of the config, by its last reply. Both
+methods may be `async def`: those of one process then wait side by side.
+
+An environment runs in a process of its own (`env.num_workers`), never in the trainer. An exception, a step over
+`env.timeout_s`, a process that dies and nonsense in a Step cost the episode: it is counted by cause, no number is made
+of it, and nothing is trained on it. A bad reply is none of these: say so to the policy in an observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+Observation = str | list[dict[str, Any]]
+"""Text, which with a chat template is a user message; or messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The row of the data that an episode is about."""
+
+    index: int
+    prompt: str
+    """What the policy read, rendered."""
+    answer: str
+    messages: list[dict[str, Any]] | None = None
+    """What `prompt` was rendered of; None of plain text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What the policy said in one turn."""
+
+    text: str
+    """Without special tokens and without what stopped it."""
+    cut: bool = False
+    """Its length limit ended it, not the policy."""
+    call_id: str = ""
+    """Names this turn of this episode of the run, the same when a step is repeated: for effects outside, once each."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What came of a reply."""
+
+    observation: Observation = ""
+    """What the policy reads next; of a step that ends the episode it is not read."""
+    reward: float | None = None
+    """Of this turn; None where there is nothing to say."""
+    done: bool = False
+    scores: Mapping[str, float] = field(default_factory=dict)
+    """Numbers for the metrics, by name; of several steps the last of a name counts."""
+
+
+class Environment:
+    """One world, for one episode."""
+
+    resume: ClassVar[Literal["replay", "restart"]] = "replay"
+    """What brings back a world whose process is gone: `replay`, the same replies again, of which the same must come;
+    `restart`: nothing does, and its episode has failed."""
+
+    def reset(self, row: Row, seed: int) -> Awaitable[None] | None:
+        """Begin. All episodes of a prompt in a step get the same seed."""
+        return None
+
+    def step(self, reply: Reply) -> Step | Awaitable[Step]:
+        """Take a reply."""
+        raise NotImplementedError

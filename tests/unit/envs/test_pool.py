@@ -1,0 +1,107 @@
+"""Environments in real processes: each misbehaviour costs its own call, and says how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.envs.environment import Reply, Row, Step
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.envs.worker import Call
+from slurm_rl.errors import ConfigError
+from slurm_rl.rewards.results import Failure
+
+FILE = Path(__file__).with_name("worlds.py")
+
+
+def config(name: str, timeout_s: float = 60.0, num_workers: int = 1) -> EnvironmentConfig:
+    return EnvironmentConfig(name=f"{FILE}:{name}", timeout_s=timeout_s, num_workers=num_workers)
+
+
+def call(episode: str, *replies: str, last: int = 2, prompt: str = "count") -> Call:
+    row = Row(index=0, prompt=prompt, answer=str(last))
+    said = [Reply(text=text, call_id=f"{episode}.{turn}") for turn, text in enumerate(replies)]
+    return Call(episode=episode, row=row, seed=1, replies=said)
+
+
+@pytest.fixture(scope="module")
+def bad() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool(config("Bad", timeout_s=2.0)) as pool:
+        yield pool
+
+
+def test_an_episode_finds_its_world_where_it_left_it(bad: EnvironmentPool) -> None:
+    assert bad.play([call("a", "x"), call("b", "y")]) == [
+        Step("x", None, False, {"replies": 1.0}),
+        Step("y", None, False, {"replies": 1.0}),
+    ]
+    assert bad.play([call("b", "y", "z")]) == [Step("y z", 1.0, True, {"replies": 2.0})]
+
+
+def test_a_world_that_was_forgotten_comes_back_by_its_replies(bad: EnvironmentPool) -> None:
+    bad.play([call("a", "x")])
+    bad.forget()
+    assert bad.play([call("a", "x", "y")]) == [Step("x y", 1.0, True, {"replies": 2.0})]
+
+
+@pytest.mark.parametrize(
+    ("reply", "cause", "word"),
+    [
+        ("raise", "exception", "KeyError: 'no such door'"),
+        ("hang", "hang", "no step within 2 s"),
+        ("die", "crash", "exit code -9"),
+        ("nothing", "bad score", "must return a slurm_rl.envs.environment.Step; got None"),
+        ("nan", "bad score", "finite number or None; got nan"),
+        ("number", "bad score", "text, or messages"),
+        ("done", "bad score", "True or False; got 'yes'"),
+        ("scores", "bad score", "finite numbers by name"),
+    ],
+)
+def test_a_world_that_misbehaves_costs_its_own_call_alone(
+    bad: EnvironmentPool, reply: str, cause: str, word: str
+) -> None:
+    first = [call(f"{reply}{place}", "x") for place in range(3)]
+    bad.play(first)
+    second = [call(f"{reply}0", "x", "y"), call(f"{reply}1", "x", reply), call(f"{reply}2", "x", "y")]
+    before, failed, after = bad.play(second)
+    assert before == after == Step("x y", 1.0, True, {"replies": 2.0})
+    assert isinstance(failed, Failure) and failed.cause == cause and word in failed.detail
+
+
+def test_a_world_that_nothing_brings_back_is_lost_with_its_process() -> None:
+    with EnvironmentPool(config("Fleeting")) as pool:
+        lost, killer, unborn = pool.play([call("a", "x"), call("b", "die"), call("c", "x")])
+        assert isinstance(lost, Step), "it had ended before"
+        assert isinstance(killer, Failure) and isinstance(unborn, Failure)
+        assert killer.cause == unborn.cause == "crash"
+
+
+def test_worlds_that_wait_wait_side_by_side_and_one_that_hangs_is_ended_alone() -> None:
+    with EnvironmentPool(config("Slow", timeout_s=6.0)) as pool:
+        calls = [call(str(place), "wait" if place == 7 else "x") for place in range(100)]
+        outcomes = pool.play(calls)  # one after the other they would take 30 s and be called late
+    assert [place for place, outcome in enumerate(outcomes) if isinstance(outcome, Failure)] == [7]
+    assert isinstance(outcomes[7], Failure) and outcomes[7].cause == "hang"
+
+
+def test_every_call_reaches_the_outside_once(tmp_path: Path) -> None:
+    with EnvironmentPool(config("Noted", num_workers=2)) as pool:
+        outcomes = pool.play([call(str(place), "x", last=1, prompt=str(tmp_path)) for place in range(20)])
+    assert all(isinstance(outcome, Step) and outcome.done for outcome in outcomes)
+    assert len(list(tmp_path.iterdir())) == 20
+
+
+def test_a_file_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "world.py"
+    file.write_text("import no_such_module\n")
+    with pytest.raises(ConfigError, match="no_such_module"), EnvironmentPool(EnvironmentConfig(name=f"{file}:World")):
+        pass
+    with pytest.raises(ConfigError, match="World"), EnvironmentPool(EnvironmentConfig(name=f"{FILE}:World")):
+        pass
+
+
+def test_nothing_is_done_for_no_call(bad: EnvironmentPool) -> None:
+    assert bad.play([]) == []

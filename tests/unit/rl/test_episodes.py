@@ -1,0 +1,159 @@
+"""Episodes in waves, with real environments and an engine that says what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
+from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.loop.pipeline import load_rollouts, save_rollouts
+from slurm_rl.rl.loop.step_metrics import sampling_metrics
+from slurm_rl.rl.rollout.episodes import Episodes, Limits
+from slurm_rl.train.stop import Timer
+
+WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
+LIMITS = Limits(max_turns=3, turn_tokens=4, max_tokens=12)
+SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
+
+
+class Letters:
+    """A tokenizer: a letter is a token."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+class Engine:
+    """Replies by what the prompt ends with, and notes what it was asked."""
+
+    def __init__(self, replies: dict[str, str]) -> None:
+        self.replies, self.asked = replies, list[tuple[list[str], list[int] | None]]()
+
+    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, seeds: list[int] | None = None) -> Any:
+        texts = ["".join(map(chr, prompt.token_ids)) for prompt in prompts]
+        self.asked.append((texts, seeds))
+        return [
+            Group(prompt, [self._reply(text, member) for member in range(spec.num_completions)])
+            for prompt, text in zip(prompts, texts, strict=True)
+        ]
+
+    def _reply(self, text: str, member: int) -> Completion:
+        said = self.replies.get(text, "ab"[member])
+        return Completion([ord(letter) for letter in said], [-1.0 - member] * len(said), said, False, 3)
+
+    def finish(self, pending: list[Group], within_s: float | None = None) -> list[Group]:
+        return pending
+
+
+class Scorer:
+    def __init__(self) -> None:
+        self.items: list[RewardItem] = []
+
+    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+        self.items += items
+        return [RewardResult(item=item, value=0.25) for item in items]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:Bad", timeout_s=60.0)) as pool:
+        yield pool
+
+
+def play(
+    pool: EnvironmentPool,
+    answers: Sequence[str],
+    *,
+    replies: dict[str, str] | None = None,
+    limits: Limits = LIMITS,
+    scorer: Scorer | None = None,
+) -> tuple[list[Group], Engine]:
+    tokenizer: Any = Letters()
+    engine: Any = Engine(replies or {})
+    prompts = [EncodedPrompt(index=i, token_ids=[ord("?")], text="?", answer=text) for i, text in enumerate(answers)]
+    episodes = Episodes(engine, pool, TurnRenderer(tokenizer, None), limits, scorer)
+    return episodes.finish(episodes.start(prompts, SPEC), Timer()), engine
+
+
+def test_replies_and_observations_follow_each_other_and_replies_alone_are_trained_on(pool: EnvironmentPool) -> None:
+    [group], engine = play(pool, ["2"])
+    assert [text for text, _ in engine.asked] == [["?"], ["?aa", "?bb"]]
+    first, second = group.completions
+    assert "".join(map(chr, first.token_ids)) == "aaa" and "".join(map(chr, second.token_ids)) == "bba"
+    assert first.logprobs == [-1.0, -1.0] and second.logprobs == [-2.0, -1.0]
+    assert [(turn.start, turn.end, turn.reply, turn.observation) for turn in first.turns] == [
+        (0, 1, "a", "a"),
+        (2, 3, "a", "a a"),
+    ]
+    assert [result.value for result in group.results] == [1.0, 1.0]
+    assert group.results[0].parts == {"replies": 2.0}
+    sequence = build_train_sequences([group], AlgorithmConfig(), None)[0]
+    assert sequence.trained is not None and sequence.trained.tolist() == [1, 3]
+    assert np.array_equal(sequence.old_logprobs, np.float32([-1.0, -1.0]))
+    assert sequence.token_ids.tolist() == [ord(letter) for letter in "?aaa"]
+
+
+def test_every_turn_of_every_episode_has_a_seed_of_its_own_and_the_same_again(pool: EnvironmentPool) -> None:
+    runs = [play(pool, ["3", "3"])[1].asked for _ in range(2)]
+    assert runs[0] == runs[1]
+    seeds = [seed for _, own in runs[0] for seed in own or []]
+    assert len(seeds) == len(set(seeds)) == 8
+
+
+def test_what_others_do_changes_no_seed(pool: EnvironmentPool) -> None:
+    """An episode that ended before is not asked again, and the others keep their seeds."""
+    short, long = play(pool, ["1", "3"])[1].asked, play(pool, ["3", "3"])[1].asked
+    assert short[1][1] == (long[1][1] or [])[2:]
+
+
+@pytest.mark.parametrize("bad", ["raise", "nan", "nothing"])
+def test_a_failed_episode_is_no_number_and_its_group_goes_on(pool: EnvironmentPool, bad: str) -> None:
+    [group], _ = play(pool, ["2"], replies={"?aa": bad}, limits=Limits(3, 8, 40))
+    failed, well = group.results
+    assert failed.value is None and failed.failure in ("exception", "bad score") and failed.detail
+    assert well.value == 1.0
+    metrics = sampling_metrics([group])
+    assert metrics["reward/failed"] == 1.0 and metrics["reward/mean"] == 1.0
+
+
+@pytest.mark.parametrize("limits", [Limits(2, 4, 40), Limits(9, 4, 7)])
+def test_an_episode_over_a_limit_is_truncated_and_scored_by_its_last_reply(
+    pool: EnvironmentPool, limits: Limits
+) -> None:
+    scorer = Scorer()
+    [group], _ = play(pool, ["9"], limits=limits, scorer=scorer)
+    assert all(
+        completion.truncated and len(completion.token_ids) <= limits.max_tokens for completion in group.completions
+    )
+    assert [result.value for result in group.results] == [0.25, 0.25]
+    assert [(item.completion, item.truncated) for item in scorer.items] == [("a", True), ("a", True)]
+
+
+def test_without_any_reward_it_is_a_failure_and_not_zero(pool: EnvironmentPool) -> None:
+    [group], _ = play(pool, ["9"])
+    assert [result.failure for result in group.results] == ["bad score"] * 2
+
+
+def test_the_metrics_say_how_many_turns_and_how_much_is_masked(pool: EnvironmentPool) -> None:
+    [group], _ = play(pool, ["2"])
+    metrics = sampling_metrics([group])
+    assert metrics["episode/turns_mean"] == metrics["episode/turns_max"] == 2.0
+    assert metrics["episode/masked"] == pytest.approx(1 / 3)
+    assert metrics["tokens/sampled"] == 4.0
+
+
+def test_episodes_come_back_from_a_checkpoint_as_they_were(pool: EnvironmentPool, tmp_path: Path) -> None:
+    groups, _ = play(pool, ["2", "3"])
+    save_rollouts(tmp_path, {4: groups})
+    assert [group.completions for group in load_rollouts(tmp_path)[4]] == [group.completions for group in groups]
