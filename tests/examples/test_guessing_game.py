@@ -12,7 +12,7 @@ from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import HERE, ROOT, SMALL, run_readme
 from tests.whole_run import exact_rows, kill_trainer
 
-SIZES = (*SMALL, "trainer.num_steps=6", "data.num_eval=20", "eval.every=3", "checkpoint.every=2")
+SIZES = (*SMALL, "trainer.num_steps=4", "data.num_eval=10", "eval.every=4", "checkpoint.every=2")
 
 
 def test_a_guessing_game(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_a_guessing_game(tmp_path: Path) -> None:
     rows = exact_rows(tmp_path / "runs/guessing_game")
     assert find_unexplained({key for row in rows for key in row}) == set()
     steps = [row for row in rows if row["stage"] == "grpo"]
-    assert len(steps) == 6
+    assert len(steps) == 4
     assert all(1 < row["episode/turns_mean"] <= 4 and 0 < row["episode/masked"] < 0.5 for row in steps)
     # Over all turns the policy says of each sampled token what the engine said.
     assert all(row["mismatch/max"] < 1e-4 for row in steps) and all(row["policy/grad_norm"] > 0 for row in steps)
