@@ -136,9 +136,17 @@ class AttemptDir:
         """How the trainer ended, written by the trainer itself."""
         self.end = path / "end.json"
         """How the attempt ended, written by the controller."""
+        self.dump = path / "dump.json"
+        """Written by the head's agent: a rank hangs, and all are to write their stacks."""
+        self.hang = path / "hang.json"
+        """What that found: the cause, and who is suspected."""
 
     def log(self, who: str) -> Path:
         return self.logs / f"{who}.log"
+
+    def beats(self, rank: int) -> Path:
+        """What a node agent tells of the beats of its processes."""
+        return self.path / f"beats-{rank}.json"
 
     def node(self, rank: int) -> Path:
         """The record a node agent writes about itself: host, pid, phases, exit."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slurm_rl.beats.pulse import note_speed, tick
 from slurm_rl.checkpoints.background import BackgroundWriter
 from slurm_rl.checkpoints.folders import written_beside
 from slurm_rl.config.model import ModelConfig
@@ -32,6 +33,7 @@ from slurm_rl.engine.row_check import check_rows
 from slurm_rl.engine.row_layout import require_maskable
 from slurm_rl.engine.saved_weights import build_layout, require_layout
 from slurm_rl.engine.shards import load_rng, save_rng
+from slurm_rl.engine.stopwatch import Stopwatch
 from slurm_rl.engine.vision import load_image_reader
 from slurm_rl.errors import CheckpointError, TrainingError
 from slurm_rl.math.logprobs import compute_token_hits, compute_token_logprobs
@@ -143,10 +145,17 @@ class PolicyEngine:
         distributed.require_equal_counts(len(micro_batches))
         self.module.train()
         sums = {"loss": 0.0}
+        watch = Stopwatch(self.device)
         for number, sequences in enumerate(micro_batches, 1):
-            loss, metrics = self._compute_loss(sequences, loss_fn, temperature or self.temperature, entropy_gradient)
+            with watch:
+                loss, metrics = self._compute_loss(
+                    sequences, loss_fn, temperature or self.temperature, entropy_gradient
+                )
             self.backend.backward(loss, is_last=number == len(micro_batches))
+            tick()
             add_totals(sums, {"loss": float(loss.detach()), **metrics})
+        # Before the ranks wait for each other; the last loss was read, so the GPU is through.
+        note_speed(watch.seconds(), sum(len(one.token_ids) for sequences in micro_batches for one in sequences))
         totals = distributed.sum_over_ranks(sums)
         _require_finite_loss(totals["loss"])
         return {**totals, "grad_norm": self.backend.step(lr)}
@@ -163,6 +172,7 @@ class PolicyEngine:
         for sequences in micro_batches:
             loss, metrics = self._compute_loss(sequences, loss_fn, self.temperature)
             add_totals(sums, {"loss": float(loss), **metrics})
+            tick()
         return distributed.sum_over_ranks(sums)
 
     def _compute_loss(

@@ -26,6 +26,8 @@ def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
     # A trainer that saved although nobody asked was told to by a node's end; the node is the cause.
     if found and (found["outcome"] == "finished" or (found["outcome"] == "checkpointed" and asked)):
         return AttemptEnd(found["outcome"], found.get("cause", ""), found["exit_code"])
+    if attempt.hang.is_file():
+        return AttemptEnd("lost", read_json(attempt.hang)["cause"])
     if asked and "running" not in read_record(attempt, 0).get("phases", {}):
         return AttemptEnd("lost", "asked to stop before the trainer had started")
     causes = find_causes(attempt)

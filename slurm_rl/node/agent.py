@@ -28,6 +28,7 @@ from slurm_rl.node.attempt import attempt_parser, open_attempt, time_to_leave
 from slurm_rl.node.discovery import NodeRole, discover_role
 from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
+from slurm_rl.node.hang import HangWatch
 from slurm_rl.node.joined import start_waiting
 from slurm_rl.node.own_image import check_own_image, check_same_image
 from slurm_rl.node.ports import PortPlan, choose_ports
@@ -89,6 +90,8 @@ class NodeAgent:
         self.time_to_leave_s = time_to_leave(attempt)
         self.tmp_dir = choose_tmp_dir(run, plan, attempt.number)
         self.mark = attempt_mark(run, role.job_key, attempt.number, role.rank)
+        beats = self.tmp_dir / "beats"
+        self.hangs = HangWatch(run, plan, attempt, beats, rank=role.rank, host=self.host, mark=self.mark)
         self.record: dict[str, Any] = {"host": self.host, "pid": os.getpid(), "rank": role.rank, "state": "starting"}
 
     def main(self) -> int:
@@ -149,6 +152,7 @@ class NodeAgent:
             self._forward_stop(self.driver)
             self._check_ray("the head node")
             self._check_terminated()
+            self._check_beats()
             time.sleep(POLL_S)
         # A driver that lost its Ray dies of that; the cause is Ray's.
         if not self.attempt.outcome.is_file() and comes_true(lambda: _has_ended(self.ray)):
@@ -179,6 +183,7 @@ class NodeAgent:
                 break
             self._check_ray("a worker node")
             self._check_terminated()
+            self._check_beats()
             if self.must_leave_at is not None and not is_port_open(head.ip, head.port):
                 raise Leaving("the head node must answer", seen=f"no Ray at {head.address}")
             time.sleep(POLL_S)
@@ -210,6 +215,7 @@ class NodeAgent:
             if self.stopped_at and not ranks.is_done:
                 ranks.tell(self.driver, self.stopped_at)
             self._check_terminated()
+            self._check_beats()
             if not self.role.is_head and self._head_has_ended() and not comes_true(lambda: _has_ended(self.driver)):
                 return 0
             time.sleep(POLL_S)
@@ -236,6 +242,11 @@ class NodeAgent:
         # Listing, not opening: NFS may remember for a minute that a file it was asked for is absent.
         if self.attempt.abort in set(self.attempt.path.iterdir()):
             raise Leaving("another node died", seen=read_json(self.attempt.abort)["cause"])
+
+    def _check_beats(self) -> None:
+        """Raise TrainingError when a rank hangs; not of those that were told to leave, which have other deadlines."""
+        if self.stop_signal is None:
+            self.hangs.look()
 
     def _start_ray(
         self, ip: str, ports: PortPlan, env: dict[str, str], head: HeadRecord | None

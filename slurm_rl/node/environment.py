@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from slurm_rl.beats.pulse import BEATS
 from slurm_rl.node.discovery import NodeRole
 from slurm_rl.node.network import network_environment
 from slurm_rl.node.ports import PortPlan
@@ -37,7 +38,7 @@ def child_environment(
     # Libraries drop files into TMPDIR (vLLM its rendezvous); there they go when the attempt ends.
     if _is_torchs_default(env.get("TORCHINDUCTOR_CACHE_DIR", "")):
         del env["TORCHINDUCTOR_CACHE_DIR"]
-    return {**env, **mark_env(mark), "TMPDIR": str(tmp_dir)}
+    return {**env, **mark_env(mark), "TMPDIR": str(tmp_dir), BEATS: str(tmp_dir / "beats")}
 
 
 def _is_torchs_default(cache_dir: str) -> bool:

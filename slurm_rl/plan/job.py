@@ -62,6 +62,8 @@ class LimitsPlan:
     signal_lead_s: int
     max_failures: int
     start_timeout_s: float
+    hang_after_s: float = 60.0
+    step_timeout_s: float = 3600.0
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,14 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         weight_transfer=choose_transfer(config, actors)[0],
         layout=build_layout(config, shape, actors, tensor_parallel_size),
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard),
-        limits=LimitsPlan(job.time_limit_min, job.signal_lead_s, job.max_failures, job.start_timeout_s),
+        limits=LimitsPlan(
+            job.time_limit_min,
+            job.signal_lead_s,
+            job.max_failures,
+            job.start_timeout_s,
+            job.hang_after_s,
+            config.trainer.step_timeout_s,
+        ),
         container=config.container.model_dump(mode="json"),
         sbatch=load_function(launcher.options)(config, run_dir) if launcher.options else {},
         num_spare_nodes=job.num_spare_nodes if launcher.is_queue else 0,

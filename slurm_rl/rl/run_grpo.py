@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from slurm_rl.beats.pulse import start_pulse
 from slurm_rl.config.engine_args import check_engine_args
 from slurm_rl.config.functions import load_parts
 from slurm_rl.config.load import parse_config
@@ -123,6 +124,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
         StopRequested: a signal asked for it; all is saved.
         SlurmRLError: bad input, or a failure with its cause.
     """
+    start_pulse("driver")
     stop = StopFlag()
     stop.install()
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))

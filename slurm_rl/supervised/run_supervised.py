@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import closing, nullcontext
 from dataclasses import asdict, replace
 
+from slurm_rl.beats.pulse import start_pulse
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.tasks import TASKS, TORCHRUN_TASKS
 from slurm_rl.data.load_data import check_same_rows, require_one_batch
@@ -35,6 +36,7 @@ def run_training(run: RunDir, config: RunConfig, rank_info: RankInfo, attempt: A
         StopRequested: a signal asked for it; all is saved.
         SlurmRLError: bad input, or a failure with its cause.
     """
+    start_pulse(f"rank-{rank_info.rank}")
     stop = StopFlag()
     stop.install()
     rank_info.join(timeout_s=config.trainer.step_timeout_s)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from slurm_rl.beats import pulse
 from slurm_rl.disk import explain_refusal, say
 from slurm_rl.errors import SlurmRLError, StopRequested
 from slurm_rl.node.driver import EXIT_CHECKPOINTED
@@ -30,7 +31,8 @@ class Timer:
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
-        yield
+        with pulse.phase(name):
+            yield
         key = f"time/{name}_s"
         self.seconds[key] = self.seconds.get(key, 0.0) + time.perf_counter() - start
 

@@ -38,8 +38,8 @@ WORDS = (
 )
 
 
-def start(run: Path, verb: str = "submit") -> subprocess.Popen[str]:
-    words = [str(run)] if verb == "resume" else [f"run_dir={run}", *WORDS]
+def start(run: Path, verb: str = "submit", words: tuple[str, ...] = WORDS) -> subprocess.Popen[str]:
+    words = (str(run),) if verb == "resume" else (f"run_dir={run}", *words)
     return subprocess.Popen(
         [sys.executable, "-m", "slurm_rl", verb, *words],
         cwd=run.parent,

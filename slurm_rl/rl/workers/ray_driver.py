@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import slurm_rl
+from slurm_rl.beats.pulse import beating, tick
 from slurm_rl.errors import SlurmRLError, TrainingError, first_line
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.plan.job import JobPlan
@@ -60,7 +61,7 @@ class Cluster:
         import ray
 
         name = f"{actor.role}-{actor.index}"
-        remote = ray.remote(cls).options(
+        remote = ray.remote(beating(cls, name)).options(
             name=name,
             num_cpus=0,
             max_concurrency=max_concurrency,
@@ -105,6 +106,7 @@ class Cluster:
         while pending:
             if stoppable:
                 self.stop.check()
+            tick()
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
             for reference in ready:
                 try:

@@ -1,0 +1,1 @@
+"""Signs of life of every rank and engine: written on the node, judged there. Standard library alone."""

@@ -1,0 +1,53 @@
+"""Ranks that hang: named within their deadline, and the run goes on. Real torchrun and torch on CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.jsonl import read_rows
+from slurm_rl.node.hang import read_told
+from slurm_rl.run_dir import RunDir, read_json
+from tests.train.test_sft_run import WORDS, start, wait_for
+
+pytestmark = pytest.mark.slow
+
+# So small a model steps in milliseconds: nobody here waits for 60 s that a large one may need.
+SOON = ("job.hang_after_s=4", "job.max_failures=0")
+
+
+def pid_of(run: RunDir, name: str) -> int:
+    """Of a process that has trained long enough to have a deadline of its own."""
+    found = [0]
+
+    def has_trained() -> bool:
+        for told in read_told(run.attempt(1)):
+            for beat in told["beats"]:
+                if beat["name"] == name and beat["num_calls"] >= 5 and beat["phase"] == "train":
+                    found[0] = beat["pid"]
+        return found[0] > 0
+
+    wait_for(has_trained, f"{name} to train")
+    return found[0]
+
+
+def test_a_stopped_rank_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    """SIGSTOP of one of two ranks; no failure is allowed, so that only the hang's own attempt may follow."""
+    run = RunDir(tmp_path / "hung")
+    process = start(run.path, words=(*WORDS, *SOON, "supervised.num_epochs=1000"))
+    os.kill(pid_of(run, "rank-1"), signal.SIGSTOP)
+    wait_for(lambda: any(row["kind"] == "rank/hung" for row in read_rows(run.events)), "the verdict")
+    [hung] = [row for row in read_rows(run.events) if row["kind"] == "rank/hung"]
+    assert hung["rank"] == "rank-1" and hung["phase"] in ("train", "step"), hung
+    assert "suspect: rank-1" in hung["verdict"] and "stopped (SIGSTOP)" in hung["verdict"]
+    assert "rank-0" in hung["verdict"] and "gloo" in hung["verdict"]
+    stacks = run.attempt(1).logs / "stacks"
+    assert "most recent call first" in (stacks / "rank-0.txt").read_text() and not (stacks / "rank-1.txt").exists()
+    wait_for(lambda: len([r for r in read_rows(run.events) if r["kind"] == "trainer/started"]) == 2, "a new attempt")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=300)
+    end = read_json(run.attempt(1).end)
+    assert end["outcome"] == "lost" and "rank-1" in end["cause"]
