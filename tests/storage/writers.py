@@ -225,7 +225,6 @@ def last_words(folder: Path) -> Case:
     "node.hang.dump_stacks",
     "node.hang.ask_recorders",
     "beats.pulse.Pulse.__init__",
-    "beats.pulse.Pulse._write",
     "run_dir.write_text",
     "run_dir.write_bytes",
     "run_dir.write_json",
