@@ -146,6 +146,9 @@ class ClusterConfig(Section):
     """Runs of a sweep that may run at once; null leaves it to Slurm."""
     run_root: OneLine = "runs"
     """Folder for run directories; every node must see it."""
+    site_dir: OneLine | None = None
+    """Folder that all runs of the site see and write to, where they tell each other of bad nodes; null: each run
+    remembers its own alone."""
     tmp_root: OneLine = "/tmp"
     """Node-local folder for sockets and spills, mounted into containers; short, since a Unix socket's path holds 107
     bytes."""

@@ -14,7 +14,7 @@ from slurm_rl.config.section import Section
 from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS, TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
 
-EVERY_TASK = ("name", "run_dir", "task", "cluster", "container", "job", "ray")
+EVERY_TASK = ("name", "run_dir", "task", "cluster", "container", "job", "preflight", "ray")
 """Keys of the run itself, and of machines, which stay the same whatever is run on them."""
 READERS: Final[dict[str, tuple[str, ...]]] = {
     "seed": OUR_TASKS,

@@ -17,6 +17,7 @@ from slurm_rl.config.functions import find_loss
 from slurm_rl.config.job import JobConfig, LoggingConfig, RayConfig
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.model import ModelConfig, fill_auto
+from slurm_rl.config.preflight import PreflightConfig
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.section import NonNegativeInt, Section, one_of
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
@@ -51,6 +52,8 @@ class RunConfig(Section):
     """Image and runtime."""
     job: JobConfig = JobConfig()
     """Time and restarts."""
+    preflight: PreflightConfig = PreflightConfig()
+    """Checks of the nodes."""
     ray: RayConfig = RayConfig()
     """The Ray cluster."""
     model: ModelConfig

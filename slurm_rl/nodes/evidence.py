@@ -50,11 +50,18 @@ class Evidence:
 
     @staticmethod
     def found(
-        node: str, check: str, value: str, strength: Strength, *, attempt: int | None, now: float | None = None
+        node: str,
+        check: str,
+        value: str,
+        strength: Strength,
+        *,
+        attempt: int | None,
+        now: float | None = None,
+        holds_s: float | None = None,
     ) -> Evidence:
-        """Evidence of now, which holds as long as its strength says."""
+        """Evidence of now, which holds as long as `holds_s`, or else its strength, says."""
         now = round(time.time() if now is None else now, 3)
-        return Evidence(now, node, check, value, strength, attempt, now + HOLDS_S[strength])
+        return Evidence(now, node, check, value, strength, attempt, now + (holds_s or HOLDS_S[strength]))
 
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> Evidence | None:

@@ -18,6 +18,7 @@ from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, 
 from slurm_rl.plan.expected import expected_versions
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_heads, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
+from slurm_rl.plan.preflight import PreflightPlan, build_preflight
 from slurm_rl.plan.task import ExternalPlan, TorchrunPlan, build_driver_argv, secret_names
 from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, check_idle, place_ranks
 from slurm_rl.plan.transfer import choose_transfer
@@ -114,6 +115,8 @@ class JobPlan:
     """How new weights reach the engines: rollout.weight_transfer, with auto decided; see plan/transfer.py."""
     signs_copies: bool = False
     """Checkpoints are copied to a URL, signed with a key of the run."""
+    preflight: PreflightPlan = field(default_factory=PreflightPlan)
+    """What the nodes are asked before an attempt."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -134,6 +137,7 @@ class JobPlan:
             "layout": LayoutPlan.from_json(tree["layout"]),
             "ray": RayPlan(**tree["ray"]),
             "limits": LimitsPlan(**tree["limits"]),
+            "preflight": PreflightPlan.from_json(tree.get("preflight", {})),
             "torchrun": TorchrunPlan(**torchrun) if torchrun else None,
             "external": ExternalPlan(tuple(external["first"]), tuple(external["later"])) if external else None,
         }
@@ -181,6 +185,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         env_reasons={item.name: item.reason for item in variables},
         secret_names=secret_names(config),
         signs_copies=config.checkpoint.url is not None,
+        preflight=build_preflight(config),
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
         weight_transfer=choose_transfer(config, actors)[0],

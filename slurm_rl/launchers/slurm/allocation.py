@@ -50,7 +50,7 @@ class SlurmAllocation(Allocation):
         self.num_agents = plan.num_nodes
         self.job_id = element_id(self.job_key, os.environ)
         self.job = {"launcher": plan.launcher, "job_id": self.job_id}
-        self.hosts = Hosts(plan)
+        self.hosts = Hosts(run, plan)
         self.chosen: list[str] = []
 
     @property
@@ -75,8 +75,8 @@ class SlurmAllocation(Allocation):
         return {"kill_wait_s": kill_wait_s(), "job_id": self.job_id}
 
     def start(self, attempt: AttemptDir, is_stopped: IsStopped) -> Nodes | None:
-        self.chosen = self.hosts.choose(attempt, os.environ)
-        fields = {"left_out": self.hosts.unfit} if self.hosts.unfit else {}
+        self.chosen, found = self.hosts.choose(attempt, os.environ)
+        fields = {**found.to_event(), **({"left_out": self.hosts.unfit} if self.hosts.unfit else {})}
         append_event(self.run_dir, "preflight/passed", attempt=attempt.number, nodes=self.chosen, **fields)
         if is_stopped():
             return None

@@ -1,0 +1,74 @@
+"""The preflight: the first srun of an attempt puts one question to all nodes at once; see gate/ for what it is."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurm_rl.gate.judge import Judged, apply_policy, judge_nodes
+from slurm_rl.gate.script import build_script, parse_answers
+from slurm_rl.gate.table import Check, choose_checks
+from slurm_rl.gate.verdict import Wanted
+from slurm_rl.launchers.slurm.srun import run_srun, srun_argv
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import AttemptDir, write_text
+
+# Beyond what the checks are thought to cost: srun itself, a node that is busy.
+_GRACE_S = 105.0
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """What came out."""
+
+    judged: Judged = field(default_factory=Judged)
+    silent: list[str] = field(default_factory=list)
+    """Hosts that did not answer."""
+    srun_said: str = ""
+    """srun's own complaints, for when a host did not answer."""
+    asked: list[Check] = field(default_factory=list)
+    left_out: list[Check] = field(default_factory=list)
+    """By the budget."""
+    seconds: float = 0.0
+
+    def to_event(self) -> dict[str, object]:
+        """Fields of the event preflight/passed, without those that say nothing."""
+        fields = {
+            "warned": self.judged.warned,
+            "unknown": self.judged.unknown,
+            "not_checked": [check.name for check in self.left_out],
+        }
+        return {"seconds": round(self.seconds, 2), **{name: value for name, value in fields.items() if value}}
+
+
+def run_preflight(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], env: Mapping[str, str]) -> Preflight:
+    """Check these nodes of the job, all at once."""
+    began = time.monotonic()
+    checks, left_out = choose_checks(plan)
+    if not checks or not hosts:
+        return Preflight(left_out=left_out)
+    canary, word = attempt.path / "canary", secrets.token_hex(8)
+    write_text(canary, word)
+    script = build_script(plan, str(canary), [check.source for check in checks if check.source])
+    deadline_s = _GRACE_S + sum(check.cost_s for check in checks)
+    asked_at = time.time()
+    output, errors = run_srun([*srun_argv(plan, hosts), "/bin/sh", "-c", script], env, deadline_s)
+    wanted = Wanted(
+        accelerator=plan.accelerator,
+        gpus=plan.gpus_per_node,
+        num_nodes=plan.num_nodes,
+        word=word,
+        needs_python=plan.container["runtime"] == "none",
+        asked=(asked_at, time.time()),
+    )
+    verdicts = judge_nodes(parse_answers(output), checks, wanted, hosts)
+    return Preflight(
+        judged=apply_policy(verdicts, plan.preflight.policy),
+        silent=[host for host in hosts if host not in verdicts],
+        srun_said=errors,
+        asked=checks,
+        left_out=left_out,
+        seconds=time.monotonic() - began,
+    )
