@@ -1,0 +1,45 @@
+"""Nodes that a fake nvidia-smi makes sick: it prints the recorded XML, changed as a file of the node says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from slurm_rl.nodes.evidence import find_bad, read_evidence
+from slurm_rl.run_dir import RunDir
+from tests.slurm.cluster import Cluster
+
+SAMPLE = Path(__file__).parents[1] / "samples" / "nvidia-smi-qx.driver575.xml"
+REMAP_FAILED = "s/<remapped_row_failure>No/<remapped_row_failure>Yes/"
+
+
+def make_nvidia_smi(folder: Path) -> Path:
+    """A folder for PATH; `<folder>/<node>` holds what sed does to that node's answer. Two GPUs without a fault."""
+    head, _, rest = SAMPLE.read_text(encoding="utf-8").partition("\t<gpu ")
+    gpu = f"\t<gpu {rest.partition('</nvidia_smi_log>')[0]}"
+    gpu = gpu.replace("<sram_uncorrectable_parity>N/A", "<sram_uncorrectable_parity>0")
+    gpu = gpu.replace("<type>G<", "<type>X<").replace("<used>2026 MiB<", "<used>0 MiB<")
+    (folder / "two.xml").write_text(head.replace(">1</attached", ">2</attached") + 2 * gpu + "</nvidia_smi_log>\n")
+    (folder / "one.xml").write_text(head + gpu + "</nvidia_smi_log>\n")
+    program = folder / "nvidia-smi"
+    program.write_text(
+        f"""#!/bin/sh
+[ "$1" = -q ] || exit 1
+sick={folder}/$SLURMD_NODENAME xml={folder}/two.xml
+[ -e $sick.lies ] && xml={folder}/one.xml
+[ -r $sick ] && exec sed "$(cat $sick)" $xml
+exec cat $xml
+"""
+    )
+    program.chmod(0o755)
+    return folder
+
+
+def remembered(run: Path) -> dict[str, str]:
+    """Node -> the check by which the run's own evidence keeps it out."""
+    return {node: one.check for node, one in find_bad(read_evidence(RunDir(run)), now=0.0).items()}
+
+
+def excluded(cluster: Cluster, job: str) -> str:
+    """The job's list in Slurm; "(null)" for none."""
+    shown = cluster.run(["scontrol", "show", "job", job]).stdout
+    return next((word.partition("=")[2] for word in shown.split() if word.startswith("ExcNodeList=")), "no job")
