@@ -174,6 +174,13 @@ VERBS = {
         ),
         details=_RUN,
     ),
+    "episodes": Verb(
+        "print what the policy wrote, turn by turn, with rewards",
+        "[run]",
+        "episodes --step 40",
+        (flag("--step", type=int, help="of this step; the newest by default"),),
+        details=_RUN,
+    ),
     "tunnel": Verb(
         "the ssh forward to a run's Ray dashboard and TensorBoard (--open)",
         "[run]",

@@ -42,6 +42,8 @@ class DataConfig(Section):
     """Column with the images of the prompt, or of the conversation: a path, bytes, or a list of them. They take the
     places of the `{"type": "image"}` parts or of `<image>` in the text, or come before it; relative paths start at
     the data file."""
+    info_keys: list[str] = Field(default=[])
+    """Further columns that an environment gets of the row it is about, in `row.info`; values that JSON can hold."""
     messages_key: str = "messages"
     """Column with a whole conversation, for task=sft; a row without it has `input_key` and `label_key`."""
     chosen_key: str = "chosen"

@@ -24,6 +24,7 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     "data": OUR_TASKS,
     # Where the files of verl's presets begin.
     "data.root": (*OUR_TASKS, *EXTERNAL_TASKS),
+    "data.info_keys": ("grpo",),
     "data.messages_key": ("sft",),
     "data.chosen_key": ("rm", "dpo"),
     "data.rejected_key": ("rm", "dpo"),

@@ -215,6 +215,11 @@ class RunConfig(Section):
         if env.name is None:
             if env != EnvironmentConfig():
                 yield "the keys of env are read with env.name alone. Next: env.name=file.py:Name, or leave them out"
+            if self.data.info_keys:
+                yield (
+                    "data.info_keys are for the environment of env.name, and there is none; got "
+                    f"{', '.join(self.data.info_keys)}. Next: env.name=file.py:Name, or leave them out"
+                )
             return
         if env.turn_tokens is None or env.turn_tokens > rollout.max_tokens:
             yield (

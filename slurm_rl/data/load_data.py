@@ -10,6 +10,7 @@ without a word.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from array import array
 from collections.abc import Callable, Iterable, Sequence
@@ -38,7 +39,7 @@ def build_addition_rows(largest_addend: int) -> list[PromptRow]:
     """Return all (largest_addend + 1)^2 ordered pairs, in order.
 
     >>> build_addition_rows(0)
-    [PromptRow(index=0, where='', prompt='0+0=', answer='0')]
+    [PromptRow(index=0, where='', prompt='0+0=', answer='0', info={})]
 
     Raises:
         DataError: there would be more than a million rows.
@@ -163,10 +164,11 @@ def check_same_rows(run: RunDir, num_train: int, num_held_out: int, contents: It
 
 
 def prompt_content(prompt: EncodedPrompt) -> bytes:
-    """Tokens, text, answer, and where the images are."""
+    """Tokens, text, answer, where the images are, and what its environment knows besides."""
     tokens = array("q", prompt.token_ids).tobytes()
     answer, images = prompt.answer.encode("utf-8", "surrogatepass"), [image.source.encode() for image in prompt.images]
-    return join_parts(tokens, prompt.text.encode(), answer, *images)
+    info = [json.dumps(prompt.info, sort_keys=True).encode()] if prompt.info else []
+    return join_parts(tokens, prompt.text.encode(), answer, *images, *info)
 
 
 def join_parts(*parts: bytes) -> bytes:

@@ -60,12 +60,15 @@ class PromptRow(SourceRow):
 
     answer: str
     """"" when the data have no reference answers."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """Further columns, for an environment."""
 
 
 def load_rows(name: str | Path, config: DataConfig, split: str = "train") -> list[PromptRow]:
     """Read every prompt of a file, folder or hub name; see `build_rows`."""
     keys = {"input_key": config.input_key, "label_key": config.label_key, "image_key": config.image_key}
     columns = tuple((column, f"data.{key}") for key, column in keys.items() if column is not None)
+    columns += tuple((column, "data.info_keys") for column in config.info_keys)
     source = DataSource(name=str(name), columns=columns, subset=config.subset, revision=config.revision, split=split)
     return build_rows(source, lambda record, index, where: _build_row(record, index, config, where))
 
@@ -111,7 +114,16 @@ def _build_row(row: dict[str, Any], index: int, config: DataConfig, where: str) 
         )
     if config.image_key is not None:
         prompt = place_images(prompt, row[config.image_key], where)
-    return PromptRow(index=index, where=where, prompt=prompt, answer=answer)
+    info = {column: row[column] for column in config.info_keys}
+    try:
+        json.dumps(info, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise DataError(
+            f"{where}: columns of data.info_keys must hold what JSON can hold",
+            seen=f"{error} in {shorten(repr(info))}",
+            action="write text, numbers, lists or objects of these",
+        ) from None
+    return PromptRow(index=index, where=where, prompt=prompt, answer=answer, info=info)
 
 
 def find_images(text: Text, folder: Path | None, folders: Folders, where: str) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurm_rl.config.data import Overlong
@@ -47,6 +47,8 @@ class EncodedPrompt:
     """In the order of their placeholders."""
     messages: list[Message] | None = None
     """The chat that `text` was rendered of, its images without their sources; None of plain text."""
+    info: dict[str, Any] = field(default_factory=dict)
+    """Further columns of the row, for an environment."""
 
     @property
     def tokens(self) -> TokenPrompt:
@@ -141,6 +143,7 @@ def _encode_batch(rows: Sequence[PromptRow], tokenizer: Any, template: ChatTempl
             text=text,
             answer=row.answer,
             messages=None if template is None else drop_sources(as_messages(row.prompt)),
+            info=row.info,
         )
 
 

@@ -38,6 +38,8 @@ class Row:
     answer: str
     messages: list[dict[str, Any]] | None = None
     """What `prompt` was rendered of; None of plain text."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """The columns of data.info_keys."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.report.charts import build_charts, compare_runs, format_number, thin_rows
+from slurm_rl.report.episodes import transcribe
 from slurm_rl.report.leaderboard import RankedRun, build_table
 from slurm_rl.report.meta import describe_event, read_config_text, read_events
 from slurm_rl.report.parallel import draw_parallel
@@ -139,12 +140,15 @@ def render_charts(charts: Iterable[tuple[str, str]]) -> str:
 
 
 def render_samples(samples: list[Row]) -> str:
-    """A few completions of the first and of the last steps, side by side with the right answer."""
+    """A few completions of the first and of the last steps, side by side with the right answer; of episodes all turns,
+    with what the environment said in brackets."""
     shown = _ends(samples, SAMPLES_A_SIDE)
     table = [
         [
             str(sample.get("step", "")),
-            *(_shorten(str(sample.get(key, ""))) for key in ("prompt", "completion", "answer")),
+            _shorten(str(sample.get("prompt", ""))),
+            _shorten(transcribe(sample)),
+            _shorten(str(sample.get("answer", ""))),
             format_number(sample["reward"]) if isinstance(sample.get("reward"), (int, float)) else "",
         ]
         for sample in shown

@@ -16,7 +16,8 @@ SIZES = (*SMALL, "trainer.num_steps=4", "data.num_eval=10", "eval.every=4", "che
 
 
 def test_a_guessing_game(tmp_path: Path) -> None:
-    run_readme("guessing_game", tmp_path, {"guessing_game": SIZES})
+    printed = run_readme("guessing_game", tmp_path, {"guessing_game": SIZES})
+    assert "step 4, reward" in printed and "turn 1" in printed and "it said" in printed
     rows = exact_rows(tmp_path / "runs/guessing_game")
     assert find_unexplained({key for row in rows for key in row}) == set()
     steps = [row for row in rows if row["stage"] == "grpo"]

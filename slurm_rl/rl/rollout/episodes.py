@@ -212,7 +212,7 @@ def begin_episodes(groups: Sequence[Group], seed: int) -> list[Episode]:
 
 
 def row_of(prompt: EncodedPrompt) -> Row:
-    return Row(index=prompt.index, prompt=prompt.text, answer=prompt.answer, messages=prompt.messages)
+    return Row(index=prompt.index, prompt=prompt.text, answer=prompt.answer, messages=prompt.messages, info=prompt.info)
 
 
 def item_of(episode: Episode) -> RewardItem:

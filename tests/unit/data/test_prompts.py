@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slurm_rl.config.data import DataConfig
+from slurm_rl.data.load_data import prompt_content
 from slurm_rl.data.prompts import PromptRow, load_rows
+from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import DataError
 
 GOOD = '{"prompt": "3+4=", "answer": "7"}\n'
@@ -98,3 +101,23 @@ def test_without_a_label_key_there_are_no_answers(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"q": "3+4="}\n')
     assert load_rows(path, DataConfig(input_key="q", label_key=None)) == [PromptRow(index=0, prompt="3+4=", answer="")]
+
+
+def test_further_columns_go_to_the_environment_and_into_what_a_run_is_held_to(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "answer": "1", "board": [[0, 1]], "level": 3}\n')
+    config = DataConfig(info_keys=["board", "level"])
+    [row] = load_rows(path, config)
+    assert row.info == {"board": [[0, 1]], "level": 3}
+    plain = EncodedPrompt(index=0, token_ids=[1], text="a", answer="1")
+    contents = {prompt_content(replace(plain, info=info)) for info in ({}, row.info, {**row.info, "level": 4})}
+    assert len(contents) == 3
+    with pytest.raises(DataError, match=r"data\.info_keys.*no such|no column|must have the column"):
+        load_rows(path, DataConfig(info_keys=["bord"]))
+
+
+def test_what_json_cannot_hold_is_no_further_column(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "answer": "1", "level": NaN}\n')
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: .*(JSON|NaN)"):
+        load_rows(path, DataConfig(info_keys=["level"]))

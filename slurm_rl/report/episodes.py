@@ -1,0 +1,50 @@
+"""Samples of a run as text: prompt, replies, what the environment said to each, rewards. Pure.
+
+step 60, reward 1, answer '3'
+  prompt       '333?'
+  turn 1       '6'
+  it said      '<'
+  turn 2       '3'           reward 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+_NAME_WIDTH = 12
+
+
+def render_episodes(rows: Iterable[Mapping[str, Any]]) -> str:
+    """Lines of samples.jsonl, one paragraph each; with every text in quotes, so that ends and blanks are seen."""
+    return "\n\n".join("\n".join(_lines(row)) for row in rows)
+
+
+def transcribe(row: Mapping[str, Any]) -> str:
+    """An episode in one cell of a table; of a single turn its completion.
+
+    >>> transcribe({"turns": [{"reply": "6", "observation": "<"}, {"reply": "3", "observation": ""}]})
+    '6 [<] 3'
+    """
+    turns = row.get("turns")
+    if not turns:
+        return str(row.get("completion", ""))
+    said = (f"{turn.get('reply')}" + (f" [{turn['observation']}]" if turn.get("observation") else "") for turn in turns)
+    return " ".join(said)
+
+
+def _lines(row: Mapping[str, Any]) -> Iterator[str]:
+    reward = "failed" if row.get("reward") is None else f"{row['reward']:g}"
+    answer = f", answer {row['answer']!r}" if row.get("answer") else ""
+    yield f"step {row.get('step')}, reward {reward}{answer}"
+    yield _line("prompt", row.get("prompt"))
+    turns = row.get("turns") or [{"reply": row.get("completion"), "observation": "", "reward": None}]
+    for number, turn in enumerate(turns, 1):
+        earned = "" if turn.get("reward") is None else f"   reward {turn['reward']:g}"
+        yield _line(f"turn {number}", turn.get("reply")) + earned
+        if turn.get("observation"):
+            yield _line("it said", turn["observation"])
+
+
+def _line(name: str, text: Any) -> str:
+    return f"  {name:<{_NAME_WIDTH}} {text!r}"
