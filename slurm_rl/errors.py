@@ -129,6 +129,10 @@ class TrainingError(SlurmRLError):
     """The training itself failed: a loss or gradient that is not finite, a dead worker."""
 
 
+class OutOfMemory(TrainingError):
+    """A worker could not get the memory that it asked for; the rule says for what, `where` names the worker."""
+
+
 class StopRequested(SlurmRLError):
     """A signal asked the run to save and leave (time limit, preemption, Ctrl-C)."""
 

@@ -10,6 +10,7 @@ file or the new one, never half of either. Standard library alone: the node agen
       model/ reference/             built for this run: the tiny model; the policy after the warm-up
       job.json end.json             the launcher's job; how it ended
       lease/                        which controller has the run: see lease.py
+      remedy.json                   smaller micro-batches, once an attempt was out of memory
       machines.json                 where the head listens, on machines without Slurm
       prompts.json                  number and checksum of the prompts
       attempts/<n>/                 logs/, start.json, head.json, outcome.json, end.json; one folder an attempt
@@ -77,6 +78,8 @@ class RunDir:
         self.tensorboard = self.path / "tensorboard"
         self.wandb = self.path / "wandb"
         self.export = self.path / "export"
+        self.remedy = self.path / "remedy.json"
+        """Smaller micro-batches, once an attempt was out of memory."""
         self.summary = self.path / "summary.json"
         self.report = self.path / "report.html"
         self.reserve = self.path / ".reserve"

@@ -51,6 +51,8 @@ class Pulse:
         self._calls: dict[str, int] = {}
         self._longest: dict[str, float] = {}
         self._num_beats = 0
+        self.last_phase = ""
+        """The one that was left last: of an error on its way out, the outermost that it came through."""
         self._speeds: deque[float] = deque(maxlen=NUM_SPEEDS)
         self._num_speeds = 0
         self._since = self._last = time.monotonic()
@@ -68,6 +70,7 @@ class Pulse:
             self._write(self._last)
 
     def leave(self, phase: str) -> None:
+        self.last_phase = phase
         with self._lock:
             self._beat()
             # Of several threads in one phase it does not matter which one left.
@@ -156,6 +159,16 @@ def tick() -> None:
     """This process gets on."""
     if _own is not None:
         _own.tick()
+
+
+def own_name() -> str:
+    """Of this process; "" where it does not beat."""
+    return "" if _own is None else _own.name
+
+
+def last_phase() -> str:
+    """Which phase this process left last, as an error does on its way out."""
+    return "" if _own is None else _own.last_phase
 
 
 def note_speed(seconds: float, amount: int) -> None:

@@ -17,9 +17,10 @@ from slurm_rl.errors import SlurmRLError
 from slurm_rl.job.record import RunState, load_job, read_last_row
 from slurm_rl.jsonl import read_first_rows, read_last_rows
 from slurm_rl.launchers.jobs import count_states, read_far_log, read_states
+from slurm_rl.node.hang import read_told, tell_silent
 from slurm_rl.report.columns import find_screen
 from slurm_rl.report.summary import format_seconds
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir import RunDir, read_json
 from slurm_rl.runs.find import parse_path
 from slurm_rl.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
 
@@ -126,10 +127,25 @@ def render_status(run: RunDir) -> str:
         lines.append(f"job     {job.job_id} ({job.launcher})")
     if last:
         lines += _tell_row(last, find_total(run), is_alive=state.is_alive, now=time.time())
+    lines += _tell_trouble(run, is_alive=state.is_alive)
     lines.append(f"logs    {run.attempts / 'latest' / 'logs'}")
     if not state.is_alive and state.word not in ("finished", "unknown"):
         lines.append(f"resume  python -m slurm_rl resume {shlex.quote(str(run.path))}")
     return "\n".join(lines)
+
+
+def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:
+    """Ranks without a sign of life, and what the run does otherwise since it was out of memory."""
+    lines = []
+    if is_alive and (numbers := run.attempt_numbers()):
+        lines += [f"silent  {words}" for words in tell_silent(read_told(run.attempt(numbers[-1])), time.time())]
+    if run.remedy.is_file():
+        remedy = read_json(run.remedy)
+        lines.append(
+            f"memory  ran out in attempt {remedy['attempt']} ({remedy['where']}); "
+            f"since then policy.micro_batch_tokens={remedy['micro_batch_tokens']}"
+        )
+    return lines
 
 
 def _tell_row(last: dict[str, Any], total: int, *, is_alive: bool, now: float) -> list[str]:

@@ -4,6 +4,7 @@
 |---------------------------------|------------------------|-----------------------------------------------|
 | finished                        |                        | finish                                        |
 | anything else                   | the user, scancel      | interrupted: final, `resume` goes on          |
+| out of memory, the first time   |                        | as `failed` below, with smaller micro-batches |
 | failed on input                 |                        | fail: trying again would fail again           |
 | the second without new progress |                        | fail: so would the third                      |
 | failed, more than max_failures  |                        | fail                                          |
@@ -41,6 +42,8 @@ class AttemptEnd:
     """Newest step in the checkpoints when it ended; -1 for none."""
     job_key: str = ""
     """The job it belongs to; a `resume` is another job and starts counting anew."""
+    remedy: str = ""
+    """What the next attempt does otherwise, so that it may not end so; such an end is no failure of the run."""
 
 
 def decide(
@@ -60,7 +63,9 @@ def decide(
         return "finish"
     if stopped_by == "user":
         return "interrupt"
-    num_failures = sum(end.outcome == "failed" for end in ends)
+    if last.remedy:  # given once a run
+        return "retry" if has_nodes and stopped_by == "" else "requeue"
+    num_failures = sum(end.outcome == "failed" and not end.remedy for end in ends)
     is_final = last.exit_code == EXIT_BAD_INPUT or num_failures > max_failures
     if (last.outcome == "failed" and is_final) or stands_still(ends):
         return "fail"

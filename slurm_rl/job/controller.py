@@ -32,6 +32,7 @@ from slurm_rl.job.attempts import (
 )
 from slurm_rl.job.ends import KILLED, load_ends, newest_step, read_end, settle_killed_attempts
 from slurm_rl.job.holding import take_run
+from slurm_rl.job.memory import remedy_memory
 from slurm_rl.job.watch import AttemptWatch, end_nodes
 from slurm_rl.lease import Lease
 from slurm_rl.node.ray_cluster import token_file
@@ -151,7 +152,7 @@ class Controller:
         finally:
             with contextlib.suppress(OSError):  # how the attempt ended is told all the same
                 token_file(self.run_dir, attempt.number).unlink(missing_ok=True)
-        end = self.allocation.judge(attempt, end)
+        end = remedy_memory(self.run_dir, self.plan, attempt, self.allocation.judge(attempt, end))
         end = replace(end, saved_step=newest_step(self.run_dir), job_key=self.job_key)
         write_last(self.run_dir, attempt.end, asdict(end))
         seconds = round(time.monotonic() - start, 1)

@@ -30,6 +30,7 @@ from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, star
 from slurm_rl.node.environment import child_environment
 from slurm_rl.node.hang import HangWatch
 from slurm_rl.node.joined import start_waiting
+from slurm_rl.node.memory import OomKills
 from slurm_rl.node.own_image import check_own_image, check_same_image
 from slurm_rl.node.ports import PortPlan, choose_ports
 from slurm_rl.node.private_folder import make_private_folder
@@ -92,6 +93,7 @@ class NodeAgent:
         self.mark = attempt_mark(run, role.job_key, attempt.number, role.rank)
         beats = self.tmp_dir / "beats"
         self.hangs = HangWatch(run, plan, attempt, beats, rank=role.rank, host=self.host, mark=self.mark)
+        self.oom_kills = OomKills()
         self.record: dict[str, Any] = {"host": self.host, "pid": os.getpid(), "rank": role.rank, "state": "starting"}
 
     def main(self) -> int:
@@ -115,6 +117,8 @@ class NodeAgent:
             say(f"{type(error).__name__}: {cause}")
             append_event(self.run_dir, "node/failed", attempt=self.attempt.number, host=self.host, cause=cause)
         finally:
+            if status:
+                self.oom_kills.note(self.attempt, self.host)
             self._clean_up(keep_logs=not (status == 0 or self.stop_signal))
             self._write_record(state="ended", status=status)
         return status
@@ -245,6 +249,7 @@ class NodeAgent:
 
     def _check_beats(self) -> None:
         """Raise TrainingError when a rank hangs; not of those that were told to leave, which have other deadlines."""
+        self.oom_kills.look()
         if self.stop_signal is None:
             self.hangs.look()
 

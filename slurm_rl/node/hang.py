@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_
 LOOK_S = 2.0
 TELL_S = 10.0
 ENGINES = "rollout"
+_SILENT_S = 60.0
 _STACK_S = 3.0
 """A process that has not written its stacks by then does not answer."""
 _GATHER_S = 30.0
@@ -208,6 +209,30 @@ def read_told(attempt: AttemptDir) -> list[dict[str, Any]]:
     """What the agents of an attempt told of their beats, by node rank."""
     paths = sorted(attempt.path.glob("beats-*.json"), key=lambda path: (len(path.name), path.name))
     return [read_json(path) for path in paths]
+
+
+def tell_silent(told: Sequence[Mapping[str, Any]], now: float) -> list[str]:
+    """Who is late, and nodes whose agents tell nothing any more; in words.
+
+    Args:
+        told: what agents told.
+        now: in seconds since 1970.
+
+    >>> late = {"name": "rank-1", "phase": "train", "age_s": 70.2, "deadline_s": 60.0}
+    >>> tell_silent([{"time": 1000.0, "host": "n2", "late": [late]}, {"time": 900.0, "host": "n3", "late": []}], 1001.0)
+    ['rank-1 on n2: no sign of life for 71 s in train, at most 60 s are usual', 'n3: its agent has told nothing for 101 s']
+    """
+    said = []
+    for row in told:
+        age = now - row["time"]
+        if age > _SILENT_S:
+            said.append(f"{row['host']}: its agent has told nothing for {age:.0f} s")
+        said += [
+            f"{one['name']} on {row['host']}: no sign of life for {one['age_s'] + age:.0f} s in {one['phase']}, "
+            f"at most {one['deadline_s']:.0f} s are usual"
+            for one in row["late"]
+        ]
+    return said
 
 
 def dump_stacks(

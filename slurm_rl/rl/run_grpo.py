@@ -24,7 +24,6 @@ from slurm_rl.engine.lora import check_targets
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.plan.job import JobPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rewards.scorer import Scorer, open_scorer
 from slurm_rl.rl.build import (
@@ -43,8 +42,9 @@ from slurm_rl.rl.loop.trainer import GRPOTrainer
 from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
 from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
 from slurm_rl.rl.workers.ray_driver import Cluster
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.train.model_folder import load_text_config, prepare_model, tell_rows
+from slurm_rl.train.remedy import load_plan
 from slurm_rl.train.stop import StopFlag
 
 _PROBE_TOKENS = 64
@@ -128,7 +128,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     stop = StopFlag()
     stop.install()
     config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
-    plan = JobPlan.from_json(read_json(run.plan))
+    plan = load_plan(run)
     config = plan.layout.fill_in(config)
     check_engine_args(config.rollout.engine_args)
     load_parts(config)

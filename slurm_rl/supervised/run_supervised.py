@@ -17,15 +17,15 @@ from slurm_rl.engine.vision import load_image_reader
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import load_function
 from slurm_rl.plan.fit import fill_in
-from slurm_rl.plan.job import JobPlan
 from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.supervised.loop import SupervisedLoop
 from slurm_rl.supervised.objective import AddReference, Objective, add_cached_logprobs, load_live_reference
 from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.rm import measure_scores
 from slurm_rl.supervised.state import PolicySaver
 from slurm_rl.train.model_folder import load_text_config, prepare_model, tell_rows
+from slurm_rl.train.remedy import load_plan
 from slurm_rl.train.stop import StopFlag
 
 
@@ -146,5 +146,5 @@ def build_engine(config: RunConfig, model_path: str, objective: Objective, rank_
 def as_planned(run: RunDir, config: RunConfig) -> RunConfig:
     """With the sizes that the plan chose; without a plan, those that are safe on CPU."""
     if run.plan.is_file():
-        return JobPlan.from_json(read_json(run.plan)).layout.fill_in(config)
+        return load_plan(run).layout.fill_in(config)
     return fill_in(config, sparing=False)

@@ -17,8 +17,9 @@ from typing import Any
 
 from slurm_rl.beats import pulse
 from slurm_rl.disk import explain_refusal, say
-from slurm_rl.errors import SlurmRLError, StopRequested
+from slurm_rl.errors import OutOfMemory, SlurmRLError, StopRequested, first_line
 from slurm_rl.node.driver import EXIT_CHECKPOINTED
+from slurm_rl.node.memory import RanOut, is_out_of_memory, note_out_of_memory
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, write_last
 
 
@@ -78,11 +79,18 @@ def run_to_outcome(
     except StopRequested as stop:
         return end("checkpointed", EXIT_CHECKPOINTED, cause=str(stop))
     except SlurmRLError as error:
+        if isinstance(error, OutOfMemory):
+            note_out_of_memory(
+                attempt, RanOut(error.where or "trainer", error.rule.partition(" must ")[0], str(error.seen))
+            )
         say(f"{type(error).__name__}: {error}")
         if writes:
             append_event(run, "trainer/failed", cause=str(error))
         return end("failed", error.exit_code, cause=str(error), error=type(error).__name__)
     except Exception as error:
+        if is_out_of_memory(error):
+            # Every rank says so for itself, since the first one may only see that another is gone.
+            note_out_of_memory(attempt, RanOut(pulse.own_name() or "trainer", pulse.last_phase(), first_line(error)))
         if cause := explain_refusal(error, run.path):
             say(cause)
             return end("failed", 1, cause=f"{cause}, then resume", error=type(error).__name__)

@@ -13,8 +13,9 @@ from typing import Any
 
 import slurm_rl
 from slurm_rl.beats.pulse import beating, tick
-from slurm_rl.errors import SlurmRLError, TrainingError, first_line
+from slurm_rl.errors import OutOfMemory, SlurmRLError, TrainingError, first_line
 from slurm_rl.node.joined import POLL_S
+from slurm_rl.node.memory import is_out_of_memory
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.plan.visibility import MASK_VARIABLES
@@ -130,6 +131,8 @@ def name_failure(error: BaseException, name: str, what: str) -> BaseException:
         if isinstance(error.cause, SlurmRLError):
             return error.cause
         print(error, file=sys.stderr)  # the actor's traceback, into the driver's log
+        if is_out_of_memory(error.cause):
+            return OutOfMemory(f"{what} must fit in memory", seen=f"{first_line(error.cause)}", where=name)
         return TrainingError(f"{what} must not fail", seen=f"{error.cause!r} in {name}", where="driver.log")
     if isinstance(error, ray.exceptions.RayActorError):
         print(error, file=sys.stderr)
