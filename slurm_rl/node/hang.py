@@ -219,8 +219,10 @@ def tell_silent(told: Sequence[Mapping[str, Any]], now: float) -> list[str]:
         now: in seconds since 1970.
 
     >>> late = {"name": "rank-1", "phase": "train", "age_s": 70.2, "deadline_s": 60.0}
-    >>> tell_silent([{"time": 1000.0, "host": "n2", "late": [late]}, {"time": 900.0, "host": "n3", "late": []}], 1001.0)
-    ['rank-1 on n2: no sign of life for 71 s in train, at most 60 s are usual', 'n3: its agent has told nothing for 101 s']
+    >>> tell_silent([{"time": 1000.0, "host": "n2", "late": [late]}], 1001.0)
+    ['rank-1 on n2: no sign of life for 71 s in train, at most 60 s are usual']
+    >>> tell_silent([{"time": 900.0, "host": "n3", "late": []}], 1001.0)
+    ['n3: its agent has told nothing for 101 s']
     """
     said = []
     for row in told:

@@ -1,7 +1,7 @@
 """Out of memory, told apart from every other end: who ran out, in what. Standard library alone.
 
-A rank whose own allocation fails says so itself; whom the kernel kills, its node's agent tells of, by the counter of the
-cgroup; and Slurm's words stand in srun's log.
+A rank whose own allocation fails says so itself; whom the kernel kills, its node's agent tells of, by the counter of
+the cgroup; and Slurm's words stand in srun's log.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class RanOut:
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an allocation failed, by the names of its classes and its words: torch is not imported for it.
 
-    >>> is_out_of_memory(RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB")), is_out_of_memory(ValueError("x"))
+    >>> is_out_of_memory(RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB")), is_out_of_memory(ValueError())
     (True, False)
     """
     if error is None:

@@ -225,6 +225,8 @@ def last_words(folder: Path) -> Case:
     "node.hang.dump_stacks",
     "node.hang.ask_recorders",
     "beats.pulse.Pulse.__init__",
+    "node.memory.note_out_of_memory",
+    "job.memory.remedy_memory",
     "run_dir.write_text",
     "run_dir.write_bytes",
     "run_dir.write_json",
