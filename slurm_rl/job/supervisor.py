@@ -37,6 +37,7 @@ from slurm_rl.run_dir import RunDir, append_event, write_last
 
 EXIT_KILLED = 137
 _MAX_RESTARTS = 3
+_STEADY_S = 60.0
 _POLL_S = 0.05
 _END_S = 5.0
 _TRY_S = 3.0
@@ -83,6 +84,7 @@ class Supervisor:
         on_hang: Callable[[str], None],
         clean_up: Callable[[], None],
         lost_s: float = LOST_S,
+        steady_s: float = _STEADY_S,
     ) -> None:
         """
         Args:
@@ -93,24 +95,30 @@ class Supervisor:
             on_hang: told why all is ended, in a child process that has little time; ends what is not below this one.
             clean_up: removes what the processes below this one have left, after that.
             lost_s: how long the folder may leave a question unanswered once it was asked to stop.
+            steady_s: a child that lived for longer starts the count of killed ones anew.
         """
         self.work, self.folder, self.patience_s = work, folder, patience_s
         self.on_death, self.on_hang, self.clean_up = on_death, on_hang, clean_up
         self.child = 0
         self.asked: int | None = None
         self.watch = Watch(folder, lost_s)
+        self.steady_s = steady_s
 
     def main(self) -> int:
-        """The exit status of the first child that ended by itself; EXIT_KILLED when none did."""
+        """The exit status of the first child that ended by itself; EXIT_KILLED when one after the other was killed."""
         become_subreaper()
         # From here on every signal is either forwarded or waits for the child.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         for signum in STOP_SIGNALS:
             signal.signal(signum, self._on_signal)
-        for _ in range(1 + _MAX_RESTARTS):
+        num_killed = 0
+        while num_killed <= _MAX_RESTARTS:
+            began = time.monotonic()
             status = self._run_once()
             if status >= 0:
                 return status
+            # One that led for a while was not killed for what it is: a job of weeks meets a few such deaths.
+            num_killed = 1 if time.monotonic() - began > self.steady_s else num_killed + 1
             self._end_orphans()
             self.on_death(signal.Signals(-status).name)
         return EXIT_KILLED

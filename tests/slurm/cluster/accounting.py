@@ -20,11 +20,7 @@ def start_accounting(root: Path, slot: Slot, daemons: Daemons, env: Mapping[str,
     config = root / "slurmdbd.conf"
     config.touch(mode=0o600)
     config.write_text(_render(root, slot))
-    # StorageHost=localhost means MariaDB's default socket; this names ours instead.
-    socket_env = {**env, "MYSQL_UNIX_PORT": str(root / "db.sock")}
-    log = root / "log" / "slurmdbd.out"
-    daemons.start("slurmdbd", ["slurmdbd", "-D"], log=log, env=socket_env)
-    daemons.wait_ready("slurmdbd", lambda: _sacctmgr(env, "list", "cluster"), log=log)
+    start_slurmdbd(root, daemons, env)
     for entity in (
         ["cluster", f"test{slot.letter}"],
         ["account", ACCOUNT],
@@ -32,6 +28,15 @@ def start_accounting(root: Path, slot: Slot, daemons: Daemons, env: Mapping[str,
     ):
         if not _sacctmgr(env, "-i", "add", *entity):
             raise ClusterError(f"sacctmgr could not add {entity}")
+
+
+def start_slurmdbd(root: Path, daemons: Daemons, env: Mapping[str, str]) -> None:
+    """Start it, and wait until it answers."""
+    # StorageHost=localhost means MariaDB's default socket; this names ours instead.
+    socket_env = {**env, "MYSQL_UNIX_PORT": str(root / "db.sock")}
+    log = root / "log" / "slurmdbd.out"
+    daemons.start("slurmdbd", ["slurmdbd", "-D"], log=log, env=socket_env)
+    daemons.wait_ready("slurmdbd", lambda: _sacctmgr(env, "list", "cluster"), log=log)
 
 
 def _start_database(root: Path, daemons: Daemons) -> None:

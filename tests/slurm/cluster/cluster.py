@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -141,10 +141,15 @@ class Cluster:
         """Cut the power: every process on the node dies at once. Slurm notices after 10 to 30 s."""
         self._nodes[node].power_off()
 
-    def boot(self, node: str) -> None:
-        """Start a node that is off, with an empty /tmp; returns when Slurm has it back."""
+    def boot(self, node: str, *, wait: bool = True) -> None:
+        """Start a node that is off, with an empty /tmp; returns when Slurm has it back, or at once."""
         self._nodes[node].boot(self.env)
-        self._nodes[node].wait_up(self.env)
+        if wait:
+            self._nodes[node].wait_up(self.env)
+
+    def hold_slurmd(self, node: str) -> Callable[[], None]:
+        """Kill the node's slurmd, whose jobs go on, and keep it down; what lets it start again."""
+        return self._nodes[node].hold_slurmd()
 
     def is_on(self, node: str) -> bool:
         return self.daemons.pid(node) is not None
@@ -163,9 +168,14 @@ class Cluster:
     def is_controller_up(self) -> bool:
         return "UP" in self.run(["scontrol", "ping"]).stdout
 
-    def stop_controller(self) -> None:
-        """End slurmctld; running jobs go on, commands fail."""
-        self.daemons.stop("slurmctld", patience_s=30)
+    def stop_controller(self, *, kill: bool = False) -> None:
+        """End slurmctld, with SIGKILL where asked; running jobs go on, commands fail."""
+        self.daemons.stop("slurmctld", kill=kill, patience_s=30)
+
+    def hold_accounting(self) -> Callable[[], None]:
+        """Kill slurmdbd; what starts it again."""
+        self.daemons.stop("slurmdbd", kill=True)
+        return lambda: accounting.start_slurmdbd(self.root, self.daemons, self.env)
 
     def restart_controller(self) -> None:
         self.stop_controller()

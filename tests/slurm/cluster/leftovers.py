@@ -44,8 +44,9 @@ def find_leftovers(node: Node) -> Leftovers:
 
 def _is_own(process: NodeProcess) -> bool:
     program = process.cmdline.split()[0]
-    # While slurmd starts, pid 1 is still the shell that sets the node up.
-    return process.pid == 1 or Path(program).name == "slurmd"
+    # While slurmd starts, pid 1 is still the shell that sets the node up; then it keeps one that starts slurmd again.
+    is_shell = process.cmdline.startswith("sh -c while slurmd ")
+    return process.pid == 1 or is_shell or Path(program).name == "slurmd"
 
 
 def _listening(net: Path) -> Iterator[int]:

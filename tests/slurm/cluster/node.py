@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ class Node:
         if self.daemons.pid(self.name) is not None:
             raise ClusterError(f"node {self.name} is running already")
         (self.tmp.parent).mkdir(parents=True, exist_ok=True)
-        subprocess.run(["rm", "-rf", "--one-file-system", str(self.tmp)], check=True)
+        subprocess.run(["rm", "-rf", "--one-file-system", str(self.tmp), str(self.tmp.with_name("hold"))], check=True)
         self.tmp.mkdir()
         self.tmp.chmod(0o1777)
         join = ["nsenter", f"--net=/run/netns/{self.namespace}"]
@@ -54,6 +54,15 @@ class Node:
         """Every process of the node dies at once, unwarned."""
         self.daemons.stop(self.name, kill=True)
         remove_cgroups(self.name)
+
+    def hold_slurmd(self) -> Callable[[], None]:
+        """Kill its slurmd and keep it down; what lets it start again."""
+        hold = self.tmp.with_name("hold")
+        hold.touch()
+        for process in self.processes():
+            if Path(process.cmdline.split()[0]).name == "slurmd":
+                self.signal(process.pid)
+        return lambda: hold.unlink(missing_ok=True)
 
     def wait_up(self, env: Mapping[str, str]) -> None:
         """Wait until Slurm can give jobs to the node."""

@@ -15,4 +15,7 @@ done
 mount -t tmpfs -o mode=755 tmpfs /run
 mkdir -m 1777 /run/lock
 mount --rbind "$mine/tmp" /tmp
-exec tini -- slurmd -D -N "$name" -f "$root/slurm.conf"
+# As systemd has it: a slurmd that was killed is started again, here once nobody holds it down.
+exec tini -- sh -c 'while slurmd -D -N "$0" -f "$1/slurm.conf"; [ $? -gt 128 ]; do
+    while [ -e "$1/nodes/$0/hold" ]; do sleep 0.2; done
+done' "$name" "$root"

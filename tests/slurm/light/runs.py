@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,17 +32,20 @@ _one_at_a_time = threading.Lock()
 class LightRun:
     """One run: its directory, its job, what became of it."""
 
+    script = TRAINER
+    settings: Mapping[str, float] = {"num_steps": 60, "step_s": 0.1, "save_every": 5}
+
     def __init__(self, cluster: Cluster, folder: Path, *words: str, **trainer: float) -> None:
         """Make the run directory as submit does, with the light trainer in its plan, and submit it."""
         self.cluster, self.run_dir = cluster, RunDir(folder)
-        settings = {"num_steps": 60, "step_s": 0.1, "save_every": 5, **trainer}
+        settings = {**self.settings, **trainer}
         # A dashboard would be a third of the CPU time of each bring-up, and these runs need none.
         small = ["+cluster=slurm_cpu", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "ray.dashboard=false"]
         what = [] if any(word.startswith("+exp=") for word in words) else ["+exp=demo"]
         with _one_at_a_time:  # Hydra has one global state
             config = load_config([*what, *small, *words])
         plan = build_plan(config, str(folder), SubmitFacts(sys.executable, 2, "test"))
-        argv = [sys.executable, str(TRAINER), "--run-dir", str(folder)]
+        argv = [sys.executable, str(self.script), "--run-dir", str(folder)]
         if plan.torchrun is not None:
             argv = [sys.executable, "-u", "-m", "slurm_rl.node.rank", str(RANKS), str(folder)]
         argv += [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]

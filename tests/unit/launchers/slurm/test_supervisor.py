@@ -21,13 +21,13 @@ def work():
         file.write("x")
     {work}
 
-print(Supervisor(work, Path(), patience_s=5, on_death=tell, on_hang=tell, clean_up=int).main())
+print(Supervisor(work, Path(), patience_s=5, on_death=tell, on_hang=tell, clean_up=int, steady_s={steady_s}).main())
 """
 ORPHAN = "import os, time; time.sleep(0.5); open('orphan', 'w').write('left')"
 
 
-def supervise(folder: Path, work: str) -> list[str]:
-    program = PROGRAM.format(work=work.replace("\n", "\n    "))
+def supervise(folder: Path, work: str, steady_s: float = 60.0) -> list[str]:
+    program = PROGRAM.format(work=work.replace("\n", "\n    "), steady_s=steady_s)
     done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=240)
     assert done.stderr == "" and done.returncode == 0, done.stderr
     return done.stdout.split()
@@ -50,6 +50,13 @@ os.kill(os.getpid(), signal.SIGKILL)"""
 def test_one_that_is_always_killed_is_given_up(tmp_path: Path) -> None:
     assert supervise(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)") == [*["SIGKILL"] * 4, str(EXIT_KILLED)]
     assert (tmp_path / "starts").read_text() == "xxxx"
+
+
+def test_one_that_led_for_a_while_may_be_killed_more_often(tmp_path: Path) -> None:
+    work = """if len(Path("starts").read_text()) > 6:
+    return 3
+os.kill(os.getpid(), signal.SIGKILL)"""
+    assert supervise(tmp_path, work, steady_s=0.0) == [*["SIGKILL"] * 6, "3"]
 
 
 def test_a_signal_waits_until_it_is_heard(tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""Each fault one function: done to a scene, it returns what undoes it, or None for a moment."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from benchmarks.chaos.scene import Missed, Scene
+from benchmarks.chaos.schedule import Fault
+
+Undo = Callable[[], object]
+Deed = Callable[[Scene, Fault], Undo | None]
+
+
+def do(scene: Scene, fault: Fault) -> Undo | None:
+    """Let it fall.
+
+    Raises:
+        Missed: there was nothing to hit.
+    """
+    deed: Deed = globals()[fault.kind.replace("/", "_")]
+    return deed(scene, fault)
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+
+def trainer_kill(scene: Scene, fault: Fault) -> None:
+    _kill(scene, scene.head, "trainer")
+
+
+def rank_kill(scene: Scene, fault: Fault) -> None:
+    _kill(scene, fault.choose(scene.hosts[1:] or scene.hosts), "rank")
+
+
+def ray_kill(scene: Scene, fault: Fault) -> None:
+    _kill(scene, scene.head, "ray")
+
+
+def engine_kill(scene: Scene, fault: Fault) -> None:
+    _kill(scene, fault.choose(scene.hosts), "engine")
+
+
+def agent_kill(scene: Scene, fault: Fault) -> None:
+    _kill(scene, fault.choose(scene.hosts), "agent")
+
+
+def controller_kill(scene: Scene, fault: Fault) -> None:
+    _kill(scene, scene.batch_host(), "controller")
+
+
+def trainer_stop(scene: Scene, fault: Fault) -> Undo:
+    return _stop(scene, scene.head, "trainer")
+
+
+def rank_stop(scene: Scene, fault: Fault) -> Undo:
+    return _stop(scene, fault.choose(scene.hosts), "rank")
+
+
+def agent_stop(scene: Scene, fault: Fault) -> Undo:
+    return _stop(scene, fault.choose(scene.hosts), "agent")
+
+
+def controller_stop(scene: Scene, fault: Fault) -> Undo:
+    return _stop(scene, scene.batch_host(), "controller")
+
+
+def _kill(scene: Scene, host: str, whom: str) -> None:
+    # The youngest: of controllers the keeper is the elder, of a shell and its program the program.
+    scene.signal(host, scene.find(host, whom)[-1:], signal.SIGKILL)
+
+
+def _stop(scene: Scene, host: str, whom: str) -> Undo:
+    pids = scene.find(host, whom)[-1:]
+    scene.signal(host, pids, signal.SIGSTOP)
+    return lambda: scene.signal(host, pids, signal.SIGCONT)
+
+
+# ---- nodes and daemons ---------------------------------------------------------------------------
+
+
+def node_power(scene: Scene, fault: Fault) -> Undo:
+    host = fault.choose(scene.hosts)
+    _power_off(scene, host)
+    return lambda: _boot(scene, host)
+
+
+def node_reboot(scene: Scene, fault: Fault) -> None:
+    """Back before Slurm has missed it, with nothing of what ran there."""
+    host = fault.choose(scene.hosts)
+    _power_off(scene, host)
+    _boot(scene, host)
+
+
+def _power_off(scene: Scene, host: str) -> None:
+    if not scene.cluster.is_on(host):
+        raise Missed(f"{host} is off")
+    # Its line first: a machine that loses its power closes no connection.
+    scene.plug(host, out=True)
+    scene.cluster.power_off(host)
+
+
+def _boot(scene: Scene, host: str) -> None:
+    scene.plug(host, out=False)
+    scene.cluster.boot(host, wait=False)
+
+
+def slurmd_kill(scene: Scene, fault: Fault) -> Undo:
+    host = fault.choose(scene.hosts)
+    return scene.cluster.hold_slurmd(host)
+
+
+def slurmctld_kill(scene: Scene, fault: Fault) -> Undo:
+    scene.cluster.stop_controller(kill=True)
+    return scene.cluster.start_controller
+
+
+def slurmctld_restart(scene: Scene, fault: Fault) -> None:
+    scene.cluster.restart_controller()
+
+
+def slurmdbd_kill(scene: Scene, fault: Fault) -> Undo:
+    return scene.cluster.hold_accounting()
+
+
+# ---- jobs ----------------------------------------------------------------------------------------
+
+
+def job_preempt(scene: Scene, fault: Fault) -> None:
+    words = ["-p", "high", "-w", fault.choose(scene.hosts), "--exclusive", "--mem=100", "--output=/dev/null"]
+    _ask(scene, "sbatch", *words, "--wrap", f"sleep {fault.lasts_s}")
+
+
+def job_requeue(scene: Scene, fault: Fault) -> None:
+    _ask(scene, "scontrol", "requeue", scene.run.job)
+
+
+def _ask(scene: Scene, *argv: str) -> None:
+    done = scene.cluster.run(argv)
+    if done.returncode:
+        raise Missed(done.stderr.strip())
+
+
+# ---- disks, networks, clocks ---------------------------------------------------------------------
+
+
+def disk_full(scene: Scene, fault: Fault) -> Undo:
+    disk = scene.disk
+    assert disk is not None
+    disk.fill()
+    return disk.empty
+
+
+def disk_freeze(scene: Scene, fault: Fault) -> Undo:
+    return _freeze(scene, (fault.lasts_s, 0.0))
+
+
+def disk_slow(scene: Scene, fault: Fault) -> Undo:
+    """Four fifths of the time nothing is written."""
+    return _freeze(scene, *[(0.4, 0.1)] * round(fault.lasts_s / 0.5))
+
+
+def _freeze(scene: Scene, *beats: tuple[float, float]) -> Undo:
+    assert scene.disk is not None
+    return scene.disk.freeze(*beats).wait
+
+
+def network_pair(scene: Scene, fault: Fault) -> Undo:
+    head, *others = scene.hosts
+    if not others:
+        raise Missed("one node has no line to another")
+    return scene.cut(head, fault.choose(others))
+
+
+def network_slurmctld(scene: Scene, fault: Fault) -> Undo:
+    """Of the node with the controller: Slurm will start the job again elsewhere while its first start lives on."""
+    return scene.cut(scene.batch_host(), None)
+
+
+def clock_jump(scene: Scene, fault: Fault) -> Undo:
+    """An hour to either side; see clock/sitecustomize.py."""
+    file = scene.clock / fault.choose(scene.hosts)
+    file.write_text("3600" if fault.pick < 0.5 else "-3600")
+    return file.unlink

@@ -1,0 +1,106 @@
+"""A run on a test cluster, as faults see it: who is where, and what can be taken away."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.chaos.disk import Disk
+from slurm_rl.jsonl import read_rows
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.cluster.packages import ClusterError
+from tests.slurm.light.runs import LightRun
+
+_FIND_S = 10.0
+_NOWHERE = "02:00:00:00:00:01"
+"""An address of no card: what is sent there is lost without a word, as on a cut line."""
+
+
+class Missed(Exception):
+    """There was nothing that this fault could hit."""
+
+
+class Scene:
+    """What deeds are done to."""
+
+    def __init__(self, cluster: Cluster, run: LightRun, disk: Disk | None, clock: Path, words: dict[str, str]) -> None:
+        """
+        Args:
+            clock: the folder of offsets; see clock/sitecustomize.py.
+            words: whom -> words of its command line.
+        """
+        self.cluster, self.run, self.disk, self.clock, self.words = cluster, run, disk, clock, words
+        self.victim, self.moment = "", 0.0
+        """Who was hit last, and when."""
+
+    def note(self, victim: str) -> None:
+        self.victim, self.moment = victim, time.time()
+
+    @property
+    def hosts(self) -> list[str]:
+        """Nodes of the newest attempt that has any, the head first."""
+        passed = [row for row in read_rows(self.run.run_dir.events) if row["kind"] == "preflight/passed"]
+        if not passed:
+            raise Missed("no attempt has nodes yet")
+        return list(passed[-1]["nodes"])
+
+    @property
+    def head(self) -> str:
+        return self.hosts[0]
+
+    def batch_host(self) -> str:
+        """Where the controller runs."""
+        shown = self.cluster.run(["squeue", "-h", "-t", "R", "-j", self.run.job, "-o", "%B"]).stdout.strip()
+        if not shown:
+            raise Missed("the job does not run")
+        return shown
+
+    def find(self, host: str, whom: str) -> list[int]:
+        """The run's processes of this sort there, the eldest first."""
+        found: list[int] = []
+
+        def is_there() -> bool:
+            with contextlib.suppress(ClusterError):  # the node is off
+                those = self.cluster.processes(host)
+                found[:] = sorted(p.pid for p in those if self.words[whom] in p.cmdline and self.run.is_ours(p.cmdline))
+            return bool(found)
+
+        try:
+            wait_until(is_there, whom, timeout_s=_FIND_S, every_s=0.2)
+        except TimeoutError:
+            raise Missed(f"no {whom} on {host}") from None
+        self.note(f"{whom} on {host}")
+        return found
+
+    def signal(self, host: str, pids: Sequence[int], number: int) -> None:
+        for pid in pids:
+            with contextlib.suppress(ClusterError, ProcessLookupError):  # gone by itself
+                self.cluster.signal(host, pid, number)
+
+    # ---- networks ------------------------------------------------------------------------------
+
+    def plug(self, host: str, *, out: bool) -> None:
+        self.note(host)
+        link = f"{self.cluster.slot.namespace(host)}-v"
+        subprocess.run(["ip", "link", "set", link, "down" if out else "up"], check=True)
+
+    def cut(self, host: str, peer: str | None) -> Callable[[], None]:
+        """Nothing passes between a node and another, or slurmctld's machine; what undoes it."""
+        here = [] if peer else ["dev", self.cluster.slot.bridge]
+        ends = [
+            (host, self.cluster.ip(peer) if peer else self.cluster.slot.controller_ip, ["dev", "eth0"]),
+            (peer, self.cluster.ip(host), here or ["dev", "eth0"]),
+        ]
+
+        def do(*words: str) -> None:
+            for node, ip, device in ends:
+                tail = ["lladdr", _NOWHERE, "nud", "permanent"] if words == ("replace",) else []
+                with contextlib.suppress(ClusterError):  # it is off, and comes back with nothing of this
+                    self.cluster.run(["ip", "neigh", *words, ip, *tail, *device], node=node)
+
+        self.note(f"{host} and {peer or 'slurmctld'}")
+        do("replace")
+        return lambda: do("del")

@@ -1,0 +1,122 @@
+"""Lets the faults of a schedule fall on a run, undoes each when its time is over, and waits for the run's end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.chaos import deeds
+from benchmarks.chaos.findings import Hit
+from benchmarks.chaos.scene import Missed, Scene
+from benchmarks.chaos.schedule import Fault
+from benchmarks.chaos.watch import Watch
+from slurm_rl.run_dir import read_json
+from tests.slurm.cluster import wait_until
+
+BACK_S = 240.0
+"""In which a run must train and save again, whatever fell on it."""
+_MAX_RESUMES = 5
+
+
+class RunOverError(Exception):
+    """The run has finished, as it may."""
+
+
+class Storm:
+    """One run under one schedule."""
+
+    def __init__(
+        self, scene: Scene, watch: Watch, resume: Callable[[], None], log: Path | None, *, may_finish: bool = False
+    ) -> None:
+        """
+        Args:
+            may_finish: the run has a last step of its own; the storm is over with it.
+            resume: what a user does whose run has ended.
+            log: gets a line of JSON for each thing that happens.
+        """
+        self.scene, self.watch, self.resume, self.log = scene, watch, resume, log
+        self.may_finish = may_finish
+        self.hits: list[Hit] = []
+        self.broken: list[str] = []
+        self.resumes = 0
+        self._undone: list[Future[object]] = []
+
+    def rage(self, faults: Sequence[Fault], until_s: float) -> None:
+        """All faults, then quiet until the given second."""
+        start = time.monotonic()
+        with ThreadPoolExecutor(8) as pool, contextlib.suppress(RunOverError):
+            for fault in faults:
+                self._wait(start + fault.at_s)
+                if fault.waits:
+                    self._wait_for_progress()
+                self._let_fall(fault, pool)
+            self._wait(start + until_s)
+        for undone in self._undone:
+            undone.result()
+
+    def _let_fall(self, fault: Fault, pool: ThreadPoolExecutor) -> None:
+        undo, missed = None, ""
+        self.scene.note("")
+        try:
+            undo = deeds.do(self.scene, fault)
+        except Missed as why:
+            missed = str(why)
+        self.hits.append(Hit(self.scene.moment, fault.kind, self.scene.victim, fault.lasts_s, missed))
+        fields = {"kind": fault.kind, "victim": self.scene.victim, "lasts_s": fault.lasts_s, "missed": missed}
+        self.tell("fault", **{key: value for key, value in fields.items() if value})
+        if undo is not None:
+            self._undone.append(pool.submit(self._undo_later, fault, undo))
+
+    def _undo_later(self, fault: Fault, undo: deeds.Undo) -> None:
+        time.sleep(fault.lasts_s)
+        undo()
+        self.tell("undone", kind=fault.kind)
+
+    def _wait(self, until: float) -> None:
+        while (left := until - time.monotonic()) > 0:
+            self._look_for_end()
+            time.sleep(min(left, 0.5))
+
+    def _wait_for_progress(self) -> None:
+        deadline = time.monotonic() + BACK_S
+        while not self._has_progress():
+            self._look_for_end()
+            if time.monotonic() > deadline:
+                last = self.hits[-1].kind if self.hits else "its start"
+                self.broken.append(f"the run must go on by itself; nothing was saved for {BACK_S:g} s after {last}")
+                self.tell("broken", promise=self.broken[-1])
+                return
+            time.sleep(0.2)
+
+    def _has_progress(self) -> bool:
+        """Whether the newest attempt has saved."""
+        for sign in reversed(self.watch.signs):
+            if sign.what in ("checkpoint/saved", "attempt/started"):
+                return sign.what == "checkpoint/saved"
+        return False
+
+    def _look_for_end(self) -> None:
+        """A run that has ended before it was told to has broken a promise; then do what a user does."""
+        end = self.scene.run.run_dir.end
+        if self.resumes >= _MAX_RESUMES or not end.is_file():
+            return
+        said: dict[str, Any] = read_json(end)
+        if self.may_finish and said["state"] == "finished":
+            raise RunOverError
+        self.broken.append(f"the run must go on by itself; it ended {said['state']}: {said['cause']}")
+        self.tell("broken", promise=self.broken[-1])
+        self.resumes += 1
+        self.resume()
+        wait_until(lambda: not end.is_file(), "the resumed run to begin", timeout_s=BACK_S)
+
+    def tell(self, what: str, **fields: Any) -> None:
+        row = {"time": round(time.time(), 2), "what": what, **fields}
+        print(f"{time.strftime('%H:%M:%S')} {what} {' '.join(f'{k}={v}' for k, v in fields.items())}", flush=True)
+        if self.log is not None:
+            with self.log.open("a") as file:
+                file.write(json.dumps(row) + "\n")

@@ -1,0 +1,78 @@
+"""Looks at a run all the time, from outside, and notes when each of its signs was first to be seen.
+
+By the clock of this process: a node's own may have jumped.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import RunDir, read_json
+
+_LOOK_S = 0.1
+_ENDING = ("ending", "ended")
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Something that a run let see.
+
+    >>> Sign(12.5, "node/died", 3, {"cause": "n2: Killed"}).what
+    'node/died'
+    """
+
+    time: float
+    what: str
+    """The kind of an event; `record/ending` of a node agent, `outcome` of the trainer."""
+    attempt: int
+    fields: dict[str, Any]
+
+
+class Watch(threading.Thread):
+    """Signs of a run, in the order in which they were seen."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__(name="watch", daemon=True)
+        self.run_dir, self.signs = run, list[Sign]()
+        self._num_events, self._size, self._told, self._is_over = 0, -1, set[str](), threading.Event()
+
+    def run(self) -> None:
+        while not self._is_over.wait(_LOOK_S):
+            self.look()
+
+    def close(self) -> None:
+        self._is_over.set()
+        self.join()
+
+    def look(self) -> None:
+        for what, attempt, fields in [*self._new_events(), *self._new_records()]:
+            self.signs.append(Sign(time.time(), what, attempt, fields))
+
+    def _new_events(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        size = self.run_dir.events.stat().st_size if self.run_dir.events.is_file() else 0
+        if size != self._size:
+            self._size = size
+            rows = read_rows(self.run_dir.events)
+            for row in rows[self._num_events :]:
+                yield row["kind"], row.get("attempt", 0), row
+            self._num_events = len(rows)
+
+    def _new_records(self) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        number = max(self.run_dir.attempt_numbers(), default=0)
+        attempt = self.run_dir.attempt(number)
+        if number and attempt.outcome.is_file() and self._is_new(str(attempt.outcome)):
+            yield "outcome", number, read_json(attempt.outcome)
+        for path in attempt.path.glob("node-*.json") if number else ():
+            record = read_json(path)
+            if record["state"] in _ENDING and self._is_new(str(path)):
+                yield "record/ending", number, record
+
+    def _is_new(self, name: str) -> bool:
+        is_new = name not in self._told
+        self._told.add(name)
+        return is_new

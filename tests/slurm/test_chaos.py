@@ -1,0 +1,53 @@
+"""A short storm on the session's cluster: benchmarks/chaos as it is, with a node cut off from slurmctld at its end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from benchmarks.chaos.__main__ import main, parse, rage
+from benchmarks.chaos.schedule import Fault
+from benchmarks.chaos.stage import set_clocks
+from tests.slurm.cluster import Cluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
+
+# Seconds are promised of a machine that is not busy otherwise: docs/chaos.md.
+WORDS = ["--nodes", "2", "--spares", "0", "--process-s", "60", "--node-s", "120"]
+
+
+@pytest.fixture
+def clock(shared_dir: Path) -> Iterator[Path]:
+    with patch.dict(os.environ):
+        yield set_clocks(shared_dir)
+
+
+def test_a_node_cut_off_from_slurmctld_leaves_one_writer(cluster: Cluster, shared_dir: Path, clock: Path) -> None:
+    """Its job is started again elsewhere while its first start lives on: the second takes the run, the first is silent.
+
+    Before that a clock jumps and a rank dies.
+    """
+    faults = (
+        Fault(0.0, "clock/jump", 0.6, 8.0, waits=True),
+        Fault(1.0, "rank/kill", 0.0, 0.0, waits=True),
+        Fault(2.0, "network/slurmctld", 0.0, 35.0, waits=True),
+    )
+    args = parse([*WORDS, "--minutes", "0.7"])
+    broken, storm = rage(args, cluster, None, clock, shared_dir, faults)
+    assert broken == []
+    assert not any(hit.missed for hit in storm.hits)
+    (job, first), *others = storm.scene.run.starts
+    # The cut was long enough: Slurm has started the job once more.
+    assert others and others[-1] == (job, first + 1)
+
+
+@pytest.mark.slow
+def test_a_storm_of_its_own(tmp_path: Path) -> None:
+    """The command as the docs have it, but for the seconds that this machine is held to."""
+    words = ["--seed", "1", "--minutes", "5", "--every", "12", "--process-s", "60", "--node-s", "120"]
+    assert main([*words, "--log", str(tmp_path / "log.jsonl")]) == 0
+    assert (tmp_path / "log.jsonl").read_text().count('"what": "fault"') > 10

@@ -1,0 +1,136 @@
+"""What a chaos storm does when, and what it reads out of what is left: its pure part."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.chaos import deeds
+from benchmarks.chaos.findings import (
+    Hit,
+    compare,
+    expected_rows,
+    find_late,
+    find_recovered,
+    find_second_writer,
+    find_seen,
+    find_surviving_seconds,
+    render_table,
+)
+from benchmarks.chaos.kinds import BY_NAME, KINDS, choose_kinds
+from benchmarks.chaos.light_node import advance
+from benchmarks.chaos.schedule import REST_S, build_schedule, cut_piece
+from benchmarks.chaos.watch import Sign
+
+PAGE = Path(__file__).parents[2] / "docs" / "chaos.md"
+storms = st.tuples(st.integers(0, 2**32), st.floats(10, 4000), st.floats(2, 120))
+
+
+@given(storms)
+def test_a_schedule_is_a_function_of_its_seed(storm: tuple[int, float, float]) -> None:
+    seed, seconds, every_s = storm
+    faults = build_schedule(seed, seconds, every_s, KINDS)
+    assert faults == build_schedule(seed, seconds, every_s, KINDS)
+    for one, next_one in itertools.pairwise(faults):
+        # The next one finds the last one undone, and one of the two leaves the run time to save.
+        assert next_one.at_s >= round(one.at_s + one.lasts_s + REST_S, 1) - 0.2
+        assert one.waits or next_one.waits
+    for fault in faults:
+        shortest, longest = BY_NAME[fault.kind].lasts_s
+        assert 0 < fault.at_s <= seconds and shortest <= fault.lasts_s <= longest
+        assert fault.choose(["a", "b", "c"]) in "abc"
+
+
+@given(storms)
+def test_every_kind_falls_once_before_one_falls_twice(storm: tuple[int, float, float]) -> None:
+    names = [fault.kind for fault in build_schedule(*storm, KINDS)]
+    for start in range(0, len(names), len(KINDS)):
+        round_of = names[start : start + len(KINDS)]
+        assert len(set(round_of)) == len(round_of)
+
+
+@given(storms, st.integers(1, 9))
+def test_pieces_are_the_whole(storm: tuple[int, float, float], num_pieces: int) -> None:
+    seed, seconds, every_s = storm
+    faults = build_schedule(seed, seconds, every_s, KINDS)
+    pieces = [cut_piece(faults, seconds, number + 1, num_pieces) for number in range(num_pieces)]
+    assert [f.kind for piece in pieces for f in piece] == [f.kind for f in faults if f.at_s < seconds]
+    assert all(0 <= f.at_s <= seconds / num_pieces for piece in pieces for f in piece)
+
+
+def test_two_seeds_are_two_storms() -> None:
+    assert build_schedule(1, 600, 10, KINDS) != build_schedule(2, 600, 10, KINDS)
+
+
+def test_each_kind_has_one_function_and_one_row_in_the_docs() -> None:
+    functions = {name for name, value in vars(deeds).items() if callable(value) and "_" in name and name[0] != "_"}
+    assert functions == {kind.name.replace("/", "_") for kind in KINDS}
+    rows = {line.split("|")[1].strip() for line in PAGE.read_text().splitlines() if line.startswith("| ")}
+    assert {kind.name for kind in KINDS} <= rows
+
+
+def test_what_a_storm_does_not_have_is_left_out() -> None:
+    assert {kind.needs for kind in choose_kinds(frozenset())} == {""}
+    assert set(choose_kinds(frozenset({"disk", "accounting", "demo"}))) == set(KINDS)
+
+
+# ---- findings ------------------------------------------------------------------------------------
+
+
+def sign(time: float, what: str, attempt: int = 1) -> Sign:
+    return Sign(time, what, attempt, {})
+
+
+def test_a_fault_is_seen_by_the_first_notice_after_it_and_over_with_the_next_save() -> None:
+    signs = [
+        sign(1.0, "attempt/started"),
+        sign(5.0, "checkpoint/saved"),
+        sign(12.0, "checkpoint/saved"),
+        sign(13.0, "record/ending"),
+        sign(15.0, "attempt/started", 2),
+        sign(19.0, "checkpoint/saved", 2),
+    ]
+    hit = Hit(10.0, "rank/kill", "a2", 0.0)
+    assert (find_seen(hit, signs), find_recovered(hit, signs)) == (3.0, 9.0)
+    assert find_seen(Hit(20.0, "rank/kill", "a2", 0.0), signs) is None
+    assert find_late([hit], signs, {"process": 3.0}) == []
+    assert find_late([hit], signs, {"process": 2.9}) == ["rank/kill of a2 must be seen within 2.9 s; it took 3 s"]
+    # What hit nothing, and what nobody has to notice, is never late.
+    assert find_late([Hit(20.0, "rank/kill", "a2", 0.0, "no rank")], signs, {"process": 1.0}) == []
+    assert find_late([Hit(20.0, "rank/stop", "a2", 5.0)], signs, {"process": 1.0}) == []
+    assert find_late([Hit(20.0, "node/power", "a2", 5.0)], signs, {"node": 1.0}) != []
+    assert "| rank/kill | 1 | 3.0 s (3.0) | 9.0 s (9.0) |" in render_table([hit], signs)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "said"),
+    [
+        ([], ""),
+        ([1, 1, 2, 4], ""),
+        ([1, 2, 1, 2], "epoch 1 wrote after epoch 2"),
+        ([3, 2], "epoch 2 wrote after epoch 3"),
+    ],
+)
+def test_a_second_writer_is_found(epochs: list[int], said: str) -> None:
+    assert find_second_writer(epochs) == said
+
+
+def test_a_digit_that_differs_is_found() -> None:
+    rows = expected_rows(5, 2)
+    assert rows[1] == {"step": 2, "stage": "grpo", **dict.fromkeys(("value/0", "value/1"), advance(1, advance(0, 0.5)))}
+    assert compare(rows, expected_rows(5, 2)) == ""
+    assert compare(rows[:4], rows) == "4 rows in place of 5"
+    rows[3]["value/1"] += 1e-16 * 4
+    assert compare(rows, expected_rows(5, 2)).startswith("row 4 is ")
+
+
+def test_steps_done_twice_count_once() -> None:
+    def row(step: int, seconds: float, stage: str = "grpo") -> dict[str, object]:
+        return {"step": step, "seconds": seconds, "stage": stage}
+
+    first = [row(1, 1.0), row(2, 1.0), row(2, 9.0, "save"), row(3, 1.0)]
+    assert find_surviving_seconds([first, [row(3, 1.5), row(4, 1.0)]]) == (4.5, 1.0)
