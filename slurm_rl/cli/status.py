@@ -14,6 +14,8 @@ from slurm_rl.cli.status_table import STYLES, RunLine, format_age, join_row, ren
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.goodput.read import read_ledger
+from slurm_rl.goodput.words import render_line
 from slurm_rl.job.record import RunState, load_job, read_last_row
 from slurm_rl.jsonl import read_first_rows, read_last_rows
 from slurm_rl.launchers.jobs import count_states, read_far_log, read_states
@@ -128,6 +130,8 @@ def render_status(run: RunDir) -> str:
     if last:
         lines += _tell_row(last, find_total(run), is_alive=state.is_alive, now=time.time())
     lines += _tell_trouble(run, is_alive=state.is_alive)
+    if ledger := read_ledger(run):
+        lines.append(f"time    {render_line(ledger)}")
     lines.append(f"logs    {run.attempts / 'latest' / 'logs'}")
     if not state.is_alive and state.word not in ("finished", "unknown"):
         lines.append(f"resume  python -m slurm_rl resume {shlex.quote(str(run.path))}")

@@ -275,6 +275,17 @@ VERBS = {
         ),
         details=_OVERRIDES,
     ),
+    "goodput": Verb(
+        "where the GPU-time of a run went, or of all runs below a folder, or of a month (--since, --json, --svg)",
+        "[run | folder] ...",
+        "goodput runs --since 30d",
+        (
+            flag("--since", metavar="DAY", help="leave out what was before: 2026-11-01, or 30d for so many days"),
+            _JSON,
+            flag("--svg", type=Path, metavar="FILE", help="draw the bar of all of them together, too"),
+        ),
+        details="run | folder: ./runs when none is named. Run directories alone are read: no cluster is asked.",
+    ),
     "report": Verb(
         "write summary.json and report.html of a run again; of a sweep, report.html with its leaderboard and curves",
         "[run | sweep]",

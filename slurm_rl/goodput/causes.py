@@ -25,22 +25,25 @@ def find_cause(events: Sequence[Row], ended: Row | None, *, is_requeued: bool) -
     """
     if ended is None or ended.get("outcome") == "finished":
         return None
-    if node := _find_node(events):
+    if node := _find_node([ended, *events]):
         return node
+    if is_requeued and ended.get("stopped_by", "user") == "user":
+        # Slurm's SIGTERM is that of `scancel`; what follows tells them apart.
+        return Cause("requeue", reason="no warning" if is_settled(ended) else "")
     stopped = _STOPPED.get(str(ended.get("stopped_by", "")))
     if stopped is not None and any(event.get("kind") == "job/stop_raised" for event in events):
         return _STOPPED["limit"]
     if stopped is not None:
         return stopped
-    if is_settled(ended) and is_requeued:
-        return Cause("requeue", reason="without a word before")
+    if is_settled(ended):
+        return Cause("program", reason="its controller was killed")
     return Cause("program", reason=_shorten(str(ended.get("cause", ""))))
 
 
 def _find_node(events: Sequence[Row]) -> Cause | None:
     """Hard evidence first, then a node that was lost, then one whose agent died."""
     unfit = [e for e in events if e.get("kind") == "node/unfit" and e.get("strength", "hard") == "hard" and "node" in e]
-    lost = [event for event in events if event.get("kind") == "nodes/lost" and event.get("hosts")]
+    lost = [event for event in events if event.get("kind") in ("nodes/lost", "attempt/ended") and event.get("hosts")]
     if lost:
         name = str(lost[0]["hosts"][0])
         named = [event for event in unfit if event["node"] == name]

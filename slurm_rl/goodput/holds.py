@@ -8,7 +8,7 @@ the start after it says since when the job has been waiting again, which is the 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_rl.goodput.nouns import Hold
 from slurm_rl.jsonl import Row
@@ -79,6 +79,16 @@ def find_holds(
         idle = int(number(start.first, "spare", spare))
         holds.append(Hold(begin, end, held, min(held, max(0, idle)), tuple(start.attempts), queued))
     return holds
+
+
+def clip(hold: Hold, since: float) -> Hold:
+    """What of it was after a time.
+
+    >>> clip(Hold(10.0, 30.0, 1, queued_s=5.0), 8.0).queued_s, clip(Hold(10.0, 30.0, 1, queued_s=5.0), 20.0).start
+    (2.0, 20.0)
+    """
+    begin = min(hold.end, max(hold.start, since))
+    return replace(hold, start=begin, queued_s=min(hold.queued_s, max(0.0, hold.start - since)))
 
 
 def _find_end(start: _Start, later: _Start | None, steps: Mapping[int, Sequence[Row]]) -> float:

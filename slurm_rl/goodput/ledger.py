@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_rl.goodput.causes import find_cause
-from slurm_rl.goodput.holds import find_holds, is_settled, number
+from slurm_rl.goodput.holds import clip, find_holds, is_settled, number
 from slurm_rl.goodput.nouns import BUCKETS, Cause, Charge, Hold, Ledger
 from slurm_rl.goodput.paint import Label, Stripe, paint
 from slurm_rl.jsonl import Row
@@ -30,6 +30,7 @@ class _Attempt:
     number: int
     place: int
     """In the order of attempts."""
+    job: str
     start: float
     end: float
     """When it ended, or its start of the job did."""
@@ -44,7 +45,7 @@ class _Attempt:
 
 
 def build_ledger(
-    events: Sequence[Row], steps: Steps, *, unit: str = "GPU", units: int = 1, spare: int = 0
+    events: Sequence[Row], steps: Steps, *, unit: str = "GPU", units: int = 1, spare: int = 0, since: float = 0.0
 ) -> Ledger | None:
     """The ledger of a run as it is now; None before its first attempt.
 
@@ -53,6 +54,7 @@ def build_ledger(
         steps: rows by attempt; an attempt without any that trained makes goodput unknown.
         unit: `GPU`, or `node` where there are none.
         units, spare: what a start held whose event does not say so, as by earlier versions.
+        since: leave out what was before.
     """
     ordered = sorted(events, key=lambda event: number(event, "time"))
     holds = find_holds(ordered, steps, units=units, spare=spare)
@@ -60,6 +62,9 @@ def build_ledger(
         return None
     attempts = _find_attempts(ordered, steps, holds)
     lost_at = _find_losses(attempts)
+    holds = [clip(hold, since) for hold in holds if hold.end > since]
+    if not holds:
+        return None
     totals: dict[Label, float] = {("spare", None): 0.0}
     for hold in holds:
         mine = [attempt for attempt in attempts if attempt.number in hold.attempts]
@@ -72,13 +77,13 @@ def build_ledger(
         buckets[bucket] += seconds
     return Ledger(
         "GPU" if unit == "GPU" else "node",
-        attempts=len(attempts),
+        attempts=sum(attempt.end > since for attempt in attempts),
         held_s=sum(hold.seconds for hold in holds),
         queue_s=sum(hold.queued_s for hold in holds),
         queue_unit_s=sum(hold.queued_s * hold.units for hold in holds),
         buckets=buckets,
-        charges=_charges(totals, attempts),
-        phases=_phases(attempts, lost_at),
+        charges=_charges(totals, [attempt for attempt in attempts if attempt.end > since]),
+        phases=_phases(attempts, lost_at, since),
         unknown=tuple(_unknown(attempts)),
     )
 
@@ -92,10 +97,11 @@ def _find_attempts(events: Sequence[Row], steps: Steps, holds: Sequence[Hold]) -
     for hold in holds:
         begun = [event for event in events if event.get("kind") == "attempt/started"]
         starts = {int(number(event, "attempt")): number(event, "time") for event in begun}
+        jobs = {int(number(event, "attempt")): str(event.get("job")) for event in begun}
         for place, name in enumerate(hold.attempts):
             later = hold.attempts[place + 1] if place + 1 < len(hold.attempts) else None
             end = hold.end if later is None else starts[later]
-            found.append(_Attempt(name, len(found), starts[name], end, [], list(steps.get(name, ()))))
+            found.append(_Attempt(name, len(found), jobs[name], starts[name], end, [], list(steps.get(name, ()))))
     saved = 0
     for place, attempt in enumerate(found):
         limit = found[place + 1].start if place + 1 < len(found) else float("inf")
@@ -112,8 +118,8 @@ def _find_attempts(events: Sequence[Row], steps: Steps, holds: Sequence[Hold]) -
     for place, attempt in enumerate(found):
         following = found[place + 1] if place + 1 < len(found) else None
         hold = next(hold for hold in holds if attempt.number in hold.attempts)
-        apart = following is not None and following.number not in hold.attempts
-        attempt.cause = find_cause(attempt.events, attempt.ended, is_requeued=apart)
+        again = following is not None and following.number not in hold.attempts and following.job == attempt.job
+        attempt.cause = find_cause(attempt.events, attempt.ended, is_requeued=again)
     return found
 
 
@@ -242,11 +248,14 @@ def _charges(totals: Mapping[Label, float], attempts: Sequence[_Attempt]) -> tup
     return tuple(sorted(charges, key=lambda charge: -charge.seconds))
 
 
-def _phases(attempts: Sequence[_Attempt], lost_at: Mapping[int, list[tuple[int, int]]]) -> dict[str, float]:
+def _phases(
+    attempts: Sequence[_Attempt], lost_at: Mapping[int, list[tuple[int, int]]], since: float
+) -> dict[str, float]:
     found: dict[str, float] = {}
     for attempt in attempts:
         for row in attempt.rows:
-            if row.get("stage") in _NOT_TRAINING or _loss_of(row, lost_at[attempt.number]) is not None:
+            is_lost = row.get("stage") in _NOT_TRAINING or _loss_of(row, lost_at[attempt.number]) is not None
+            if is_lost or number(row, "start") < since:
                 continue
             for name, seconds in (row.get("phases") or {}).items():
                 found[name] = found.get(name, 0.0) + seconds

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import yaml
+
 from slurm_rl.goodput.ledger import build_ledger
+from slurm_rl.goodput.mfu import Mfu, compute_mfu
 from slurm_rl.goodput.nouns import BUCKETS, Charge, Ledger
 from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.run_dir import RunDir, read_json
@@ -16,16 +19,34 @@ def read_steps(run: RunDir) -> dict[int, list[Row]]:
     return {number: read_rows(run.attempt(number).steps) for number in run.attempt_numbers()}
 
 
-def read_ledger(run: RunDir) -> Ledger | None:
-    """The ledger as it is now; None before the first attempt, and of a run that no controller drives."""
+def read_ledger(run: RunDir, *, since: float | None = None) -> Ledger | None:
+    """The ledger as it is now; None before the first attempt, and of a run that no controller drives.
+
+    Args:
+        since: leave out what was before that time, in seconds since 1970.
+    """
     plan = read_json(run.plan) if run.plan.is_file() else {}
     gpus = int(plan.get("gpus_per_node") or 0)
     each = gpus or 1
     idle = int(plan.get("num_spare_nodes") or 0)
     nodes = int(plan.get("num_nodes") or 1) + idle
     return build_ledger(
-        read_rows(run.events), read_steps(run), unit="GPU" if gpus else "node", units=nodes * each, spare=idle * each
+        read_rows(run.events),
+        read_steps(run),
+        unit="GPU" if gpus else "node",
+        units=nodes * each,
+        spare=idle * each,
+        since=since or 0.0,
     )
+
+
+def read_mfu(run: RunDir, ledger: Ledger) -> Mfu:
+    """Of a whole run, from what it logged and its config."""
+    try:
+        config = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        config = None
+    return compute_mfu(ledger, read_rows(run.metrics), config if isinstance(config, dict) else {})
 
 
 def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger | None:

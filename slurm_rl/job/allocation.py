@@ -102,6 +102,10 @@ class Allocation(Protocol):
         wait (`queued_since`) and to hold them (`start_time`), in seconds since 1970."""
         return {}
 
+    def find_lost(self, attempt: int) -> list[str]:
+        """Machines of an attempt whose controller was killed that are out of service now."""
+        return []
+
     def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
         """Have the job started again after an attempt, and wait for the end of this start; why not, else None."""
         return f"nobody starts this job again. Next: python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"

@@ -88,7 +88,9 @@ class Controller:
         self.run_dir.end.unlink(missing_ok=True)
         report_damage(self.run_dir)
         for number in settle_killed_attempts(self.run_dir, self.job_key):
-            append_event(self.run_dir, "attempt/ended", attempt=number, outcome="lost", cause=KILLED)
+            gone = self.allocation.find_lost(number)
+            named = {"hosts": gone} if gone else {}
+            append_event(self.run_dir, "attempt/ended", attempt=number, outcome="lost", cause=KILLED, **named)
         ends = load_ends(self.run_dir, self.job_key)
         decision: Decision = "fail" if stands_still(ends) else "retry"
         while decision == "retry":

@@ -9,9 +9,13 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from slurm_rl.goodput.nouns import Ledger
+from slurm_rl.goodput.read import read_ledger
+from slurm_rl.goodput.words import render_line, render_ratio
 from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.report.charts import build_charts, compare_runs, format_number, thin_rows
 from slurm_rl.report.episodes import transcribe
+from slurm_rl.report.goodput_bar import draw_bar
 from slurm_rl.report.leaderboard import RankedRun, build_table
 from slurm_rl.report.meta import describe_event, read_config_text, read_events
 from slurm_rl.report.parallel import draw_parallel
@@ -63,6 +67,7 @@ def write_report(run: RunDir) -> Path:
     config = read_config_text(run)
     sections = [
         render_header(summarize_run(run)),
+        render_section("Where the time went", render_goodput(read_ledger(run))),
         render_section("Curves, step by step", render_charts(build_charts(read_rows(run.metrics)))),
         render_section("Completions, first and last", render_samples(read_rows(run.samples))),
         render_section("Events", render_events(read_events(run))),
@@ -75,6 +80,11 @@ def write_report(run: RunDir) -> Path:
 def write_sweep_report(path: Path, standings: Sequence[RankedRun], metric: str) -> Path:
     """Write report.html into the directory of a sweep: what each swept value led to, leaderboard and curves."""
     headings, *table = build_table(standings, metric)
+    ledgers = [read_ledger(RunDir(path / standing.run)) for standing in standings]
+    headings.append("GOODPUT")
+    table = [
+        [*row, render_ratio(ledger.goodput) if ledger else "-"] for row, ledger in zip(table, ledgers, strict=True)
+    ]
     best, rest = standings[:BEST_RUNS], standings[BEST_RUNS:]
     others = rest[:: -(-len(rest) // MAX_OTHERS) or 1]
     named = {f"run {standing.run}": read_rows(RunDir(path / standing.run).metrics) for standing in best}
@@ -128,6 +138,13 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
     if summary["tokens_per_s"] is not None:
         tiles.append(("tokens a second", f"{summary['tokens_per_s']:,.0f}"))
     return [*tiles, ("time on the nodes", format_seconds(summary["wall_s"]))]
+
+
+def render_goodput(ledger: Ledger | None) -> str:
+    """The bar of the ledger and its sentence; nothing before the first attempt."""
+    return (
+        f'<div class="card">{draw_bar(ledger)}</div><p class="sub">{escape(render_line(ledger))}</p>' if ledger else ""
+    )
 
 
 def render_charts(charts: Iterable[tuple[str, str]]) -> str:

@@ -21,6 +21,8 @@ from typing import Any
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.disk import naming
 from slurm_rl.errors import TrainingError
+from slurm_rl.goodput.read import read_ledger, read_mfu
+from slurm_rl.goodput.words import render_line
 from slurm_rl.jsonl import parse_row, read_rows
 from slurm_rl.report.progress import render_row
 from slurm_rl.report.step_log import StepLog
@@ -129,6 +131,7 @@ class MetricsLogger:
         """Flush and close; later calls of `log` are an error."""
         self._tensorboard.close()
         if self._wandb:
+            self._wandb.sum_up(_goodput_of(self._run))
             self._wandb.close()
 
 
@@ -148,6 +151,17 @@ def keep_rows_up_to(path: Path, step: int, num_rows: int | None = None) -> None:
     after = b"".join(kept[:num_rows])
     if after != before:
         write_bytes(path, after)
+
+
+def _goodput_of(run: RunDir) -> dict[str, float | str]:
+    """What the ledger has so far; of the attempt that ends here, all but its end."""
+    ledger = read_ledger(run)
+    if ledger is None:
+        return {}
+    shares = {name: seconds / ledger.held_s for name, seconds in ledger.buckets.items() if ledger.held_s}
+    ratios = {"goodput": ledger.goodput, "ettr": ledger.ettr, "mfu": read_mfu(run, ledger).value}
+    found = {name: value for name, value in {**shares, **ratios}.items() if value is not None}
+    return {"goodput/sentence": render_line(ledger), **{f"goodput/{name}": value for name, value in found.items()}}
 
 
 def _last_step(path: Path) -> int:

@@ -8,6 +8,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from slurm_rl.config.tasks import OUR_TASKS, TASKS
+from slurm_rl.goodput.read import read_ledger, read_mfu
+from slurm_rl.goodput.words import render_line
 from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.report.meta import RunMeta, collect_meta
 from slurm_rl.run_dir import RunDir, write_json
@@ -77,7 +79,20 @@ def sum_phases(rows: list[Row]) -> dict[str, dict[str, float]]:
 
 def summarize_run(run: RunDir) -> dict[str, Any]:
     """The summary of what the run directory holds now."""
-    return build_summary(read_rows(run.metrics), collect_meta(run))
+    return {**build_summary(read_rows(run.metrics), collect_meta(run)), "goodput": summarize_goodput(run)}
+
+
+def summarize_goodput(run: RunDir) -> dict[str, Any] | None:
+    """The ledger with its sentence and MFU; None before the first attempt."""
+    ledger = read_ledger(run)
+    if ledger is None:
+        return None
+    mfu = read_mfu(run, ledger)
+    return {
+        "sentence": render_line(ledger),
+        "mfu": None if mfu.value is None else round(mfu.value, 4),
+        **ledger.to_json(),
+    }
 
 
 def write_summary(run: RunDir) -> dict[str, Any]:
@@ -125,6 +140,8 @@ def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
         yield "tokens/s", f"{summary['tokens_per_s']:,.0f}"
     yield "time", format_seconds(summary["wall_s"])
     yield "", ", ".join(f"{phase} {part['share']:.0%}" for phase, part in summary["time"].items())
+    if summary.get("goodput"):
+        yield "held", summary["goodput"]["sentence"]
     yield from summary["paths"].items()
 
 

@@ -39,6 +39,10 @@ class WandbRun:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._guard(lambda: self._wandb_run.log(dict(values), step=step))
 
+    def sum_up(self, values: Mapping[str, float | str]) -> None:
+        """Set fields of the run's summary."""
+        self._guard(lambda: self._wandb_run.summary.update(dict(values)))
+
     def close(self) -> None:
         """Upload what is left, for a bounded time."""
         self._guard(lambda: self._wandb_run.finish())

@@ -15,6 +15,7 @@ from slurm_rl.job.agents import OURS, settle_late_agents
 from slurm_rl.job.allocation import Allocation, IsStopped, Nodes
 from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.job.ends import find_lost_nodes, find_task_errors
+from slurm_rl.jsonl import read_rows
 from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError
 from slurm_rl.launchers.slurm.commands import (
     cancel,
@@ -26,6 +27,7 @@ from slurm_rl.launchers.slurm.commands import (
     requeue,
 )
 from slurm_rl.launchers.slurm.hosts import Hosts
+from slurm_rl.launchers.slurm.partitions import nodes_out_of_service
 from slurm_rl.launchers.slurm.silent import STOPPED, settle_silent_tasks
 from slurm_rl.launchers.slurm.srun import clean_nodes, start_slurm_agents
 from slurm_rl.node.ray_cluster import create_token
@@ -108,6 +110,15 @@ class SlurmAllocation(Allocation):
         with contextlib.suppress(SlurmRLError):
             times = query_hold(self.job_id)
         return {"nodes": len(self.hosts.names), **times}
+
+    def find_lost(self, attempt: int) -> list[str]:
+        events = read_rows(self.run_dir.events)
+        passed = [row for row in events if row.get("kind") == "preflight/passed" and row.get("attempt") == attempt]
+        try:
+            down = nodes_out_of_service()
+        except SlurmRLError:
+            return []
+        return [host for host in passed[-1]["nodes"] if host in down] if passed else []
 
     def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
         # Before: Slurm may end this process while it asks.

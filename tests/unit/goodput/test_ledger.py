@@ -85,7 +85,27 @@ def test_a_killed_controller_held_its_nodes_until_slurm_had_them_back() -> None:
     ledger = read(story)
     assert seconds(ledger) == {"trained": 20 + 20, "redone": 20, "cut": 30, "bring_up": 10 + 11}
     assert ledger.held_s / 16 == pytest.approx(80 + 31)
-    assert [(c.cause.who, c.attempts) for c in ledger.charges] == [("requeue", 1)]
+    assert [(c.cause.who, c.cause.reason, c.attempts) for c in ledger.charges] == [("requeue", "no warning", 1)]
+
+
+def test_a_node_that_the_next_start_finds_out_of_service_is_named() -> None:
+    story = Story().start(0).rows(10, 1, 2).event(100, "attempt/ended", attempt=1, outcome="lost", hosts=["n3"])
+    story.start(101, restarts=1, start_time=100, queued_since=60).rows(110, 1, 2).end(130, "finished")
+    ledger = read(story)
+    assert [(c.cause.who, c.cause.name) for c in ledger.charges] == [("node", "n3")]
+    assert ledger.held_s / 16 == 60 + 30
+
+
+def test_who_ended_it_is_told_apart() -> None:
+    def cause_of(restarts: int, job: str, **fields: Any) -> str:
+        story = Story().start(0).rows(0, 1, 1).end(20, "checkpointed", **fields)
+        story.start(30, job=job, restarts=restarts).rows(30, 2, 2).end(50, "finished")
+        return read(story).charges[0].cause.who
+
+    assert cause_of(1, "7", stopped_by="user") == "requeue"
+    assert cause_of(0, "8", stopped_by="user") == "user"
+    assert cause_of(1, "7", stopped_by="scheduler") == "preemption"
+    assert cause_of(0, "7", cause="loss is nan") == "program"
 
 
 def test_an_attempt_that_dies_while_it_comes_up_pays_for_itself_alone() -> None:
