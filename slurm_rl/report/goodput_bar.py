@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
 from html import escape
 
 from slurm_rl.goodput.nouns import Ledger
 from slurm_rl.goodput.words import WORDS, render_line, split
 
-WIDTH, HEIGHT, _BAR = 760, 104, 30
+WIDTH, _BAR = 760, 30
 _LEGEND_Y, _LINE = 56, 22
+_LONGEST = 108
+"""Characters of a line of the sentence."""
 _COLOURS = {
     WORDS["trained"]: "#2f6fde",
     WORDS["evaluated"]: "#6ea4ff",
@@ -49,7 +52,7 @@ def draw_bar(ledger: Ledger) -> str:
         at += needed
     height = _LEGEND_Y + line * _LINE + 8
     return (
-        f'<svg class="goodput" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
+        f'<svg class="goodput" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'font-family="system-ui, sans-serif" font-size="13" fill="currentColor">'
         f"<title>{escape(render_line(ledger))}</title>{''.join(bars)}{''.join(legend)}</svg>"
     )
@@ -57,15 +60,15 @@ def draw_bar(ledger: Ledger) -> str:
 
 def render_bar_file(ledger: Ledger) -> str:
     """The bar as a file of its own, with its sentence; on white, as nobody knows the page that shows it."""
-    bar = draw_bar(ledger)
-    height = int(bar.split('viewBox="0 0 ')[1].split('"')[0].split()[1])
+    bar, lines = draw_bar(ledger), textwrap.wrap(render_line(ledger), _LONGEST)
+    height, top = int(bar.split('viewBox="0 0 ')[1].split('"')[0].split()[1]), 22 + _LINE * len(lines)
+    said = "".join(f'<text x="20" y="{30 + _LINE * place}">{escape(line)}</text>' for place, line in enumerate(lines))
+    size = f'width="{WIDTH + 40}" height="{top + height + 16}"'
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 40} {height + 62}" '
-        f'width="{WIDTH + 40}" height="{height + 62}" color="#1b2330">'
-        f'<rect width="100%" height="100%" fill="#ffffff"/>'
-        f'<text x="20" y="30" font-family="system-ui, sans-serif" font-size="13" fill="#1b2330">'
-        f"{escape(render_line(ledger))}</text>"
-        f'<svg x="20" y="46" width="{WIDTH}" height="{height}">{bar}</svg></svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 40} {top + height + 16}" {size}>'
+        '<rect width="100%" height="100%" fill="#ffffff"/>'
+        f'<g color="#1b2330" fill="#1b2330" font-family="system-ui, sans-serif" font-size="13">{said}'
+        f'<svg x="20" y="{top}" width="{WIDTH}" height="{height}">{bar}</svg></g></svg>\n'
     )
 
 

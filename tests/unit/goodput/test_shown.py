@@ -94,7 +94,7 @@ def test_the_verb_over_a_run_a_folder_and_a_part_of_the_time(
     assert [line.split()[0] for line in lines[1:4]] == ["a", "0", "cpu"]
     assert lines[-2].startswith("8,192 GPU-hours: ") and "4 attempts" in lines[-2]
     assert lines[-1].startswith("3.3 node-minutes: 90 % trained")
-    assert "4 attempts" in "".join(ET.parse(svg).getroot().itertext())
+    assert "4 attempts" in " ".join(ET.parse(svg).getroot().itertext())
 
     assert main(["goodput", str(tmp_path / "runs"), "--since", "2004-01-01", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
