@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import math
 import traceback
 from collections.abc import Callable, Sequence
@@ -21,6 +22,8 @@ from slurm_rl.functions.load import load_function
 from slurm_rl.rewards.results import Failure
 
 _SHOWN_CHARS = 200
+_LONGEST_CHARS = 1_000_000
+"""Of one observation; no context holds more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +121,10 @@ def check_step(step: Any) -> Outcome:
     """
     if not isinstance(step, Step):
         return _nonsense("step(reply) must return a slurm_rl.envs.environment.Step", step)
-    if not (isinstance(step.observation, str) or _are_messages(step.observation)):
-        return _nonsense("Step.observation must be text, or messages with a role and a content", step.observation)
+    observation = _plain_observation(step.observation)
+    if observation is None:
+        rule = f"Step.observation must be text, or messages with a role and a content, of {_LONGEST_CHARS:,} characters"
+        return _nonsense(f"{rule} at the most and valid Unicode", step.observation)
     if step.reward is not None and not _is_number(step.reward):
         return _nonsense("Step.reward must be a finite number or None", step.reward)
     if not isinstance(step.done, bool):
@@ -127,14 +132,30 @@ def check_step(step: Any) -> Outcome:
     if not all(isinstance(name, str) and _is_number(value) for name, value in dict(step.scores).items()):
         return _nonsense("Step.scores must be finite numbers by name", step.scores)
     reward = None if step.reward is None else float(step.reward)
-    return Step(step.observation, reward, step.done, {name: float(value) for name, value in step.scores.items()})
+    return Step(observation, reward, step.done, {str(name): float(value) for name, value in step.scores.items()})
 
 
-def _are_messages(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(one, dict) and isinstance(one.get("role"), str) and isinstance(one.get("content"), str)
-        for one in value
-    )
+def _plain_observation(value: Any) -> str | list[dict[str, Any]] | None:
+    """As the trainer can read it, which knows no class of the user's; None of what is none."""
+    try:
+        if isinstance(value, str):
+            text = str.__str__(value)
+            return text if len(text) <= _LONGEST_CHARS and text.encode() is not None else None
+        if not isinstance(value, list) or not all(map(_is_message, value)):
+            return None
+        written = json.dumps(value, allow_nan=False)
+        messages: list[dict[str, Any]] = json.loads(written)
+        return (
+            messages
+            if len(written) <= _LONGEST_CHARS and all(m["content"].encode() is not None for m in messages)
+            else None
+        )
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
 def _is_number(value: Any) -> bool:

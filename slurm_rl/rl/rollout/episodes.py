@@ -10,6 +10,7 @@ again. `rollout.max_tokens` bounds both together, so an episode fits wherever a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -75,7 +76,11 @@ class Episode:
         if outcome.done:
             self.ended = True
             return
-        follows = render.render(outcome.observation, self.token_ids[-1] if self.token_ids else None)
+        try:
+            follows = render.render(outcome.observation, self.token_ids[-1] if self.token_ids else None)
+        except Exception as error:  # of a template or a tokenizer that does not take it
+            self.failure, self.ended = Failure("bad score", f"its observation cannot be rendered: {error}"), True
+            return
         room = limits.max_tokens - len(self.token_ids) - len(follows)
         if len(self.turns) >= limits.max_turns or room < limits.turn_tokens:
             self.ended = self.truncated = True
@@ -231,6 +236,8 @@ def result_of(episode: Episode, item: RewardItem) -> RewardResult:
     failure = episode.failure
     if failure is None and episode.reward is None:
         failure = Failure("bad score", "no step gave a reward, and no reward is configured")
+    elif failure is None and not math.isfinite(episode.reward or 0.0):
+        failure = Failure("bad score", f"the rewards of its turns add up to {episode.reward}")
     if failure is not None:
         return RewardResult(item=item, value=None, failure=failure.cause, detail=failure.detail)
     return RewardResult(item=item, value=episode.reward, parts=episode.scores)

@@ -71,6 +71,48 @@ def test_a_world_that_misbehaves_costs_its_own_call_alone(
     assert isinstance(failed, Failure) and failed.cause == cause and word in failed.detail
 
 
+@pytest.fixture(scope="module")
+def odd() -> Iterator[EnvironmentPool]:
+    with EnvironmentPool(config("Odd", timeout_s=2.0, num_workers=2)) as pool:
+        yield pool
+
+
+CAUSES = {
+    "exit": "crash",
+    "os exit": "crash",
+    "interrupt": "crash",
+    "cancel": "crash",
+    "close": "crash",
+    "stop": "hang",
+    "loop": "hang",
+    "stop iteration": "exception",
+    "memory": "exception",
+    "recursion": "exception",
+    "scores": "exception",
+    "lambda": "exception",
+    **dict.fromkeys(("surrogate", "huge", "bytes", "message", "nested", "score name"), "bad score"),
+    **dict.fromkeys(("text reward", "true reward", "generator"), "bad score"),
+}
+
+
+@pytest.mark.parametrize("reply", CAUSES)
+def test_whatever_else_a_world_does_is_a_cause_and_no_number(odd: EnvironmentPool, reply: str) -> None:
+    bad, well = odd.play([call(f"{reply} bad", reply), call(f"{reply} well", "x")])
+    assert isinstance(bad, Failure) and bad.cause == CAUSES[reply] and bad.detail
+    assert well == Step("x", None, False, {"replies": 1.0})
+
+
+def test_an_observation_of_a_class_of_the_users_arrives_as_text(odd: EnvironmentPool) -> None:
+    [step] = odd.play([call("mine", "own class")])
+    assert isinstance(step, Step) and type(step.observation) is str and step.observation == "mine"
+
+
+def test_a_world_that_cannot_begin_costs_its_episode() -> None:
+    with EnvironmentPool(config("NoReset")) as pool:
+        [failed] = pool.play([call("a", "x")])
+    assert isinstance(failed, Failure) and "no world today" in failed.detail
+
+
 def test_a_world_that_nothing_brings_back_is_lost_with_its_process() -> None:
     with EnvironmentPool(config("Fleeting")) as pool:
         lost, killer, unborn = pool.play([call("a", "x"), call("b", "die"), call("c", "x")])

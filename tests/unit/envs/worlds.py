@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -46,6 +47,72 @@ class Bad(Count):
             case "scores":
                 return Step("", 1.0, True, {"a": float("inf")})
         return super().step(reply)
+
+
+class Text(str):
+    """A class that the trainer does not know."""
+
+    __slots__ = ()
+
+
+class Odd(Count):
+    """Does what its reply says, of what is seldom thought of."""
+
+    def step(self, reply: Reply) -> Step:
+        match reply.text:
+            case "exit":
+                sys.exit(3)
+            case "os exit":
+                os._exit(4)
+            case "interrupt":
+                raise KeyboardInterrupt
+            case "cancel":
+                raise asyncio.CancelledError
+            case "stop iteration":
+                raise StopIteration
+            case "memory":
+                raise MemoryError
+            case "recursion":
+                return self.step(reply)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "close":
+                os.closerange(3, 256)
+            case "loop":
+                while True:
+                    pass
+            case "surrogate":
+                return Step("\ud800")
+            case "huge":
+                return Step("x" * 1_000_001)
+            case "bytes":
+                return Step(b"x")  # type: ignore[arg-type]
+            case "message":
+                return Step([{"role": "user"}])
+            case "nested":
+                return Step([{"role": "user", "content": "x", "more": object()}])
+            case "score name":
+                return Step("", 1.0, True, {1: 1.0})  # type: ignore[dict-item]
+            case "scores":
+                return Step("", 1.0, True, 5)  # type: ignore[arg-type]
+            case "text reward":
+                return Step("", "1")  # type: ignore[arg-type]
+            case "true reward":
+                return Step("", True)
+            case "generator":
+                return (step for step in [Step()])  # type: ignore[return-value]
+            case "lambda":
+                raise ValueError(lambda: None)
+            case "own class":
+                return Step(Text("mine"))
+        return super().step(reply)
+
+
+class NoReset(Environment):
+    """Whose reset fails."""
+
+    def reset(self, row: Row, seed: int) -> None:
+        raise RuntimeError("no world today")
 
 
 class Fleeting(Bad):

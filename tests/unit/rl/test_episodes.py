@@ -16,10 +16,10 @@ from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
-from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.groups import Completion, Group, SamplingSpec, Turn
 from slurm_rl.rl.loop.pipeline import load_rollouts, save_rollouts
 from slurm_rl.rl.loop.step_metrics import sampling_metrics
-from slurm_rl.rl.rollout.episodes import Episodes, Limits
+from slurm_rl.rl.rollout.episodes import Episode, Episodes, Limits, item_of, result_of
 from slurm_rl.train.stop import Timer
 
 WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
@@ -143,6 +143,26 @@ def test_an_episode_over_a_limit_is_truncated_and_scored_by_its_last_reply(
 def test_without_any_reward_it_is_a_failure_and_not_zero(pool: EnvironmentPool) -> None:
     [group], _ = play(pool, ["9"])
     assert [result.failure for result in group.results] == ["bad score"] * 2
+
+
+def test_an_observation_that_cannot_be_rendered_costs_its_episode(
+    pool: EnvironmentPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Letters, text: str, **_: Any) -> dict[str, list[int]]:
+        raise ValueError("no such token")
+
+    monkeypatch.setattr(Letters, "__call__", refuse)
+    [group], _ = play(pool, ["2"])
+    assert [result.failure for result in group.results] == ["bad score"] * 2
+    assert "no such token" in group.results[0].detail
+
+
+def test_rewards_that_add_up_to_no_number_are_none() -> None:
+    episode = Episode(0, 0, EncodedPrompt(index=0, token_ids=[1], text="?", answer=""))
+    episode.add_reply(Completion([1], [-1.0], "a", False, 0), 7)
+    episode.turns = [Turn(0, 1, "a", "", 1e308), Turn(0, 1, "a", "", 1e308)]
+    result = result_of(episode, item_of(episode))
+    assert result.value is None and result.failure == "bad score" and "inf" in result.detail
 
 
 def test_the_metrics_say_how_many_turns_and_how_much_is_masked(pool: EnvironmentPool) -> None:
