@@ -140,16 +140,15 @@ def _plain_observation(value: Any) -> str | list[dict[str, Any]] | None:
     try:
         if isinstance(value, str):
             text = str.__str__(value)
-            return text if len(text) <= _LONGEST_CHARS and text.encode() is not None else None
+            text.encode()
+            return text if len(text) <= _LONGEST_CHARS else None
         if not isinstance(value, list) or not all(map(_is_message, value)):
             return None
         written = json.dumps(value, allow_nan=False)
         messages: list[dict[str, Any]] = json.loads(written)
-        return (
-            messages
-            if len(written) <= _LONGEST_CHARS and all(m["content"].encode() is not None for m in messages)
-            else None
-        )
+        for message in messages:
+            message["content"].encode()
+        return messages if len(written) <= _LONGEST_CHARS else None
     except (ValueError, TypeError, RecursionError):
         return None
 
