@@ -105,9 +105,13 @@ def in_plain_integers(tensor: Tensor) -> int:
         data = b"".join(value.to_bytes(8, "little") for value in sums)
 
 
-@pytest.mark.parametrize("block", [1, 3, 2**11])
-def test_it_is_one_sum_of_integers_in_blocks_of_any_size(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("block", "small_bytes"), [(1, -1), (3, -1), (2**11, -1), (1, 2**20)])
+def test_it_is_one_sum_of_integers_in_blocks_of_any_size(
+    block: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A CPU sums up to so many bytes by numpy; GPUs, and all longer tensors, by torch."""
     monkeypatch.setattr(checksum, "_BLOCK_ROWS", {"cpu": block})
+    monkeypatch.setattr(checksum, "_SMALL_BYTES", small_bytes)
     for numbers in (0, 1, 4096, 4097, 5 * 4096 + 3):
         tensor = draw(numbers, torch.float32, numbers)
         assert int(hash_tensor(tensor)) % 2**64 == in_plain_integers(tensor)
@@ -119,8 +123,9 @@ def test_how_a_tensor_lies_in_memory_does_not_matter() -> None:
         assert int(hash_tensor(view)) == int(hash_tensor(view.clone(memory_format=torch.contiguous_format)))
 
 
-@pytest.mark.parametrize("num_bytes", [1, 3, 4, 4097, checksum._ROW_BYTES])
-def test_one_row_has_the_same_sum_on_a_cpu_as_on_a_gpu(num_bytes: int) -> None:
-    """A CPU sums one row by numpy; GPUs, and all longer tensors, by torch."""
+@pytest.mark.parametrize("num_bytes", [1, 3, 4, 4097, checksum._ROW_BYTES, 3 * checksum._ROW_BYTES + 5, 2**20 - 1])
+def test_bytes_have_the_same_sum_by_numpy_as_by_torch(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     data = draw(num_bytes, torch.uint8, seed=num_bytes)
-    assert [int(hash_tensor(data))] == checksum._sum_rows(data).tolist()
+    found = int(hash_tensor(data))
+    monkeypatch.setattr(checksum, "_SMALL_BYTES", -1)
+    assert int(hash_tensor(data)) == found
