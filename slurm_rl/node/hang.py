@@ -84,7 +84,8 @@ class HangWatch:
         if now < self._look_at:
             return
         self._look_at = now + LOOK_S
-        beats = read_beats(self.folder, now)
+        # Whoever is gone does not hang; that is noticed elsewhere, at once.
+        beats = [beat for beat in read_beats(self.folder, now) if next(iter(read_stat(beat.pid)), "Z") != "Z"]
         limits = self.plan.limits
         overdue = find_overdue(beats, limits.hang_after_s, limits.step_timeout_s)
         late = [Late(b.name, self.host, b.phase, round(b.age_s, 1), round(at, 1)) for b, at in overdue]
@@ -116,7 +117,12 @@ class HangWatch:
         if not beats or (now < self._tell_at and names == self._told_late):
             return
         self._tell_at, self._told_late = now + TELL_S, names
-        rows = {"time": round(time.time(), 3), "host": self.host, "late": [asdict(one) for one in late]}
+        rows = {
+            "time": round(time.time(), 3),
+            "rank": self.rank,
+            "host": self.host,
+            "late": [asdict(one) for one in late],
+        }
         with contextlib.suppress(OSError):  # nobody's run ends for want of it
             write_json(self.attempt.beats(self.rank), rows | {"beats": [asdict(beat) for beat in beats]})
             if self.rank == 0:

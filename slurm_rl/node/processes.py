@@ -31,6 +31,9 @@ from slurm_rl.run_dir import RunDir
 MARK = "SLURM_RL_ATTEMPT"
 """The environment variable; its value names run, attempt and node rank."""
 
+LIFE, LIFE_BEFORE = "SLURM_RL_ACTOR", "SLURM_RL_ACTOR_BEFORE"
+"""Environment variables of a Ray actor: the name of this life of it, and of the one that it replaces, which is over."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.03
@@ -144,6 +147,21 @@ def end_marked(mark_value: str, grace_s: float, own_children: Collection[int] = 
     return sorted(killed)
 
 
+def end_life_before() -> list[int]:
+    """SIGKILL to what is left of the actor whose place this process takes: one that is stopped, or hangs, or its
+    children, who hold a GPU. Returns their pids; waits until they are gone."""
+    life = os.environ.get(LIFE_BEFORE, "")
+    killed: set[int] = set()
+    deadline = time.monotonic() + _KILL_DEADLINE_S
+    while life and (found := [pid for pid in all_pids() if _has(pid, LIFE, life)]) and time.monotonic() < deadline:
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= set(found)
+        time.sleep(_POLL_S)
+    return sorted(killed)
+
+
 def _signal_until_gone(mark_value: str, signal_number: int, timeout_s: float) -> set[int]:
     """Signal every marked process once, also those born meanwhile; returns who was signalled."""
     deadline = time.monotonic() + timeout_s
@@ -195,6 +213,10 @@ def _open_pidfd(pid: int) -> int | None:
 
 
 def _is_marked(pid: int, mark_value: str) -> bool:
+    return _has(pid, MARK, mark_value)
+
+
+def _has(pid: int, variable: str, value: str) -> bool:
     """False for other users' processes, zombies (they have no environment) and those that just left."""
     entry = Path("/proc", str(pid))
     try:
@@ -203,7 +225,7 @@ def _is_marked(pid: int, mark_value: str) -> bool:
         environ = (entry / "environ").read_bytes()
     except OSError:
         return False
-    return os.fsencode(f"{MARK}={mark_value}") in environ.split(b"\0")
+    return os.fsencode(f"{variable}={value}") in environ.split(b"\0")
 
 
 def end_descendants(timeout_s: float) -> None:

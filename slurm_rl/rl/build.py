@@ -10,6 +10,7 @@ from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.rewards.scorer import Scorer
+from slurm_rl.rl.rollout.care import EngineCare
 from slurm_rl.rl.rollout.dispatch import RolloutEngine, max_calls
 from slurm_rl.rl.rollout.episodes import Episodes, Limits
 from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
@@ -24,30 +25,39 @@ from slurm_rl.rl.workers.worker_group import WorkerGroup, WorkerRank
 
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_images: int | None) -> list[Actor]:
     """Start the rollout engines without waiting: they load while the policy does."""
+    count = len(_actors(cluster, "rollout"))
+    return [start_engine(cluster, config, model_path, max_images, index) for index in range(count)]
+
+
+def start_engine(
+    cluster: Cluster, config: RunConfig, model_path: str, max_images: int | None, index: int, generation: int = 0
+) -> Actor:
+    """Start one of them without waiting, for the `generation`-th time in its place."""
     max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
     # Chunks and weights in flight at once, where engines take them so.
     staleness = config.rollout.max_staleness
     num_calls = max_calls(staleness) + 2 * (staleness + 1) if config.rollout.continuous else 1
     engine: type[RolloutEngine] = VLLMEngine
     rollout = config.rollout.model_copy(update={"weight_transfer": cluster.plan.weight_transfer})
-    return [
-        cluster.place(
-            actor,
-            engine,
-            *(model_path, config.model, rollout, max_model_len, len(actor.gpus), max_images),
-            max_concurrency=num_calls,
-        )
-        for actor in _actors(cluster, "rollout")
-    ]
+    actor = _actors(cluster, "rollout")[index]
+    return cluster.place(
+        actor,
+        engine,
+        *(model_path, config.model, rollout, max_model_len, len(actor.gpus), max_images),
+        max_concurrency=num_calls,
+        generation=generation,
+    )
 
 
-def build_sampler(cluster: Cluster, engines: Sequence[Actor], config: RunConfig) -> Sampler:
+def build_sampler(
+    cluster: Cluster, engines: Sequence[Actor], config: RunConfig, care: EngineCare | None = None
+) -> Sampler:
     """Fixed shares, or the next prompts to whoever has room."""
     rollout, timeout_s = config.rollout, config.trainer.step_timeout_s
     if not rollout.continuous:
-        return Sampler(cluster, engines, timeout_s)
+        return Sampler(cluster, engines, timeout_s, care)
     return ContinuousSampler(
-        cluster, engines, timeout_s, max_num_seqs=rollout.max_num_seqs, staleness=rollout.max_staleness
+        cluster, engines, timeout_s, care, max_num_seqs=rollout.max_num_seqs, staleness=rollout.max_staleness
     )
 
 

@@ -31,6 +31,7 @@ from slurm_rl.rl.build import (
     build_sampler,
     build_transport,
     start_critic,
+    start_engine,
     start_engines,
     start_policy,
     start_reference,
@@ -40,6 +41,7 @@ from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.loop.learner import Learner
 from slurm_rl.rl.loop.trainer import GRPOTrainer
 from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
+from slurm_rl.rl.rollout.care import EngineCare
 from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
 from slurm_rl.rl.workers.ray_driver import Cluster
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
@@ -152,7 +154,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
                 rewards = stack.enter_context(open_scorer(config.reward, run.secrets, attempt.logs, host, report))
             if config.env.name is not None:
                 pool = stack.enter_context(EnvironmentPool(config.env))
-            state = _train(run, config, cluster, model_path, prompts, rewards, pool, metrics)
+            state = _train(run, config, cluster, model_path, prompts, rewards, pool, metrics, attempt)
     finally:
         metrics.close()
     append_event(run, "trainer/finished", step=state.step)
@@ -167,10 +169,21 @@ def _train(
     rewards: Scorer | None,
     pool: EnvironmentPool | None,
     metrics: MetricsLogger,
+    attempt: AttemptDir,
 ) -> TrainerState:
     start_timeout_s = config.rollout.start_timeout_s
     engines = start_engines(cluster, config, model_path, prompts.max_images)
-    sampler = build_sampler(cluster, engines, config)
+    care = EngineCare(
+        cluster,
+        engines,
+        functools.partial(start_engine, cluster, config, model_path, prompts.max_images),
+        run,
+        attempt,
+        start_timeout_s=start_timeout_s,
+        # vLLM counts what is free on its GPU when it starts, and the policy is there already.
+        can_replace=not config.rollout.colocate,
+    )
+    sampler = build_sampler(cluster, engines, config, care)
 
     def wait_for_engines() -> None:
         wait_until_ready(cluster, engines, start_timeout_s, "starting the rollout engines")
@@ -191,6 +204,17 @@ def _train(
     append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
     num_layers = load_text_config(model_path, config.model.trust_remote_code).num_hidden_layers
     scoring_critic = critic if config.reward.model.beside_critic else None
+    sync = WeightSync(
+        cluster,
+        build_transport(cluster, policy, engines),
+        engines,
+        # The engine samples one token after the probe.
+        probe=choose_probe(prompts, config.data.max_prompt_tokens + config.rollout.max_tokens - 1),
+        tolerance=choose_tolerance(config.rollout.probe_tolerance, config.model.dtype, num_layers),
+        timeout_s=config.trainer.step_timeout_s,
+        recover=care.recover,
+    )
+    care.reload, cluster.while_waiting = sync.resend, care.check
     trainer = GRPOTrainer(
         config,
         run,
@@ -198,17 +222,10 @@ def _train(
         Learner(config, policy, reference, critic),
         sampler,
         build_rollouts(config, sampler, rewards or scoring_critic, pool, model_path),
-        WeightSync(
-            cluster,
-            build_transport(cluster, policy, engines),
-            engines,
-            # The engine samples one token after the probe.
-            probe=choose_probe(prompts, config.data.max_prompt_tokens + config.rollout.max_tokens - 1),
-            tolerance=choose_tolerance(config.rollout.probe_tolerance, config.model.dtype, num_layers),
-            timeout_s=config.trainer.step_timeout_s,
-        ),
+        sync,
         RunSaver(run, config, policy, critic, is_stopped=cluster.stop.is_set),
         metrics,
+        policy_lock=care.lock,
     )
 
     state = trainer.run(wait_for_engines)

@@ -7,7 +7,9 @@ lines of `grpo_step`, the run can be resumed at the last saved step and goes on 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import StopRequested
@@ -29,6 +31,7 @@ from slurm_rl.train.stop import Timer
 
 # A run that fails gives a checkpoint in progress so long; its workers may be dead.
 _LAST_SAVE_S = 30.0
+_NO_LOCK: AbstractContextManager[Any] = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,12 @@ class GRPOTrainer:
         sync: WeightSync,
         saver: RunSaver,
         metrics: MetricsLogger,
+        *,
+        policy_lock: AbstractContextManager[Any] = _NO_LOCK,
     ) -> None:
         self.config, self.run_dir, self.prompts = config, run, prompts
         self.learner, self.sampler, self.sync = learner, sampler, sync
-        self.saver, self.metrics = saver, metrics
+        self.saver, self.metrics, self.policy_lock = saver, metrics, policy_lock
         self.state = TrainerState()
         source = BatchSource(config, prompts.train, rollouts)
         self.pipeline = RolloutPipeline(
@@ -112,7 +117,8 @@ class GRPOTrainer:
             self.warm_up()
             wait_for_engines()
             self.sync.transport.open()
-        self.sync_weights(Timer())
+        self.push_weights(Timer())
+        self.verify_weights(Timer())
         self.sync.verify()
         self.metrics.steps.mark()
         self.evaluator.run_if_due(self.state)
@@ -138,28 +144,34 @@ class GRPOTrainer:
         with timer.phase("step"):
             collected = self.batches.take(self.steps_done, timer)
             self.leave_gpus_to_the_policy(timer)
-            with timer.phase("train"):
-                learned = self.learner.learn(collected.groups, self.steps_done, self.state.kl_coefficient)
-            self.state.kl_coefficient = learned.kl_coefficient
-            self.state.step += 1
-            probe_difference = self.sync_weights(timer)
+            with self.policy_lock:  # until its weights are on their way they have no version
+                with timer.phase("train"):
+                    learned = self.learner.learn(collected.groups, self.steps_done, self.state.kl_coefficient)
+                self.state.kl_coefficient = learned.kl_coefficient
+                self.state.step += 1
+                self.push_weights(timer)
+            probe_difference = self.verify_weights(timer)
         return StepResult(collected, learned, probe_difference, timer.seconds)
 
     def leave_gpus_to_the_policy(self, timer: Timer) -> None:
-        """Engines on the policy's own GPUs sleep until `sync_weights`."""
+        """Engines on the policy's own GPUs sleep until the next weights."""
         if self.config.rollout.colocate:
             with timer.phase("sleep"):
                 self.sampler.sleep()
 
-    def sync_weights(self, timer: Timer) -> float:
-        """Send the new weights; the largest difference of a probe of those that have arrived.
+    def push_weights(self, timer: Timer) -> None:
+        """Send the weights; returns at once."""
+        with timer.phase("sync"):
+            self.sync.push(self.state.step)
+
+    def verify_weights(self, timer: Timer) -> float:
+        """The largest difference of a probe of those that have arrived.
 
         Who samples ahead waits for older ones alone, which engines have had time to take. Continuous engines take them
         at once, and out of order with requests: what is asked for after this must not begin with older ones, or the
         bound on staleness would not hold.
         """
         with timer.phase("sync"):
-            self.sync.push(self.state.step)
             return self.sync.verify(leave=0 if self.config.rollout.continuous else self.pipeline.staleness)
 
     # ---- around the step -----------------------------------------------------------------------

@@ -28,7 +28,7 @@ from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
-from slurm_rl.rl.workers.ray_driver import Actor, Cluster, name_failure
+from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
 
 _CHUNKS_OF_A_BATCH = 4
 """Chunks that an engine gets of each batch, at the least, where there are prompts enough."""
@@ -111,7 +111,14 @@ class Chunk:
             self.done.set_result(answer.result())
         else:
             assert self.engine is not None
-            self.done.set_exception(name_failure(error, self.engine.name, "sampling"))
+            failure = name_failure(error, self.engine.name, "sampling")
+            if isinstance(failure, ActorLost):
+                failure.handle = self.engine.handle
+            self.done.set_exception(failure)
+
+    def begin_again(self) -> None:
+        """Forget what became of it, before it is sent once more: the same prompts and seeds."""
+        self.done, self.engine = Future(), None
 
 
 class Dispatcher:
@@ -152,9 +159,17 @@ class Dispatcher:
 
 
 def chunk_arrivals(
-    cluster: Cluster, chunks: Sequence[Chunk], *, timeout_s: float, stoppable: bool
+    cluster: Cluster,
+    chunks: Sequence[Chunk],
+    *,
+    timeout_s: float,
+    stoppable: bool,
+    revive: Callable[[Chunk, ActorLost], None] | None = None,
 ) -> Iterator[list[int]]:
     """Places of the chunks that ended since the last time, until all have.
+
+    Args:
+        revive: sends a chunk again whose engine was lost; None: that ends the waiting.
 
     Raises:
         TrainingError: an engine died, raised, or was silent at the deadline; it is named.
@@ -165,9 +180,20 @@ def chunk_arrivals(
     while pending:
         if stoppable:
             cluster.stop.check()
+        cluster.while_waiting()
         ended, pending = wait(pending, timeout=POLL_S, return_when=FIRST_EXCEPTION)
-        for future in ended:
-            future.result()
+        for future in list(ended):
+            try:
+                future.result()
+            except ActorLost as lost:
+                if revive is None:
+                    raise
+                place = places.pop(future)
+                revive(chunks[place], lost)
+                ended.discard(future)
+                places[chunks[place].done] = place
+                pending.add(chunks[place].done)
+                deadline = time.monotonic() + timeout_s
         if ended:
             yield sorted(places[future] for future in ended)
         if pending and time.monotonic() > deadline:

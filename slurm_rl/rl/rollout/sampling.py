@@ -13,8 +13,9 @@ from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Group, SamplingSpec
+from slurm_rl.rl.rollout.care import EngineCare
 from slurm_rl.rl.rollout.dispatch import Chunk, Dispatcher, chunk_arrivals, chunk_size, max_calls
-from slurm_rl.rl.workers.ray_driver import Actor, Cluster
+from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster
 from slurm_rl.train.stop import Timer
 
 T = TypeVar("T")
@@ -33,8 +34,10 @@ class PendingGroups:
 class Sampler:
     """The rollout engines as one."""
 
-    def __init__(self, cluster: Cluster, engines: Sequence[Actor], timeout_s: float) -> None:
-        self.cluster, self.engines, self.timeout_s = cluster, engines, timeout_s
+    def __init__(
+        self, cluster: Cluster, engines: Sequence[Actor], timeout_s: float, care: EngineCare | None = None
+    ) -> None:
+        self.cluster, self.engines, self.timeout_s, self.care = cluster, engines, timeout_s, care
 
     def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
         """Groups in the order of the prompts."""
@@ -66,12 +69,28 @@ class Sampler:
         """The groups that came since the last time, by their place among the prompts, until all have."""
         timeout_s = self.timeout_s if within_s is None else within_s
         firsts = [0, *itertools.accumulate(map(len, pending.shares))]
-        for requests in chunk_arrivals(self.cluster, pending.chunks, timeout_s=timeout_s, stoppable=within_s is None):
+        stoppable = within_s is None
+        # Who saves in little time has none for a start of vLLM.
+        revive = self._revive if self.care and stoppable else None
+        for requests in chunk_arrivals(
+            self.cluster, pending.chunks, timeout_s=timeout_s, stoppable=stoppable, revive=revive
+        ):
             found: dict[int, Group] = {}
             for request in requests:
                 pairs = zip(pending.shares[request], pending.chunks[request].done.result(), strict=True)
                 found |= {firsts[request] + i: Group(prompt, group) for i, (prompt, group) in enumerate(pairs)}
             yield found
+
+    def _revive(self, chunk: Chunk, lost: ActorLost) -> None:
+        """Have the engine replaced, and ask its successor."""
+        assert self.care is not None
+        self.care.recover(lost)
+        chunk.begin_again()
+        self._send_again(chunk, lost.actor)
+
+    def _send_again(self, chunk: Chunk, name: str) -> None:
+        engine = next(engine for engine in self.engines if engine.name == name)
+        chunk.send(engine).add_done_callback(chunk.end)
 
     def sleep(self) -> None:
         """Let engines that share GPUs with the policy leave them; new weights wake them."""
@@ -83,9 +102,16 @@ class ContinuousSampler(Sampler):
     """The same where engines take requests at any time: each gets the next prompts as soon as it has room."""
 
     def __init__(
-        self, cluster: Cluster, engines: Sequence[Actor], timeout_s: float, *, max_num_seqs: int, staleness: int
+        self,
+        cluster: Cluster,
+        engines: Sequence[Actor],
+        timeout_s: float,
+        care: EngineCare | None = None,
+        *,
+        max_num_seqs: int,
+        staleness: int,
     ) -> None:
-        super().__init__(cluster, engines, timeout_s)
+        super().__init__(cluster, engines, timeout_s, care)
         self.max_num_seqs, self.dispatcher = max_num_seqs, Dispatcher(engines, max_calls(staleness))
 
     def start(
@@ -97,6 +123,9 @@ class ContinuousSampler(Sampler):
         pending = _build_requests(cut(prompts, size), cut(all_seeds, size), spec)
         self.dispatcher.submit(pending.chunks)
         return pending
+
+    def _send_again(self, chunk: Chunk, name: str) -> None:
+        self.dispatcher.submit([chunk])
 
 
 def _build_requests(

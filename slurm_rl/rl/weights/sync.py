@@ -31,14 +31,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from slurm_rl.errors import WeightSyncError
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.weights.weight_record import HeldWeights, SentWeights
-from slurm_rl.rl.workers.ray_driver import Actor, Cluster
+from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 _FLOAT32_MEAN = 2e-4
@@ -61,6 +61,9 @@ class Push:
 class WeightTransport(Protocol):
     """Starts a push; `WeightSync` waits for it and compares what both sides say."""
 
+    needs_all: bool
+    """The policy cannot go on while an engine is gone that it sends to."""
+
     def open(self) -> None:
         """Once, when the engines are up and before the first push."""
 
@@ -76,6 +79,8 @@ class WeightTransport(Protocol):
 
 class ObjectStore:
     """Through Ray's object store. Rank 0 alone has the records, but all ranks take part in gathering them."""
+
+    needs_all = False
 
     def __init__(self, policy: Sequence[Actor], engines: Sequence[Actor]) -> None:
         self.policy, self.engines = policy, engines
@@ -98,6 +103,8 @@ class Direct:
         backend: nccl, ipc or gloo.
     """
 
+    needs_all = True
+
     def __init__(self, policy: WorkerGroup, engines: Sequence[Actor], sizes: Sequence[int], backend: str) -> None:
         self.policy, self.engines, self.sizes, self.backend = policy, engines, list(sizes), backend
         self._confirmed: list[Any] = []
@@ -105,6 +112,7 @@ class Direct:
     def open(self) -> None:
         address = self.policy.call("find_address")[0]
         handles = [engine.handle for engine in self.engines]
+        self._confirmed = []
         self.policy.call("open_sender", self.backend, handles, self.sizes, address)
 
     def push(self, version: int, probe: TokenPrompt) -> Push:
@@ -139,14 +147,28 @@ class WeightSync:
         probe: TokenPrompt,
         tolerance: float,
         timeout_s: float,
+        recover: Callable[[ActorLost], None] | None = None,
     ) -> None:
         self.cluster, self.transport, self.engines = cluster, transport, engines
+        self.recover, self.version, self.difference = recover, -1, 0.0
         self.probe, self.tolerance, self.timeout_s = probe, tolerance, timeout_s
         self._in_flight: deque[Push] = deque()
 
     def push(self, version: int) -> None:
         """Send the weights as `version`; returns at once."""
+        self.version = version
         self._in_flight.append(self.transport.push(version, self.probe))
+
+    def resend(self) -> None:
+        """The newest version to all engines once more, proven by all: one of them has just been started.
+
+        What was on its way to the others they have taken before.
+        """
+        self._in_flight.clear()
+        if self.version >= 0:
+            self.transport.open()
+            self.push(self.version)
+            self.difference = self._verify_next()
 
     def verify(self, *, leave: int = 0) -> float:
         """Wait until all but the newest `leave` pushes have arrived; the largest difference of their probes.
@@ -156,15 +178,24 @@ class WeightSync:
         """
         difference = 0.0
         while len(self._in_flight) > leave:
-            push = self._in_flight.popleft()
-            results = self.cluster.gather(
-                [*push.sent, *push.held], timeout_s=self.timeout_s, what="sending the weights", stoppable=False
-            )
-            sent: SentWeights = results[0]
-            held: list[HeldWeights] = results[len(push.sent) :]
-            pairs = zip(self.engines, held, strict=True)
-            difference = max(difference, *(self._compare(one.name, push.version, sent, has) for one, has in pairs))
+            try:
+                difference = max(difference, self._verify_next())
+            except ActorLost as lost:
+                if self.recover is None or self.transport.needs_all:
+                    raise
+                self.recover(lost)  # which sends and proves the newest version
+                difference = max(difference, self.difference)
         return difference
+
+    def _verify_next(self) -> float:
+        push = self._in_flight.popleft()
+        results = self.cluster.gather(
+            [*push.sent, *push.held], timeout_s=self.timeout_s, what="sending the weights", stoppable=False
+        )
+        sent: SentWeights = results[0]
+        held: list[HeldWeights] = results[len(push.sent) :]
+        pairs = zip(self.engines, held, strict=True)
+        return max(self._compare(one.name, push.version, sent, has) for one, has in pairs)
 
     def _compare(self, name: str, version: int, sent: SentWeights, held: HeldWeights) -> float:
         if held.version != version or set(held.checksums) != {sent.checksum}:

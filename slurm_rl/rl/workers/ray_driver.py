@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from slurm_rl.beats.pulse import beating, tick
 from slurm_rl.errors import OutOfMemory, SlurmRLError, TrainingError, first_line
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.node.memory import is_out_of_memory
+from slurm_rl.node.processes import LIFE, LIFE_BEFORE, MARK
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.plan.visibility import MASK_VARIABLES
@@ -31,8 +32,19 @@ class Actor:
     handle: Any
 
 
+class ActorLost(TrainingError):
+    """The process of an actor is gone."""
+
+    actor: str = ""
+    """Its name."""
+    handle: Any = None
+
+
 class Cluster:
     """The run's Ray cluster, seen from the driver."""
+
+    while_waiting: Callable[[], None] = staticmethod(lambda: None)
+    """Called again and again by whoever waits for actors."""
 
     def __init__(self, plan: JobPlan, stop: StopFlag) -> None:
         self.plan, self.stop = plan, stop
@@ -53,23 +65,38 @@ class Cluster:
             )
         self.nodes.wait(time.monotonic() + self.plan.limits.start_timeout_s, self.stop)
 
-    def place(self, actor: ActorPlan, cls: type, *args: Any, max_concurrency: int = 1) -> Actor:
+    def place(self, actor: ActorPlan, cls: type, *args: Any, max_concurrency: int = 1, generation: int = 0) -> Actor:
         """Start `cls(*args)` as a Ray actor on the node and the GPUs that the plan says.
 
         Args:
+            generation: how often it was started before in this attempt.
             max_concurrency: calls that run at once, each in a thread; 1 runs them in the order they are made.
         """
         import ray
 
         name = f"{actor.role}-{actor.index}"
-        remote = ray.remote(beating(cls, name)).options(
-            name=name,
+        # The name of one that is being killed is still taken.
+        own = f"{name}.{generation}" if generation else name
+        before = self._life(name, generation - 1) if generation else ""
+        remote = ray.remote(beating(cls, own)).options(
+            name=own,
             num_cpus=0,
             max_concurrency=max_concurrency,
-            runtime_env={"env_vars": {**self._threads(actor), **self._visible_gpus(actor)}},
+            runtime_env={
+                "env_vars": {
+                    **self._threads(actor),
+                    **self._visible_gpus(actor),
+                    LIFE: self._life(name, generation),
+                    LIFE_BEFORE: before,
+                }
+            },
             **self.nodes.options(actor),
         )
         return Actor(name, remote.remote(*args))
+
+    def _life(self, name: str, generation: int) -> str:
+        """Names one process of one actor, and what that starts."""
+        return f"{name}.{generation} of {os.environ.get(MARK, str(os.getpid()))} {self.plan.run_dir}"
 
     def _threads(self, actor: ActorPlan) -> dict[str, str]:
         """Ray gives one thread to an actor that asks for no CPUs, and what moves through host memory crawls.
@@ -108,12 +135,16 @@ class Cluster:
             if stoppable:
                 self.stop.check()
             tick()
+            self.while_waiting()
             ready, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL_S)
             for reference in ready:
                 try:
                     results[reference] = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    raise name_failure(error, names[reference], what) from None
+                    failure = name_failure(error, names[reference], what)
+                    if isinstance(failure, ActorLost):
+                        failure.handle = next(actor.handle for actor, of in calls if of == reference)
+                    raise failure from None
             if pending and time.monotonic() > deadline:
                 raise TrainingError(
                     f"{what} must end within {timeout_s:g} s",
@@ -136,7 +167,9 @@ def name_failure(error: BaseException, name: str, what: str) -> BaseException:
         return TrainingError(f"{what} must not fail", seen=f"{error.cause!r} in {name}", where="driver.log")
     if isinstance(error, ray.exceptions.RayActorError):
         print(error, file=sys.stderr)
-        return TrainingError(
+        lost = ActorLost(
             f"{name} must live through {what}", seen=first_line(error), action="see the attempt's ray logs"
         )
+        lost.actor = name
+        return lost
     return error

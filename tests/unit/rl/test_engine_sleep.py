@@ -33,6 +33,10 @@ class FakeLLM:
     def __init__(self, **options: Any) -> None:
         self.options = options
         self.calls = []
+        self.llm_engine = self
+
+    def step(self) -> list[Any]:
+        raise NotImplementedError
 
     def get_tokenizer(self) -> None:
         return None
@@ -186,7 +190,7 @@ def test_an_engine_on_shared_gpus_is_up_and_asleep_before_anything_else_takes_of
     config = load_config(["+exp=demo", "data.max_prompt_tokens=8", *words])
     monkeypatch.setattr(RunDir, "require_ours", lambda _: None)
     cluster: Any = SimpleNamespace(stop=SimpleNamespace(is_set=None))
-    run_grpo._train(RunDir(tmp_path), config, cluster, "/m", fake, fake, None, fake)
+    run_grpo._train(RunDir(tmp_path), config, cluster, "/m", fake, fake, None, fake, RunDir(tmp_path).attempt(1))
     assert [name for name in said if name in {*order, "sleep"}] == order
 
 

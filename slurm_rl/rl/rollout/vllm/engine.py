@@ -7,9 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from slurm_rl.beats.pulse import tick
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
 from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.node.processes import end_life_before
 from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine
@@ -40,6 +42,7 @@ class VLLMEngine:
         """
         from vllm import LLM
 
+        end_life_before()
         self.version = -1
         self.model_path, self.model = model_path, model
         self.llm = LLM(
@@ -67,6 +70,13 @@ class VLLMEngine:
         self.sleeps = rollout.colocate and num_gpus > 0
         self.asleep: set[str] = set()
         self.tokenizer = self.llm.get_tokenizer()
+        step = self.llm.llm_engine.step
+
+        def beating_step(*args: Any, **kwargs: Any) -> Any:
+            tick()  # a token of each completion: how long a whole one takes says nothing
+            return step(*args, **kwargs)
+
+        self.llm.llm_engine.step = beating_step
         self.continuous = ContinuousEngine(self.llm.llm_engine) if rollout.continuous else None
 
     def ready(self) -> bool:

@@ -1,0 +1,72 @@
+"""A rollout engine that is killed or stopped in the middle of a run. Real Ray, vLLM and torch on CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.jsonl import read_rows
+from slurm_rl.node.hang import read_told
+from slurm_rl.run_dir import RunDir
+from tests.train.test_run import find_processes
+from tests.whole_run import exact_rows, start_run
+
+pytestmark = pytest.mark.slow
+
+
+def wait_for_engine(run: RunDir, process: subprocess.Popen[str], *, is_known: bool) -> int:
+    """The engine's pid while it samples, after two steps.
+
+    Args:
+        is_known: it has sampled often enough to have a deadline of its own.
+    """
+    deadline = time.monotonic() + 600
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()[0]
+        if len([row for row in read_rows(run.metrics) if row.get("stage") == "grpo"]) >= 2:
+            for beat in (beat for told in read_told(run.attempt(1)) for beat in told["beats"]):
+                if beat["name"] == "rollout-0" and (not is_known or beat["num_calls"] >= 5):
+                    return int(beat["pid"])
+        time.sleep(0.02)
+    raise AssertionError("the engine never sampled")
+
+
+def finish(run: RunDir, process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+    """The events of a run that has finished in its first attempt."""
+    output, _ = process.communicate(timeout=900)
+    assert process.returncode == 0, output
+    assert run.attempt_numbers() == [1]
+    assert not find_processes(run.path)
+    return [row for row in read_rows(run.events) if row["kind"] == "engine/replaced"]
+
+
+def test_a_killed_engine_is_replaced_and_the_numbers_stay(whole_run: Path, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "killed")
+    process = start_run(run.path, "ray.dashboard=false")
+    os.kill(wait_for_engine(run, process, is_known=False), signal.SIGKILL)
+    [event] = finish(run, process)
+    assert event["engine"] == "rollout-0" and event["count"] == 1
+    assert exact_rows(run.path) == exact_rows(whole_run)
+
+
+def test_a_stopped_engine_is_noticed_and_replaced_and_the_numbers_stay(whole_run: Path, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "stopped")
+    process = start_run(run.path, "ray.dashboard=false", "job.hang_after_s=5")
+    os.kill(wait_for_engine(run, process, is_known=True), signal.SIGSTOP)
+    [event] = finish(run, process)
+    assert "no sign of life" in event["cause"]
+    assert exact_rows(run.path) == exact_rows(whole_run)
+
+
+def test_an_engine_that_takes_its_weights_directly_is_replaced_too(whole_run: Path, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "direct")
+    process = start_run(run.path, "ray.dashboard=false", "rollout.weight_transfer=gloo", "trainer.num_steps=12")
+    os.kill(wait_for_engine(run, process, is_known=False), signal.SIGKILL)
+    events = finish(run, process)
+    assert [event["count"] for event in events] == [1]

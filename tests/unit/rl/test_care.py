@@ -1,0 +1,197 @@
+"""A lost engine is replaced in its place. Engines here are handles that answer when the test says so."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.errors import TrainingError
+from slurm_rl.jsonl import read_rows
+from slurm_rl.nodes.evidence import read_evidence
+from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.rl.rollout.care import MOST, EngineCare
+from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
+from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster
+from slurm_rl.run_dir import RunDir, write_json
+from slurm_rl.train.stop import StopFlag
+
+SPEC = SamplingSpec(1, 8, 1.0, 1.0, seed=3)
+
+
+class Engine:
+    """An actor's handle: it samples the version that it was given last, or is dead."""
+
+    def __init__(self, *, dies: bool = False, starts: bool = True) -> None:
+        self.dies, self.starts, self.version = dies, starts, -1
+        self.asked: list[tuple[list[Any], list[int]]] = []
+
+    @property
+    def generate(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._generate)
+
+    @property
+    def ready(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda: self.starts)
+
+    def _generate(self, prompts: list[Any], seeds: list[int], spec: SamplingSpec) -> Any:
+        self.asked.append((list(prompts), list(seeds)))
+        answer: Future[Any] = Future()
+        if self.dies:
+            answer.set_exception(ray.exceptions.ActorDiedError())
+        else:
+            answer.set_result([[Completion(p.token_ids, [-0.5], "x", False, self.version)] for p in prompts])
+        return SimpleNamespace(future=lambda: answer)
+
+
+class Run:
+    """Two engines of a run; the first one is dead when it is asked."""
+
+    def __init__(self, folder: Path, *fresh: Engine, continuous: bool = False) -> None:
+        self.run = RunDir(folder)
+        self.attempt = self.run.attempt(1)
+        self.attempt.logs.mkdir(parents=True)
+        self.cluster = Cluster.__new__(Cluster)
+        self.cluster.stop = StopFlag()
+        self.cluster.plan = SimpleNamespace(actors=[SimpleNamespace(role="rollout", index=n, node=n) for n in (0, 1)])  # type: ignore[assignment]
+        self.cluster.gather = self.gather  # type: ignore[method-assign]
+        self.first, self.second, self.fresh = Engine(dies=True), Engine(), list(fresh)
+        self.engines = [Actor("rollout-0", self.first), Actor("rollout-1", self.second)]
+        self.starts: list[tuple[int, int]] = []
+        self.care = EngineCare(
+            self.cluster, self.engines, self.start, self.run, self.attempt, start_timeout_s=60, can_replace=True
+        )
+        self.care.reload = self.reload
+        self.sampler: Sampler = (
+            ContinuousSampler(self.cluster, self.engines, 60, self.care, max_num_seqs=16, staleness=1)
+            if continuous
+            else Sampler(self.cluster, self.engines, 60, self.care)
+        )
+        self.reload()
+
+    def start(self, index: int, generation: int) -> Actor:
+        self.starts.append((index, generation))
+        return Actor(f"rollout-{index}", self.fresh.pop(0))
+
+    def gather(self, calls: Any, *, timeout_s: float, what: str, stoppable: bool = True) -> list[Any]:
+        for actor, answer in calls:
+            if answer is not True:
+                lost = ActorLost("it must live")
+                lost.actor, lost.handle = actor.name, actor.handle
+                raise lost
+        return [True] * len(calls)
+
+    def reload(self) -> None:
+        for engine in self.engines:
+            engine.handle.version = 7
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    killed: list[Any] = []
+    monkeypatch.setattr(ray, "kill", lambda handle, no_restart: killed.append(handle))
+    return killed
+
+
+def prompts(count: int) -> list[EncodedPrompt]:
+    return [EncodedPrompt(index=i, token_ids=[i], text=str(i), answer="x") for i in range(count)]
+
+
+@pytest.mark.parametrize("continuous", [False, True])
+def test_its_successor_gets_the_same_requests_after_the_newest_weights(
+    tmp_path: Path, no_ray: list[Any], continuous: bool
+) -> None:
+    run = Run(tmp_path, Engine(), continuous=continuous)
+    fresh = run.fresh[0]
+    groups = run.sampler.sample(prompts(4), SPEC)
+    assert [group.prompt.index for group in groups] == [0, 1, 2, 3]
+    assert {it for group in groups for completion in group.completions for it in completion.versions()} == {7}
+    assert run.starts == [(0, 1)] and no_ray == [run.first] and run.engines[0].handle is fresh
+    [event] = [row for row in read_rows(run.run.events) if row["kind"] == "engine/replaced"]
+    assert (event["engine"], event["count"]) == ("rollout-0", 1)
+    if not continuous:  # there, whoever has room gets them
+        assert fresh.asked == run.first.asked and len(run.second.asked) == 1
+
+
+def test_of_one_that_dies_again_and_again_the_node_is_suspect(tmp_path: Path) -> None:
+    run = Run(tmp_path, *[Engine(starts=False) for _ in range(MOST)])
+    write_json(run.attempt.beats(0), {"rank": 0, "host": "n17", "late": [], "beats": []})
+    with pytest.raises(TrainingError, match="replaced 3 times"):
+        run.sampler.sample(prompts(2), SPEC)
+    assert run.starts == [(0, 1), (0, 2), (0, 3)]
+    [evidence] = read_evidence(run.run)
+    assert (evidence["node"], evidence["check"], evidence["strength"]) == ("n17", "engine", "soft")
+
+
+def test_two_that_wait_for_one_engine_replace_it_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, Engine())
+    lost = ActorLost("it must live")
+    lost.actor, lost.handle = "rollout-0", run.first
+    threads = [threading.Thread(target=run.care.recover, args=(lost,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert run.starts == [(0, 1)]
+
+
+def test_while_the_policy_trains_nobody_is_replaced(tmp_path: Path) -> None:
+    """Its weights have no version then: the requests wait until they are on their way."""
+    run = Run(tmp_path, Engine())
+    run.care.lock.acquire()
+    sampling = threading.Thread(target=run.sampler.sample, args=(prompts(2), SPEC))
+    sampling.start()
+    sampling.join(timeout=0.5)
+    assert sampling.is_alive() and run.starts == []
+    run.care.lock.release()
+    sampling.join(timeout=60)
+    assert not sampling.is_alive() and run.starts == [(0, 1)]
+
+
+def test_who_saves_in_little_time_does_not_wait_for_a_new_engine(tmp_path: Path) -> None:
+    run = Run(tmp_path, Engine())
+    with pytest.raises(ActorLost):
+        run.sampler.finish(run.sampler.start(prompts(2), SPEC), within_s=5.0)
+    assert run.starts == []
+
+
+def test_beside_a_policy_that_holds_the_gpu_the_attempt_ends_and_so_for_an_actor_that_is_no_engine(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, Engine())
+    other = ActorLost("policy-0 must live")
+    other.actor = "policy-0"
+    with pytest.raises(ActorLost, match="policy-0"):
+        run.care.recover(other)
+    run.care.can_replace = False
+    with pytest.raises(ActorLost):
+        run.sampler.sample(prompts(2), SPEC)
+    assert run.starts == []
+
+
+def test_one_that_its_agent_finds_late_is_replaced_once_for_each_life(tmp_path: Path) -> None:
+    run = Run(tmp_path, Engine(), Engine())
+
+    def tell(name: str) -> None:
+        late = {"name": name, "node": "n1", "phase": "generate", "age_s": 70.0, "deadline_s": 60.0}
+        write_json(run.attempt.beats(0), {"rank": 0, "host": "n1", "late": [late], "beats": []})
+
+    def look() -> None:
+        run.care._look_at = 0.0
+        run.care.check()
+
+    look()
+    assert run.starts == []
+    tell("rollout-0")
+    look()
+    look()  # the agent may tell of the old life for a while
+    assert run.starts == [(0, 1)]
+    tell("rollout-0.1")
+    look()
+    assert run.starts == [(0, 1), (0, 2)]
