@@ -25,8 +25,10 @@ def run(words: list[str]) -> int:
     if system == "dstack":
         if args.out and not args.out.endswith(".dstack.yml"):
             raise ConfigError("dstack reads files whose name ends with .dstack.yml", seen=args.out)
-        text, mode = render_dstack(config, overrides, SECRET_NAMES, args.image), 0o644
+        text, mode = render_dstack(config, overrides, SECRET_NAMES, args.image, args.volume), 0o644
     else:
+        if args.volume:
+            raise ConfigError("--volume is for export dstack", seen=args.volume[0], action="leave it out")
         image = args.image or config.container.image
         needed = {"--cluster": args.cluster, "--tpu-type": args.tpu_type, "--image": image}
         missing = [flag for flag, value in needed.items() if not value]

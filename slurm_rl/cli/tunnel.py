@@ -43,7 +43,7 @@ def find_ssh(plan: JobPlan, attempt: AttemptDir, port: int) -> list[str]:
     head = load_head(attempt)
     if head.host == socket.gethostname():
         return []
-    return build_ssh_argv(head.host, [Forward(port, dashboard_port(head.port))])
+    return build_ssh_argv(head.host, [Forward(port, plan.ray.dashboard_port or dashboard_port(head.port))])
 
 
 def render(directory: RunDir, plan: JobPlan, attempt: AttemptDir, ssh: list[str], port: int) -> str:
@@ -55,7 +55,7 @@ def render(directory: RunDir, plan: JobPlan, attempt: AttemptDir, ssh: list[str]
     if not plan.ray.dashboard:
         return "dashboard    none: ray.dashboard=false"
     head = load_head(attempt)
-    remote = dashboard_port(head.port)
+    remote = plan.ray.dashboard_port or dashboard_port(head.port)
     far = build_ssh_argv(head.host, [Forward(port, remote)], jump=socket.gethostname())
     lines = [
         f"dashboard    http://127.0.0.1:{port if ssh else remote}",

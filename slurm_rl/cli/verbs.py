@@ -267,6 +267,7 @@ VERBS = {
             _CONFIG_DIR,
             flag("--out", metavar="FILE", help="in place of standard output"),
             flag("--image", help="Docker reference, in place of container.image"),
+            flag("--volume", action="append", default=[], metavar="V:/PATH", help="dstack: a folder or network volume"),
             flag("--cluster", help="xpk: name of the GKE cluster"),
             flag("--tpu-type", metavar="TYPE", help="xpk: such as v5p-128"),
             flag("--project", help="xpk: Google Cloud project"),

@@ -10,6 +10,7 @@ from typing_extensions import TypeAliasType
 from slurm_rl.config.section import Section
 
 Style: TypeAlias = Literal["flags", "overrides"]
+Starter: TypeAlias = Literal["ray", "torchrun"]
 Argument: TypeAlias = bool | int | float | str | list[int | float | str] | None
 Arguments = TypeAliasType("Arguments", "dict[str, Argument | Arguments]")
 
@@ -23,6 +24,9 @@ class ExternalConfig(Section):
 
     argv: Annotated[tuple[str, ...], Field(min_length=1)]
     """The program and its first words, as given."""
+    start: Starter = "ray"
+    """ray: once, on the head node of the run's Ray cluster. torchrun: a rank on every GPU of every node, or one a node
+    without GPUs; the program finds RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR, and there is no Ray."""
     style: Style = "flags"
     """How `args` are written: `--name value`, or `name=value`."""
     args: dict[str, Argument | Arguments] = Field(default={})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
+from pydantic import Field
+
 from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, checked_by
 
 _TIME_FORMS = {
@@ -70,6 +72,9 @@ class RayConfig(Section):
     (rollout.weight_transfer)."""
     dashboard: bool = True
     """Serve Ray's dashboard on the head's loopback address, and `ray job` with it; false saves 2 s of bring-up."""
+    dashboard_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    """Where it listens, for what forwards a port that must be known beforehand; null takes one of the job's own free
+    ports."""
 
 
 class WandbConfig(Section):

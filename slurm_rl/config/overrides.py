@@ -46,7 +46,7 @@ def normalise_words(words: Sequence[str]) -> list[str]:
                 )
             chosen[group] = option
             word = f"{group}={option}"
-        elif word.startswith(("external.args.", "external.resume.")):
+        elif word.startswith(("external.args.", "external.resume.", "external.start=")):
             # Presets do not say all arguments that a program has, nor do we know them.
             word = f"++{word}"
         result.append(word)

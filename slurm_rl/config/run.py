@@ -252,6 +252,7 @@ class RunConfig(Section):
         cluster = self.cluster
         not_there = {
             f"task={self.task}": TASKS[self.task].under_torchrun,
+            "external.start=torchrun": self.external is not None and self.external.start == "torchrun",
             f"container.runtime={self.container.runtime}": self.container.runtime != "none",
             "cluster.node_features": bool(cluster.node_features),
             f"job.num_spare_nodes={self.job.num_spare_nodes}": self.job.num_spare_nodes > 0,

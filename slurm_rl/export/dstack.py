@@ -36,7 +36,13 @@ _GPU_NAMES = {"MI300": "MI300X"}
 _SHM_MARGIN_GB = 8
 
 
-def render_dstack(config: RunConfig, overrides: Sequence[str], secret_names: Sequence[str], image: str | None) -> str:
+def render_dstack(
+    config: RunConfig,
+    overrides: Sequence[str],
+    secret_names: Sequence[str],
+    image: str | None,
+    volumes: Sequence[str] = (),
+) -> str:
     """The text of a .dstack.yml.
 
     Args:
@@ -44,11 +50,13 @@ def render_dstack(config: RunConfig, overrides: Sequence[str], secret_names: Seq
         overrides: of the command line; the nodes compose the same config from them.
         secret_names: environment variables to hand on.
         image: Docker reference; None takes that of the config, or dstack's own with an installation at the start.
+        volumes: `source:/path`; source is a folder of the machine, or a network volume's name. container.mounts are
+            such folders, too.
 
     Raises:
         ConfigError: dstack has no word for something of the run.
     """
-    task = build_task(config, overrides, secret_names, image)
+    task = build_task(config, overrides, secret_names, image, volumes)
     text = yaml.safe_dump(task, sort_keys=False, width=10_000, allow_unicode=True)
     names = ", ".join([*secret_names, RUN_TOKEN])
     return (
@@ -60,7 +68,11 @@ def render_dstack(config: RunConfig, overrides: Sequence[str], secret_names: Seq
 
 
 def build_task(
-    config: RunConfig, overrides: Sequence[str], secret_names: Sequence[str], image: str | None
+    config: RunConfig,
+    overrides: Sequence[str],
+    secret_names: Sequence[str],
+    image: str | None,
+    volumes: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The same as a tree."""
     if any("${{" in word for word in overrides):
@@ -83,7 +95,12 @@ def build_task(
     task |= {"image": image} if image else {"python": "3.11"}
     # The checkout, from which the nodes run.
     task |= {"repos": ["."], "env": [*secret_names, RUN_TOKEN], "commands": [*config.cluster.setup, *commands]}
+    if config.ray.dashboard and config.ray.dashboard_port is not None:
+        # `dstack apply` forwards it from the head to this number here, as long as it is attached.
+        task["ports"] = [config.ray.dashboard_port]
     task["resources"] = _resources(config)
+    if mounted := _volumes(config, volumes):
+        task["volumes"] = mounted
     if config.job.time_limit_min is not None:
         task["max_duration"] = f"{config.job.time_limit_min}m"
     # Between the notice and the end: the run saves.
@@ -117,6 +134,30 @@ def quote_for_hydra(text: str) -> str:
         return text  # no number, no word with a meaning of its own
     # Backslashes count only before a quote, the closing one included.
     return "'" + re.sub(r"(\\*)('|\Z)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), text) + "'"
+
+
+def _volumes(config: RunConfig, told: Sequence[str]) -> list[str]:
+    """As dstack writes them: `/folder/of/the/machine:/path`, or `network-volume:/path`."""
+    for mount in config.container.mounts:
+        if mount.read_only:
+            raise ConfigError(
+                "dstack has no volume for reading alone",
+                seen=f"container.mounts {mount.source}",
+                action="leave out :ro",
+            )
+    for volume in told:
+        source, _, path = volume.partition(":")
+        if not source or not path.startswith("/") or ":" in path:
+            raise ConfigError(
+                "--volume must be a folder of the machine or a network volume's name, a colon and an absolute path",
+                seen=volume,
+                action="--volume /checkpoints:/checkpoints",
+            )
+    found = [*(f"{mount.source}:{mount.target}" for mount in config.container.mounts), *told]
+    paths = [volume.partition(":")[2] for volume in found]
+    if twice := {path for path in paths if paths.count(path) > 1}:
+        raise ConfigError("a path must have one volume", seen=min(twice))
+    return found
 
 
 def _docker_image(config: RunConfig) -> str | None:

@@ -141,7 +141,7 @@ def _check_launcher(argv: tuple[str, ...], run: RunValues) -> None:
         raise ConfigError(
             "cluster.num_nodes must be 1 for torchrun --standalone, which is started on the head node alone",
             seen=run.nodes,
-            action="set cluster.num_nodes=1; task=sft, rm and dpo of this package span nodes",
+            action="name the program alone in external.argv, with external.start=torchrun",
         )
 
 

@@ -32,7 +32,7 @@ from slurm_rl.node.hang import HangWatch
 from slurm_rl.node.joined import start_waiting
 from slurm_rl.node.memory import OomKills
 from slurm_rl.node.own_image import check_own_image, check_same_image
-from slurm_rl.node.ports import PortPlan, choose_ports
+from slurm_rl.node.ports import PortPlan, check_dashboard_port, choose_ports
 from slurm_rl.node.private_folder import make_private_folder
 from slurm_rl.node.processes import (
     attempt_mark,
@@ -138,6 +138,8 @@ class NodeAgent:
 
     def _run_head(self, ports: PortPlan, env: dict[str, str], deadline: float) -> int:
         ip = self._head_ip()
+        if self.plan.ray.dashboard:
+            check_dashboard_port(self.plan.ray.dashboard_port, self.host)
         self.ray = self._start_ray(ip, ports, env, head=None)
         wait_for_port(ip, ports.gcs, deadline, self._bring_up_is_over, what="Ray's GCS")
         head = HeadRecord(self.host, ip, ports.gcs, os.getpid(), self.versions)

@@ -1,8 +1,10 @@
 """Runs somebody else's trainer: `python -m slurm_rl.node.external --run-dir <run> --attempt <n>`, on the head node.
 
+With external.start=torchrun it is every rank that torchrun starts, and runs the program of that rank.
+
 Standard library alone, since it runs in the image of that trainer. The trainer finds in its environment
 
-    RAY_ADDRESS               the cluster of this run
+    RAY_ADDRESS               the cluster of this run; under torchrun RANK, WORLD_SIZE and the like
     SLURM_RL_RUN_DIR          the run directory
     SLURM_RL_CHECKPOINTS      where to save; `step-<k>` there counts as progress, and so do OpenRLHF's, verl's and
                               MaxText's own names
@@ -32,6 +34,9 @@ _POLL_S = 0.2
 _GRACE_SHARE = 0.5
 """Of the notice that Slurm gives; the rest is for Ray and the controller."""
 _MOST_GRACE_S = 60.0
+_PEERS_S = 10.0
+"""A rank whose peers were stopped fails of that; its own node's word to stop may come that much later."""
+_EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class ExternalTrainer:
@@ -40,9 +45,15 @@ class ExternalTrainer:
     def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir) -> None:
         self._run, self._plan, self._attempt = run, plan, attempt
         self._stopped_at = 0.0
+        self._is_rank = plan.torchrun is not None
+        self._is_given_up = False
+        """torchrun ends its ranks by SIGTERM when one failed; to stop they are told by SIGUSR2."""
 
     def main(self) -> int:
-        """Run it to its end; the exit status is ours: 0, 75 when it was stopped, 1."""
+        """Run it to its end; the exit status is ours: 0, 75 when it was stopped, 1.
+
+        Of a rank it is 0 when it was stopped, too: torchrun takes every other status for a failure.
+        """
         for signum in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
         assert self._plan.external is not None
@@ -52,13 +63,30 @@ class ExternalTrainer:
             child = subprocess.Popen(argv, env=self._environment(), process_group=0)
         except OSError as error:
             return self._end("failed", 1, cause=f"{argv[0]} could not be started: {error.strerror}")
-        append_event(self._run, "external/started", attempt=self._attempt.number, program=argv[0])
+        if self._speaks:
+            append_event(self._run, "external/started", attempt=self._attempt.number, program=argv[0])
         status = self._wait(child)
         if status == 0:
             return self._end("finished", 0)
+        if self._is_rank:
+            self._wait_for_word()
+        if self._is_given_up:
+            return _EXIT_TERMINATED
         if self._stopped_at:
-            return self._end("checkpointed", EXIT_CHECKPOINTED, cause="stopped; its own last checkpoint stays")
+            cause = "stopped; its own last checkpoint stays"
+            self._end("checkpointed", EXIT_CHECKPOINTED, cause=cause)
+            return 0 if self._is_rank else EXIT_CHECKPOINTED
         return self._end("failed", 1, cause=f"{argv[0]} {describe_status(status)}; see driver.log")
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this process says for all of them what happened."""
+        return not self._is_rank or os.environ.get("RANK") == "0"
+
+    def _wait_for_word(self) -> None:
+        deadline = time.monotonic() + _PEERS_S
+        while not (self._stopped_at or self._is_given_up) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def _environment(self) -> dict[str, str]:
         resume = "1" if self._attempt.number > 1 else "0"
@@ -81,10 +109,12 @@ class ExternalTrainer:
         return status
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        self._is_given_up = self._is_given_up or (self._is_rank and signum == signal.SIGTERM and not self._stopped_at)
         self._stopped_at = self._stopped_at or time.monotonic()
 
     def _end(self, outcome: str, status: int, **fields: Any) -> int:
-        write_last(self._run, self._attempt.outcome, {"outcome": outcome, "exit_code": status, **fields})
+        if self._speaks:
+            write_last(self._run, self._attempt.outcome, {"outcome": outcome, "exit_code": status, **fields})
         return status
 
 

@@ -109,6 +109,16 @@ def dashboard_port(gcs_port: int) -> int:
     return gcs_port + _NAMED.index("dashboard") - _NAMED.index("gcs")
 
 
+def check_dashboard_port(port: int | None, host: str) -> None:
+    """Raise BringUpError where a port that the user chose is taken: Ray would use one that nobody forwards."""
+    if port is not None and prove_free([port]):
+        raise BringUpError(
+            "ray.dashboard_port must be free on the head node",
+            seen=f"{port} on {host} is not",
+            action="ray.dashboard_port=null for a free one, or another number",
+        )
+
+
 def prove_free(ports: Iterable[int]) -> list[int]:
     """The ports among `ports` that cannot be bound now.
 

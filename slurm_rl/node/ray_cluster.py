@@ -129,7 +129,7 @@ def build_ray_start_argv(
     argv += ["start", "--block", f"--node-ip-address={ip}"]
     if head is None:
         argv += ["--head", f"--port={ports.gcs}"]
-        argv += ["--dashboard-host=127.0.0.1", f"--dashboard-port={ports.dashboard}"]
+        argv += ["--dashboard-host=127.0.0.1", f"--dashboard-port={plan.ray.dashboard_port or ports.dashboard}"]
         argv += [f"--include-dashboard={str(plan.ray.dashboard).lower()}"]
         # No autoscaler: the nodes are those of the job.
         argv += ["--no-monitor"]

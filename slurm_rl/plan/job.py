@@ -53,6 +53,8 @@ class RayPlan:
 
     object_store_bytes: int
     dashboard: bool
+    dashboard_port: int | None = None
+    """None: that of the job's block of ports."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         actors=actors,
         weight_transfer=choose_transfer(config, actors)[0],
         layout=build_layout(config, shape, actors, tensor_parallel_size),
-        ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard),
+        ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard, config.ray.dashboard_port),
         limits=LimitsPlan(
             job.time_limit_min,
             job.signal_lead_s,
@@ -203,9 +205,11 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         sbatch=load_function(launcher.options)(config, run_dir) if launcher.options else {},
         num_spare_nodes=job.num_spare_nodes if launcher.is_queue else 0,
         node_features=_node_features(config),
-        torchrun=_torchrun(actors) if config.task in TORCHRUN_TASKS else None,
+        torchrun=_torchrun(config, actors),
         external=_external(config, run_dir),
-        expected=expected_versions(cluster.accelerator, config.task, config.model.attention),
+        expected=expected_versions(
+            cluster.accelerator, config.task, config.model.attention, under_torchrun=_is_under_torchrun(config)
+        ),
         address=cluster.address,
     )
 
@@ -234,7 +238,7 @@ def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
         *ray_env(cluster.num_nodes),
         *(debug_env(cluster.accelerator, config.job.debugger, run_dir) if config.job.debug else ()),
     ]
-    if config.task in TORCHRUN_TASKS:
+    if _is_under_torchrun(config):
         return [item for item in table if not item.name.startswith(("RAY_", "VLLM_"))]
     if LAUNCHERS[cluster.launcher].existing:
         # Its daemons are up already; what is left is for our own processes.
@@ -260,7 +264,16 @@ def _external(config: RunConfig, run_dir: str) -> ExternalPlan | None:
     return ExternalPlan(first, later)
 
 
-def _torchrun(actors: tuple[ActorPlan, ...]) -> TorchrunPlan:
+def _is_under_torchrun(config: RunConfig) -> bool:
+    external = config.external
+    return config.task in TORCHRUN_TASKS or (external is not None and external.start == "torchrun")
+
+
+def _torchrun(config: RunConfig, actors: tuple[ActorPlan, ...]) -> TorchrunPlan | None:
+    if not _is_under_torchrun(config):
+        return None
+    if config.external is not None:
+        return TorchrunPlan(max(1, config.cluster.gpus_per_node), None)
     return TorchrunPlan(sum(actor.node == 0 for actor in actors), actors[0].num_threads)
 
 

@@ -72,9 +72,15 @@ def _programs(plan: JobPlan) -> list[str]:
         lines = [f"program    {shlex.join(plan.external.first)}"]
         if plan.external.later != plan.external.first:
             lines.append(f"resumed    {shlex.join(plan.external.later)}")
-        return [f"driver     {shlex.join(plan.driver_argv)}", *lines]
+        driver = [f"driver     {shlex.join(plan.driver_argv)}"] if plan.torchrun is None else _render_torchrun(plan)
+        return [*driver, *lines]
     if plan.torchrun is None:
         return [f"driver     {shlex.join(plan.driver_argv)}"]
+    return _render_torchrun(plan)
+
+
+def _render_torchrun(plan: JobPlan) -> list[str]:
+    assert plan.torchrun is not None
     ranks = plan.torchrun.ranks_per_node
     threads = f", OMP_NUM_THREADS={plan.torchrun.num_threads}" if plan.torchrun.num_threads else ""
     start = build_torchrun_argv(

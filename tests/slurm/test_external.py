@@ -1,4 +1,7 @@
-"""Somebody else's trainer on several nodes: it starts when all of them have joined, however late one comes."""
+"""Somebody else's trainer on several nodes: it starts when all of them have joined, however late one comes.
+
+Or under torchrun, as ranks of one program.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.jsonl import read_rows
 from tests.slurm.cluster import Cluster
 from tests.slurm.submitting import cli, quote, wait_for_end
 
@@ -18,6 +22,40 @@ import os, ray
 ray.init(log_to_driver=False)
 print("nodes:", sum(node["Alive"] for node in ray.nodes()), flush=True)
 """
+
+
+# What trainers without Ray do: meet, compute together, save, and lose a rank.
+SUM = """
+import os, sys, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor(dist.get_rank() + 1.0)
+dist.all_reduce(total)
+print("rank", dist.get_rank(), "of", dist.get_world_size(), "sum", total.item(), sys.argv[1:], flush=True)
+if os.environ["SLURM_RL_RESUME"] == "0":
+    os.makedirs(os.environ["SLURM_RL_CHECKPOINTS"] + "/global_step7", exist_ok=True)
+    if dist.get_rank() == 1:
+        sys.exit(5)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_any_program_are_started_and_started_again(cluster: Cluster, shared_dir: Path) -> None:
+    run, script = shared_dir / "run", shared_dir / "sum.py"
+    script.write_text(SUM)
+    words = ["+exp=command", "external.start=torchrun", f"external.argv=[{quote(sys.executable)},{quote(script)}]"]
+    words += ["external.resume.again=true", "+cluster=slurm_cpu", "job.max_failures=1", f"run_dir={run}"]
+    done = cli(cluster, shared_dir, *words)
+    assert done.returncode == 0, done.stderr
+    end = wait_for_end(run, timeout_s=500)
+    assert (end["state"], end["step"]) == ("finished", 7), end
+    first, second = ((run / "attempts" / number / "logs") for number in ("1", "2"))
+    assert "rank 0 of 2 sum 3.0 []" in (first / "driver.log").read_text()
+    assert "rank 0 of 2 sum 3.0 ['--again']" in (second / "driver.log").read_text()
+    assert "rank 1 of 2 sum 3.0 ['--again']" in (second / "torchrun-1.log").read_text()
+    causes = [row["cause"] for row in read_rows(run / "events.jsonl") if row["kind"] == "attempt/ended"]
+    assert "ended with exit status" in causes[0], causes
 
 
 def start_late(cluster: Cluster, folder: Path, experiment: str, num_nodes: int, late_s: int) -> str:

@@ -141,6 +141,16 @@ def test_the_tunnel_of_a_job_goes_to_its_head_node(live: RunDir, monkeypatch: py
     assert shlex.split(shlex.join(ssh)) == ssh
 
 
+def test_a_dashboard_may_have_a_port_that_is_known_beforehand(live: RunDir) -> None:
+    plan = plan_of("+cluster=slurm_cpu", "ray.dashboard_port=8265")
+    assert tunnel.find_ssh(plan, live.attempt(1), 9000)[-2] == "127.0.0.1:9000:127.0.0.1:8265"
+    assert "http://127.0.0.1:8265" in tunnel.render(live, plan, live.attempt(1), [], 9000)
+    start = build_ray_start_argv(
+        plan, rank=0, ip="10.0.0.1", num_cpus=2, gpus=[], ports=PORTS, tmp_dir=Path("/tmp/x"), head=None
+    )
+    assert "--dashboard-port=8265" in start
+
+
 @pytest.mark.parametrize("words", [["+exp=sft_tiny"], ["ray.dashboard=false"]])
 def test_without_a_dashboard_there_is_no_way_to_it(live: RunDir, words: list[str]) -> None:
     assert tunnel.find_ssh(plan_of("+cluster=slurm_cpu", *words), live.attempt(1), 9000) == []

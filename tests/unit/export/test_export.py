@@ -36,6 +36,10 @@ CASES = {
     "dstack-verl_ppo_gsm8k": [
         *("dstack", "--image=verl:rocm", "+cluster=amd_mi300", "+exp=verl_ppo_gsm8k", "job.time_limit=4:00:00")
     ],
+    "dstack-verl_ppo_gsm8k-volumes": [
+        *("dstack", "--image=verl:cuda", "+cluster=dstack", "+exp=verl_ppo_gsm8k", "run_dir=/checkpoints/verl"),
+        *("--volume=/checkpoints:/checkpoints", "--volume=data:/shared", "container.mounts=[/scratch:/tmp/scratch]"),
+    ],
     "xpk-maxtext_grpo_llama3_70b": ["xpk", *XPK, "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET],
     "xpk-maxtext_gspo_llama3_70b": [
         *("xpk", *XPK, "--num-slices=2", "+cluster=nvidia_h100", "+exp=maxtext_gspo_llama3_70b", BUCKET),
@@ -117,6 +121,15 @@ def test_a_node_composes_the_run_of_the_config() -> None:
     ]
 
 
+def test_ports_and_volumes_are_those_of_verls_page() -> None:
+    """`ports: 8265`, `volumes: /checkpoints:/checkpoints`; a run that has no dashboard forwards none."""
+    words = ["+cluster=dstack", "+exp=verl_ppo_gsm8k"]
+    task = build_task(load_config(words), words, [], "verl:1", ["/checkpoints:/checkpoints"])
+    assert (task["ports"], task["volumes"]) == ([8265], ["/checkpoints:/checkpoints"])
+    plain = build_task(load_config([*words, "ray.dashboard=false"]), words, [], "verl:1")
+    assert not {"ports", "volumes"} & set(plain)
+
+
 @pytest.mark.parametrize(("name", "expected"), [("Grpo_MathV60K", "grpo-mathv60k"), ("a.b--c", "a-b-c")])
 def test_names_become_those_that_dstack_takes(name: str, expected: str) -> None:
     assert workload_name(name, "dstack") == expected
@@ -171,6 +184,12 @@ def test_the_xpk_script_runs_xpk_with_our_words_and_the_shells_secrets(tmp_path:
         (["dstack", "+cluster=nvidia_h100", "+exp=verl_ppo_gsm8k"], "--image"),
         (["dstack", "+exp=demo", "data.root='${{ secrets.A }}'"], "${{"),
         (["dstack", "optim.lrr=1"], "optim.lr"),
+        (["dstack", "+exp=demo", "--volume=/checkpoints"], "--volume must be"),
+        (["dstack", "+exp=demo", "--volume=a:b"], "--volume must be"),
+        (["dstack", "+exp=demo", "--volume=/a:/b:ro"], "--volume must be"),
+        (["dstack", "+exp=demo", "--volume=/a:/b", "--volume=c:/b"], "one volume; got /b"),
+        (["dstack", "+exp=demo", "container.mounts=[/a:/b:ro]"], "leave out :ro"),
+        (["xpk", *XPK, "--volume=/a:/b", "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET], "--volume"),
     ],
 )
 def test_what_the_other_system_cannot_do_is_bad_input(

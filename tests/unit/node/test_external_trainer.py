@@ -23,16 +23,20 @@ from slurm_rl.plan.task import ExternalPlan
 from slurm_rl.run_dir import RunDir, read_json, write_json
 
 
-def start(run_dir: Path, argv: list[str], *more: str, attempt: int = 1) -> subprocess.Popen[bytes]:
+def start(
+    run_dir: Path, argv: list[str], *more: str, attempt: int = 1, rank: int | None = None
+) -> subprocess.Popen[bytes]:
+    """The process that starts the program; with a rank as torchrun starts it."""
+    more = (*more, "external.start=torchrun") if rank is not None else more
     words = ["+exp=command", *more]
     plan = build_plan(load_config(words), str(run_dir), SubmitFacts(python=sys.executable, num_cpus=2, version="0"))
     plan = replace(plan, external=ExternalPlan(tuple(argv), tuple(argv)))
     run = RunDir(run_dir)
-    run.attempt(attempt).logs.mkdir(parents=True)
+    run.attempt(attempt).logs.mkdir(parents=True, exist_ok=True)
     write_json(run.plan, plan.to_json())
     return subprocess.Popen(
         [*plan.driver_argv, "--attempt", str(attempt)],
-        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "PYTHONSAFEPATH": "1"},
+        env={**os.environ, "PYTHONPATH": str(Path.cwd()), "PYTHONSAFEPATH": "1", "RANK": str(rank)},
     )
 
 
@@ -91,6 +95,47 @@ def test_a_stop_ends_it_and_its_children(tmp_path: Path, deaf: bool) -> None:
     assert outcome(tmp_path)["outcome"] == "checkpointed"
     pid = int((tmp_path / "pid").read_text())
     wait_for(lambda: not Path(f"/proc/{pid}").exists() or "zombie" in Path(f"/proc/{pid}/status").read_text())
+
+
+def test_of_all_ranks_the_first_says_how_it_ended(tmp_path: Path) -> None:
+    other = start(tmp_path, ["python3", "-c", "pass"], rank=1)
+    assert other.wait(60) == 0
+    run = RunDir(tmp_path)
+    assert not run.attempt(1).outcome.exists() and not run.events.exists()
+    assert start(tmp_path, ["python3", "-c", "pass"], rank=0).wait(60) == 0
+    assert outcome(tmp_path)["outcome"] == "finished"
+    assert [row["kind"] for row in read_rows(run.events)] == ["external/started"]
+
+
+SLEEPS = "import os; open(os.environ['SLURM_RL_RUN_DIR'] + '/up', 'w'); import time; time.sleep(60)"
+ENDS_LATER = "import os, time\nwhile not os.path.exists(os.environ['SLURM_RL_RUN_DIR'] + '/end'): time.sleep(0.05)\n"
+
+
+def test_a_stopped_rank_is_none_that_failed(tmp_path: Path) -> None:
+    """torchrun would end the other ranks, which may be saving still."""
+    process = start(tmp_path, ["python3", "-c", SLEEPS], rank=0)
+    wait_for((tmp_path / "up").is_file)
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(60) == 0
+    assert (outcome(tmp_path)["outcome"], outcome(tmp_path)["exit_code"]) == ("checkpointed", 75)
+
+
+def test_a_rank_that_torchrun_ends_leaves_the_cause_to_torchrun(tmp_path: Path) -> None:
+    process = start(tmp_path, ["python3", "-c", SLEEPS], rank=0)
+    wait_for((tmp_path / "up").is_file)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert not RunDir(tmp_path).attempt(1).outcome.exists()
+
+
+def test_a_rank_whose_peers_were_stopped_before_it_was_stopped_too(tmp_path: Path) -> None:
+    process = start(tmp_path, ["python3", "-c", f"{ENDS_LATER}raise SystemExit(1)"], rank=0)
+    wait_for(lambda: RunDir(tmp_path).events.exists())
+    (tmp_path / "end").touch()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    wait_for(lambda: not children.read_text().split())
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(60) == 0 and outcome(tmp_path)["outcome"] == "checkpointed"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from slurm_rl.node.ports import (
     BLOCK_SIZE,
     NUM_BLOCKS,
     PortPlan,
+    check_dashboard_port,
     choose_ports,
     derive_port_block,
     prove_free,
@@ -146,3 +147,10 @@ def test_the_error_lists_what_was_busy_and_survives_pickling() -> None:
     text = str(caught.value)
     assert f"{plans[0].dashboard} busy" in text and "held by another job" in text
     assert str(pickle.loads(pickle.dumps(caught.value))) == text
+
+
+def test_a_dashboard_port_that_is_taken_is_named() -> None:
+    check_dashboard_port(None, "n0")
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(BringUpError) as caught:
+        check_dashboard_port(taken.getsockname()[1], "n0")
+    assert "ray.dashboard_port must be free on the head node; got" in str(caught.value)
