@@ -49,7 +49,7 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     "eval.greedy": ("grpo",),
     "eval.num_samples": ("grpo",),
     "checkpoint": OUR_TASKS,
-    # Where MaxText's run of `export xpk` keeps its own.
+    # Where logs and export go at the end; where MaxText's run of `export xpk` keeps its own.
     "checkpoint.url": (*OUR_TASKS, *EXTERNAL_TASKS),
     "logging": OUR_TASKS,
     "logging.samples_per_step": ("grpo",),

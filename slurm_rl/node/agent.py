@@ -28,6 +28,7 @@ from slurm_rl.node.attempt import attempt_parser, open_attempt, time_to_leave
 from slurm_rl.node.discovery import NodeRole, discover_role
 from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
+from slurm_rl.node.final_copy import MOST_S, MOST_STOPPED_S, copy_out
 from slurm_rl.node.hang import HangWatch
 from slurm_rl.node.joined import start_waiting
 from slurm_rl.node.memory import OomKills
@@ -120,6 +121,8 @@ class NodeAgent:
             if status:
                 self.oom_kills.note(self.attempt, self.host)
             self._clean_up(keep_logs=not (status == 0 or self.stop_signal))
+            if self.role.is_head:
+                copy_out(self.run_dir, self.plan, self.attempt, self._time_to_copy())
             self._write_record(state="ended", status=status)
         return status
 
@@ -232,6 +235,11 @@ class NodeAgent:
         if self.ray is not None and self.ray.poll() is not None:
             # The trainer would notice in its own time; a dead cluster is certain now.
             raise explain_ray_end(self.plan, self.attempt.log(f"ray-{self.role.rank}"), self.ray.returncode, where)
+
+    def _time_to_copy(self) -> float:
+        if self.must_leave_at is not None:
+            return min(MOST_STOPPED_S, self.must_leave_at - time.monotonic())
+        return MOST_STOPPED_S if self.stop_signal else MOST_S
 
     def _check_terminated(self) -> None:
         """After SIGTERM: leave before SIGKILL, and when the controller says that a node died: then nobody saves.

@@ -117,6 +117,8 @@ class JobPlan:
     """How new weights reach the engines: rollout.weight_transfer, with auto decided; see plan/transfer.py."""
     signs_copies: bool = False
     """Checkpoints are copied to a URL, signed with a key of the run."""
+    copies_to: str | None = None
+    """That URL, for logs and export at the end of an attempt."""
     preflight: PreflightPlan = field(default_factory=PreflightPlan)
     """What the nodes are asked before an attempt."""
 
@@ -187,6 +189,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         env_reasons={item.name: item.reason for item in variables},
         secret_names=secret_names(config),
         signs_copies=config.checkpoint.url is not None,
+        copies_to=config.checkpoint.url,
         preflight=build_preflight(config),
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,

@@ -37,6 +37,8 @@ PHRASES: dict[str, str] = {
     "trainer/finished": "trainer finished",
     "trainer/failed": "trainer failed",
     "attempt/ended": "attempt ended",
+    "run/copied": "copied to checkpoint.url",
+    "run/copy_failed": "not copied to checkpoint.url",
     "wandb/started": "Weights & Biases is on",
     "wandb/offline": "Weights & Biases keeps the run on disk",
     "wandb/failed": "Weights & Biases stopped",
