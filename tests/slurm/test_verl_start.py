@@ -39,14 +39,13 @@ def verl_python() -> Path:
             capture_output=True,
             text=True,
         ).stdout.split()
-        wanted = [
-            f"torch=={version[0]}",
-            f"ray[default]=={version[1]}",
-            RELEASES["verl"].replace("==", "[verl-core]=="),
-        ]
-        done = subprocess.run([str(python), "-m", "pip", "install", "--quiet", *wanted], capture_output=True, text=True)
-        if done.returncode != 0:
-            pytest.skip(f"{RELEASES['verl']} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+        # One after the other: all at once pip looks for versions for a quarter of an hour.
+        pins = [f"torch=={version[0]}", f"ray[default]=={version[1]}"]
+        for wanted in (pins, [RELEASES["verl"]], [RELEASES["verl"].replace("==", "[verl-core]==")]):
+            install = [str(python), "-m", "pip", "install", "--quiet", *wanted]
+            done = subprocess.run(install, capture_output=True, text=True)
+            if done.returncode != 0:
+                pytest.skip(f"{wanted} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
         (folder / "whole").touch()
     return python
 
