@@ -212,6 +212,19 @@ VERBS = {
         "resume runs/addition-20261121-101500",
         details=_RUN,
     ),
+    "nodes": Verb(
+        "the nodes that are remembered as bad, and why; clear one, or keep one out",
+        "[list | clear <node>... | add <node>...]",
+        "nodes clear n17 --site-dir /shared/site",
+        (
+            flag("--site-dir", metavar="DIR", help="the site's memory (cluster.site_dir); that of the run by default"),
+            flag("--run", metavar="DIR", help="the run's own; the newest below ./runs when no --site-dir is named"),
+            flag("--why", help="add: what is wrong with it"),
+            flag("--days", type=parse_positive, default=7.0, help="add: how long, if it is not booted before; 7"),
+            _JSON,
+        ),
+        details="What is remembered, for how long and what follows: docs/nodes.md.",
+    ),
     "results": Verb(
         "the runs of a sweep (-m), best first (--metric, --min, --json)",
         "[sweep]",

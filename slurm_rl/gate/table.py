@@ -23,7 +23,7 @@ class Check:
     vendor: str
     """nvidia or amd; "" for all."""
     source: str
-    """What is read: its name in SOURCES, gate/script.py; "" for what is no text of one node."""
+    """What is read: its name in SOURCES, gate/script.py; "" for the test of pairs, gate/pairs.py."""
     cost_s: float
     """On a node, estimated for eight GPUs; of a source that others read already: 0."""
     parse: Parse | None = None
@@ -48,6 +48,7 @@ TABLE: Final[tuple[Check, ...]] = (
     Check("gpus", "amd", "rocm-smi", 3.0, amd.read_gpus, host.compare_facts),
     Check("ras", "amd", "ras", 1.0, amd.read_ras),
     Check("ports", "", "ports", 0.1, host.read_ports, host.compare_ports, min_nodes=2),
+    Check("pairs", "", "", 1.5, holds_s=_DAY_S),
     Check("dcgm", "nvidia", "dcgm", 10.0, nvidia.read_dcgm, level="full"),
 )
 

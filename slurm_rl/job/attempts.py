@@ -25,6 +25,7 @@ from typing import Literal
 Decision = Literal["finish", "interrupt", "requeue", "retry", "fail"]
 StoppedBy = Literal["", "user", "scheduler"]
 
+_MAX_UNBEGUN = 6
 EXIT_FINISHED, EXIT_FAILED, EXIT_BAD_INPUT, EXIT_INTERRUPTED = 0, 1, 2, 130
 EXIT_NOT_OURS = 76
 """Of a controller whose run another one has: it has written nothing since."""
@@ -44,6 +45,8 @@ class AttemptEnd:
     """The job it belongs to; a `resume` is another job and starts counting anew."""
     remedy: str = ""
     """What the next attempt does otherwise, so that it may not end so; such an end is no failure of the run."""
+    has_begun: bool = True
+    """False when bad nodes were found before anything was started on them."""
 
 
 def decide(
@@ -77,7 +80,11 @@ def decide(
 
 
 def stands_still(ends: Sequence[AttemptEnd]) -> bool:
-    """Two attempts in a row reached no checkpoint newer than the one before them."""
+    """Two attempts in a row reached no checkpoint newer than the one before them, or many never began."""
+    num_unbegun = next((place for place, end in enumerate(reversed(ends)) if end.has_begun), len(ends))
+    if num_unbegun:
+        return num_unbegun >= _MAX_UNBEGUN
+    ends = [end for end in ends if end.has_begun]
     if len(ends) < 2:
         return False
     before = ends[-3].saved_step if len(ends) > 2 else -1
@@ -87,7 +94,7 @@ def stands_still(ends: Sequence[AttemptEnd]) -> bool:
 def explain_failure(ends: Sequence[AttemptEnd]) -> str:
     """The cause of the last end, and why there is no further attempt."""
     last = ends[-1]
-    if last.exit_code == EXIT_BAD_INPUT or not stands_still(ends):
+    if last.exit_code == EXIT_BAD_INPUT or not last.has_begun or not stands_still(ends):
         return last.cause
     saved = f"step {last.saved_step} is the newest" if last.saved_step >= 0 else "there is none"
     return f"two attempts in a row reached no new checkpoint ({saved}); the last one: {last.cause}"

@@ -14,6 +14,7 @@ from slurm_rl.plan.fit import PHASES
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import describe_memory
 from slurm_rl.plan.memory import GB, ModelShape
+from slurm_rl.plan.preflight import describe_preflight
 from slurm_rl.plan.reasons import count, list_reasons
 from slurm_rl.plan.role_memory import bytes_per_value, checkpoint_bytes, longest_tokens
 from slurm_rl.plan.topology import find_idle
@@ -116,6 +117,8 @@ def _where(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
     yield "launcher", f"{place.get(plan.launcher, 'machines that each run `node`')}{queue}: {nodes}; {runtime}"
     if plan.actors:
         yield "processes", "; ".join(_place(plan, role) for role in dict.fromkeys(actor.role for actor in plan.actors))
+    if plan.sbatch:
+        yield "preflight", describe_preflight(plan.launcher, plan.preflight)
     idle = [] if plan.external else find_idle(plan.num_nodes, plan.gpus_per_node, plan.actors)
     if idle:
         yield "idle", f"{len(idle)} GPUs have no work"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from slurm_rl.config.launchers import LAUNCHERS
+
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
 
@@ -29,3 +31,14 @@ class PreflightPlan:
 def build_preflight(config: RunConfig) -> PreflightPlan:
     said = config.preflight
     return PreflightPlan(said.level, dict(said.policy), said.budget_s, said.max_excluded_share, config.cluster.site_dir)
+
+
+def describe_preflight(launcher: str, said: PreflightPlan) -> str:
+    """What nodes are asked, in a line."""
+    if not LAUNCHERS[launcher].is_queue:
+        return f"none with launcher {launcher}: Slurm's nodes alone are checked; see python -m slurm_rl doctor"
+    if said.level == "off":
+        return "off: no node is checked before an attempt"
+    site = f" and {said.site_dir}" if said.site_dir else ""
+    share = f"{said.max_excluded_share:.0%} of the partition at most"
+    return f"{said.level}, {said.budget_s:g} s; bad nodes stay out, {share}, as in nodes.jsonl{site}"

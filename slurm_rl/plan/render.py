@@ -7,6 +7,7 @@ import shlex
 
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.preflight import describe_preflight
 from slurm_rl.plan.sbatch import render_submission
 from slurm_rl.plan.step import build_nodes_step, build_request, node_words, with_host_setup, wrap_agent
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
@@ -23,6 +24,7 @@ def render_plan(plan: JobPlan) -> str:
         f"launcher   {plan.launcher}" + (f", {plan.address}" if plan.address else ""),
         f"nodes      {plan.num_nodes} x {gpus}, {cores} cores",
         f"limits     {_limits(plan)}",
+        f"preflight  {describe_preflight(plan.launcher, plan.preflight)}",
         f"container  {plan.container.get('runtime', 'none')} {plan.container.get('image') or ''}".rstrip(),
         *_network(plan),
         *_programs(plan),

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_rl.jsonl import read_rows
-from tests.slurm.cluster import Cluster
+from slurm_rl.nodes.evidence import Evidence, find_bad
+from slurm_rl.nodes.site import publish, read_site
+from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
 from tests.slurm.sick_nodes import REMAP_FAILED, excluded, make_nvidia_smi, remembered
-from tests.slurm.submitting import submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import refused, submit, wait_for_end, wait_for_step
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -62,3 +69,128 @@ def test_what_all_nodes_have_is_nobodys_fault(cluster: Cluster, shared_dir: Path
     assert "the check gpus of the preflight" in end["cause"]
     assert "2 of 2 nodes" in end["cause"]
     assert (remembered(run), excluded(cluster, job), events(run, "job/requeued")) == ({}, "(null)", [])
+
+
+def test_a_sick_node_is_remembered_over_two_requeues_and_by_the_next_run(cluster: Cluster, shared_dir: Path) -> None:
+    make_nvidia_smi(shared_dir)
+    first, second, third, fourth = cluster.nodes
+    (shared_dir / second).write_text(REMAP_FAILED)
+    site = shared_dir / "site"
+    # Of a node that the cluster does not have, and of one that was booted since.
+    for node, at in (("gone", time.time()), (first, 1.0)):
+        row = Evidence.found(node, "xid", "Xid 79", "hard", attempt=1, now=at).to_row() | {"until": time.time() + 900}
+        publish(str(site), [{**row, "time": at}], now=at)
+    run, job = start(cluster, shared_dir, f"cluster.site_dir={site}")
+    wait_for_step(run, attempt=2)
+    assert events(run, "preflight/passed")[0]["nodes"] == [first, third]
+    assert excluded(cluster, job) == second
+    cluster.restart_controller()
+    assert excluded(cluster, job) == second, "after a restart of Slurm's controller"
+    ask_to_leave(cluster, first, run)
+    wait_for_step(run, attempt=3)
+    assert events(run, "preflight/passed")[1]["nodes"] == [first, third]
+    assert excluded(cluster, job) == second
+    other, other_job = start(cluster, shared_dir, f"cluster.site_dir={site}", "cluster.num_nodes=1", name="other")
+    assert excluded(cluster, other_job) == second
+    wait_for_step(other)
+    assert events(other, "preflight/passed")[0]["nodes"] == [fourth]
+    assert [finish(one)["state"] for one in (run, other)] == ["finished", "finished"]
+    assert [row["outcome"] for row in events(run, "attempt/ended")] == ["lost", "checkpointed", "finished"]
+    check_verb(cluster, shared_dir, second, site)
+
+
+def ask_to_leave(cluster: Cluster, node: str, run: Path) -> None:
+    """As Slurm does before a time limit."""
+    words = f"submitit.core._submit {run / 'submitit'}"
+    (pid, *_) = [process.pid for process in cluster.processes(node) if words in process.cmdline]
+    cluster.signal(node, pid, signal.SIGUSR2)
+
+
+def check_verb(cluster: Cluster, folder: Path, node: str, site: Path) -> None:
+    """The operator sees the node, clears it, and puts another one there."""
+    shown = refused(cluster, folder, "nodes", "list", "--site-dir", str(site))
+    assert shown.returncode == 0, shown.stderr
+    assert f"{node}  " in shown.stdout
+    assert "ecc" in shown.stdout
+    assert refused(cluster, folder, "nodes", "clear", node, "--site-dir", str(site)).returncode == 0
+    assert node not in find_bad(read_site(str(site)), time.time())
+    assert refused(cluster, folder, "nodes", "add", "n9", "--site-dir", str(site), "--why", "fan").returncode == 0
+    assert find_bad(read_site(str(site)), time.time())["n9"].value == "fan"
+
+
+def test_no_more_nodes_are_excluded_than_the_job_can_spare(cluster: Cluster, shared_dir: Path) -> None:
+    make_nvidia_smi(shared_dir)
+    (shared_dir / cluster.nodes[1]).write_text(REMAP_FAILED)
+    run, job = start(cluster, shared_dir, "cluster.num_nodes=4")
+    end = wait_for_end(run)
+    assert end["state"] == "failed"
+    assert f"{cluster.nodes[1]} is not excluded: without it 3 nodes are left for a job of 4" in end["cause"]
+    assert (excluded(cluster, job), events(run, "job/requeued")) == ("(null)", [])
+
+
+def test_a_node_that_lies_about_its_gpus_and_one_whose_shm_is_full(cluster: Cluster, shared_dir: Path) -> None:
+    make_nvidia_smi(shared_dir)
+    first, second, third, fourth = cluster.nodes
+    (shared_dir / f"{second}.lies").touch()
+    with full_shm(cluster, third):
+        run, _ = start(cluster, shared_dir, "job.num_spare_nodes=2")
+        wait_for_step(run)
+    (passed,) = events(run, "preflight/passed")
+    assert passed["nodes"] == [first, fourth]
+    assert passed["left_out"][second].endswith("not 2")
+    assert "/dev/shm has" in passed["left_out"][third]
+    assert remembered(run) == {second: "gpus", third: "files"}
+    assert finish(run)["state"] == "finished"
+
+
+@contextmanager
+def full_shm(cluster: Cluster, node: str) -> Iterator[None]:
+    """A small one: filling the node's own would take as much of this machine's memory."""
+    full = "mount -o remount,size=64k /dev/shm && head -c 100000 /dev/zero > /dev/shm/full"
+    cluster.run(["sh", "-c", full], node=node)
+    yield
+    cluster.run(["sh", "-c", "rm /dev/shm/full && mount -o remount,size=50% /dev/shm"], node=node)
+
+
+def test_a_throttled_network_is_named_and_its_partner_is_not(cluster: Cluster, shared_dir: Path) -> None:
+    make_nvidia_smi(shared_dir)
+    slow = cluster.nodes[1]
+    with changed_network(cluster, slow, "tc qdisc {} dev eth0 root tbf rate 100mbit burst 64kb latency 50ms"):
+        run, job = start(cluster, shared_dir, "cluster.num_nodes=3", "job.num_spare_nodes=1")
+        wait_until(lambda: events(run, "preflight/passed"), "the preflight")
+    (passed,) = events(run, "preflight/passed")
+    assert list(passed["left_out"]) == [slow], passed
+    assert "its network is slow" in passed["left_out"][slow]
+    assert remembered(run) == {slow: "pairs"}
+    cluster.run(["scancel", job])
+
+
+@pytest.mark.slow
+def test_a_cut_link_between_two_nodes_is_named_and_neither_is_blamed(cluster: Cluster, shared_dir: Path) -> None:
+    make_nvidia_smi(shared_dir)
+    first, second, *_ = cluster.nodes
+    with changed_network(cluster, first, f"ip route {{}} blackhole {cluster.ip(second)}/32"):
+        run, job = start(cluster, shared_dir, "cluster.num_nodes=4")
+        wait_until(lambda: events(run, "preflight/passed"), "the preflight")
+        cluster.run(["scancel", job])
+    (passed,) = events(run, "preflight/passed")
+    assert f"pairs: the link between {first} and {second}: silence" in passed["warned"]
+    assert "left_out" not in passed
+    assert remembered(run) == {}
+
+
+@contextmanager
+def changed_network(cluster: Cluster, node: str, command: str) -> Iterator[None]:
+    """In the node's own network namespace; `{}` is add, then del."""
+
+    def run(action: str) -> None:
+        argv = ["ip", "netns", "exec", cluster.slot.namespace(node), *command.format(action).split()]
+        done = subprocess.run(argv, capture_output=True, text=True)
+        if done.returncode and action == "add":
+            pytest.skip(f"this machine cannot do {command}: {done.stderr.strip()}")
+
+    run("add")
+    try:
+        yield
+    finally:
+        run("del")

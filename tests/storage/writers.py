@@ -19,6 +19,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.jsonl import append_row, read_lines, read_rows
 from slurm_rl.nodes.evidence import Evidence, note_evidence
+from slurm_rl.nodes.site import publish, read_site
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json, write_last, write_text
 
@@ -353,7 +354,24 @@ def events(folder: Path) -> Case:
     )
 
 
-@writer("nodes.jsonl", "nodes.evidence.note_evidence")
+@writer("<site>/nodes/<name>.json", "nodes.site.publish")
+def site_nodes(folder: Path) -> Case:
+    def tell(check: str) -> None:
+        publish(str(folder), [{"time": 1.0, "node": "n1", "check": check}], now=2.0)
+
+    def checks() -> list[str]:
+        return [row["check"] for row in read_site(str(folder))]
+
+    tell("ecc")
+    return Case(
+        lambda: tell("xid"),
+        lambda: checks() == ["ecc", "xid"],
+        lambda: checks() in (["ecc"], ["ecc", "xid"]),
+        raises=False,
+    )
+
+
+@writer("nodes.jsonl", "nodes.evidence.note_evidence", "cli.nodes._write")
 def nodes(folder: Path) -> Case:
     run = RunDir(folder)
 

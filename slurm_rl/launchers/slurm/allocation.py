@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -90,6 +91,9 @@ class SlurmAllocation(Allocation):
         settle_silent_tasks(self.plan, attempt, self.chosen, find_task_errors(attempt))
 
     def judge(self, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
+        if end.outcome == "failed" and self.hosts.lacks_good:
+            # Nothing was started: other nodes are wanted, and the run has not failed.
+            return replace(end, outcome="lost", has_begun=False)
         silent = clean_nodes(self.run_dir, self.plan, attempt, self.chosen, self.job_key, os.environ)
         lost = self.hosts.note_losses([*find_lost_nodes(attempt), *silent]) if end.outcome == "failed" else []
         if not lost:
@@ -123,11 +127,22 @@ class SlurmAllocation(Allocation):
     def requeue(self, end: AttemptEnd, is_ended: IsStopped) -> str | None:
         # Before: Slurm may end this process while it asks.
         append_event(self.run_dir, "job/requeued", cause=end.cause, step=end.saved_step)
-        refusal = _requeue(self.run_dir, self.job_key, is_ended)
+        refusal = _requeue(self.run_dir, self.job_key, is_ended, self._plan_exclusion())
         if refusal is None:
             return None
         command = f"python -m slurm_rl resume {shlex.quote(str(self.run_dir.path))}"
         return f"Slurm did not requeue the job: {refusal}. Next: {command}"
+
+    def _plan_exclusion(self) -> Callable[[], None]:
+        """What tells Slurm to keep the next start off bad nodes; decided before the requeue, since there is little
+        time after it."""
+        memory, within_s = self.hosts.memory, max(1.0, kill_wait_s() - 2.0)
+        try:
+            found = memory.choose(self.hosts.names)
+        except SlurmRLError as error:
+            append_event(self.run_dir, "nodes/not_excluded", job=self.job_id, cause=str(error))
+            return lambda: None
+        return lambda: memory.tell_slurm(self.job_id, found, within_s)
 
     def abandon(self, cause: str) -> None:
         """By a signal that nobody handles: of SIGTERM and SIGKILL Slurm's own process on a node writes a line into the
@@ -137,11 +152,12 @@ class SlurmAllocation(Allocation):
         cancel([self.job_id], signal="ALRM", steps=True)
 
 
-def _requeue(run: RunDir, job_id: str, is_ended: IsStopped) -> str | None:
+def _requeue(run: RunDir, job_id: str, is_ended: IsStopped, exclude: Callable[[], None]) -> str | None:
     """Ask Slurm to start the job around this process again, and wait to be ended by Slurm.
 
     Args:
         is_ended: whether Slurm's SIGTERM has come.
+        exclude: keeps the next start off bad nodes, once the job is requeued.
 
     Returns:
         Slurm's refusal in its own words; None when it did as asked.
@@ -163,4 +179,5 @@ def _requeue(run: RunDir, job_id: str, is_ended: IsStopped) -> str | None:
             if _FORBIDDEN in refusal.lower():
                 return refusal
             break
+    exclude()
     return None if comes_true(is_ended, _END_S) else refusal

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ DEFAULT_MAX_ARRAY_SIZE = 1001
 """Slurm's own, where a login node has no scontrol to ask."""
 _NO_SUCH_JOB = "invalid job id specified"
 _NO_ACCOUNTING = "accounting storage is disabled"
+_NO_SUCH_NODE = "invalid node name"
+_ASK_AGAIN_S = 0.2
 _ENDED_ALREADY = "already completing or completed"
 
 
@@ -139,6 +142,33 @@ def requeue(job_id: str, environ: Mapping[str, str] = os.environ) -> None:
     Of an array, whose last element has the id of the whole, the element around this process is meant.
     """
     run_slurm(["scontrol", "requeue", element_id(job_id, environ)])
+
+
+def excluded_nodes(job_id: str) -> list[str]:
+    """Names in the job's ExcNodeList."""
+    shown = run_slurm(["scontrol", "show", "job", job_id])
+    found = re.search(r"\bExcNodeList=(\S+)", shown)
+    return [] if found is None or found[1] == "(null)" else hostnames(found[1])
+
+
+def exclude_nodes(job_id: str, names: Sequence[str], within_s: float) -> None:
+    """Keep a job that waits off these nodes, and off no others; an empty list clears. Right after a requeue Slurm takes
+    it once the job is no longer running, so it is asked until then.
+
+    Raises:
+        SlurmRLError: Slurm did not take it in time; in its words.
+    """
+    # Its short form: a job may be kept off thousands of nodes.
+    names_in_short = run_slurm(["scontrol", "show", "hostlist", ",".join(names)]).strip() if names else ""
+    deadline = time.monotonic() + within_s
+    while True:
+        try:
+            run_slurm(["scontrol", "update", f"JobId={job_id}", f"ExcNodeList={names_in_short}"])
+            return
+        except SlurmRLError as error:
+            if _NO_SUCH_NODE in str(error).lower() or time.monotonic() > deadline:
+                raise
+        time.sleep(_ASK_AGAIN_S)
 
 
 def note_in_comment(job_id: str | None, text: str) -> None:

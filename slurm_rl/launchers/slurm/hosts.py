@@ -6,12 +6,14 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 from slurm_rl.errors import BringUpError, SlurmRLError
+from slurm_rl.jsonl import read_rows
 from slurm_rl.launchers.slurm.commands import hostnames
+from slurm_rl.launchers.slurm.memory import NodeMemory, describe
 from slurm_rl.launchers.slurm.partitions import active_features, nodes_out_of_service
 from slurm_rl.launchers.slurm.preflight import Preflight, run_preflight
-from slurm_rl.nodes.evidence import Evidence, note_evidence
+from slurm_rl.nodes.evidence import Evidence
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.run_dir import AttemptDir, RunDir
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 
 
 def order_by_feature(hosts: Sequence[str], features: Mapping[str, Collection[str]], wanted: Sequence[str]) -> list[str]:
@@ -46,8 +48,11 @@ class Hosts:
     def __init__(self, run: RunDir, plan: JobPlan) -> None:
         self.run_dir, self.plan = run, plan
         self.names = hostnames(os.environ["SLURM_JOB_NODELIST"])
+        self.memory = NodeMemory(run, plan)
         self.unfit: dict[str, str] = {}
         """Host -> why; what is unfit once stays so for this start of the job."""
+        self.lacks_good = False
+        """Too few are fit, and a requeue would give others."""
 
     @property
     def fit(self) -> list[str]:
@@ -55,7 +60,7 @@ class Hosts:
 
     @property
     def are_enough(self) -> bool:
-        return len(self.fit) >= self.plan.num_nodes
+        return len(self.fit) >= self.plan.num_nodes and not self.lacks_good
 
     def choose(self, attempt: AttemptDir, env: Mapping[str, str]) -> tuple[list[str], Preflight]:
         """Exactly as many nodes as the run needs, all of which passed the preflight; and what that found.
@@ -64,26 +69,69 @@ class Hosts:
             BringUpError: there are fewer, naming each of the others with its trouble; or so many have the same trouble
                 that it is not theirs; or a check found one for which preflight.policy is refuse.
         """
+        avoided = self._recall(attempt)
         found = run_preflight(self.plan, attempt, self.fit, env)
-        _require_sense(found)
+        require_sense(found, self.fit)
         for host, troubles in found.judged.unfit.items():
             for check, seen in troubles.items():
-                holds_s = next((one.holds_s for one in found.asked if one.name == check), None)
-                evidence = Evidence.found(host, check, seen, "hard", attempt=attempt.number, holds_s=holds_s)
-                note_evidence(self.run_dir, evidence)
+                self.memory.note(
+                    Evidence.found(host, check, seen, "hard", attempt=attempt.number, holds_s=found.holds_s(check))
+                )
             self.unfit[host] = "; ".join(troubles.values())
-        self.unfit |= dict.fromkeys(found.silent, f"did not answer ({found.srun_said or 'no word'})")
-        if self.are_enough:
+        for host in found.silent:
+            self.unfit[host] = f"did not answer ({found.srun_said or 'no word'})"
+            self.memory.note(Evidence.found(host, "answer", "it did not answer", "soft", attempt=attempt.number))
+        # Of those that are remembered as bad only as many as must be.
+        best = sorted(self.fit, key=lambda host: host in avoided)
+        if len(best) >= self.plan.num_nodes:
             # In the order of the run's ranks, and as many as it needs.
             if wanted := self.plan.node_features:
-                return order_by_feature(self.fit, active_features(self.fit), wanted), found
-            return self.fit[: self.plan.num_nodes], found
-        troubles_of = "; ".join(f"{host} {trouble}" for host, trouble in self.unfit.items())
+                return order_by_feature(best, active_features(best), wanted), found
+            return [host for host in self.fit if host in best[: self.plan.num_nodes]], found
+        raise self._too_few()
+
+    def _recall(self, attempt: AttemptDir) -> dict[str, Evidence]:
+        """The nodes of this job that are remembered as bad, where the run and Slurm could not keep it off them.
+
+        Raises:
+            BringUpError: without them there are too few, and a requeue will exclude them; once for the same nodes.
+        """
+        if self.plan.preflight.level == "off":
+            return {}
+        try:
+            avoided = {host: one for host, one in self.memory.recall().items() if host in self.fit}
+            if not avoided or len(self.fit) - len(avoided) >= self.plan.num_nodes:
+                return avoided
+            names = sorted(avoided)
+            will_go = set(names) <= set(self.memory.choose(self.names).names)
+        except SlurmRLError:
+            return {}  # Slurm is away; the preflight says how they are
+        told = {"job": os.environ["SLURM_JOB_ID"], "nodes": names}
+        before = (row for row in read_rows(self.run_dir.events) if row["kind"] == "nodes/avoided")
+        if not will_go or any(told.items() <= row.items() for row in before):
+            return avoided
+        append_event(self.run_dir, "nodes/avoided", attempt=attempt.number, **told)
+        self.lacks_good = True
         raise BringUpError(
+            f"the run needs exactly {self.plan.num_nodes} nodes that are not remembered as bad",
+            seen=describe(avoided),
+            action="the job is requeued without them; see `python -m slurm_rl nodes`",
+        )
+
+    def _too_few(self) -> BringUpError:
+        try:
+            kept = {host: why for host, why in self.memory.choose(self.names).kept.items() if host in self.unfit}
+        except SlurmRLError as error:
+            kept = {"Slurm": str(error)}
+        self.lacks_good = bool(self.memory.now_bad) and not kept
+        troubles = "; ".join(f"{host} {trouble}" for host, trouble in self.unfit.items())
+        why = "".join(f"; {host} is not excluded: {words}" for host, words in kept.items())
+        return BringUpError(
             f"the run needs exactly {self.plan.num_nodes} nodes that pass the preflight",
-            seen=f"{len(self.fit)} of {len(self.names)}: {troubles_of or ', '.join(self.names)}",
-            action="exclude the node (cluster.slurm.exclude), or if all of them have the trouble, "
-            "put run_dir (cluster.run_root) on a file system that every node sees",
+            seen=f"{len(self.fit)} of {len(self.names)}: {troubles or ', '.join(self.names)}{why}",
+            action="the job is requeued without them"
+            if self.lacks_good
+            else "exclude the node (cluster.slurm.exclude), or hold spares (job.num_spare_nodes)",
         )
 
     def note_losses(self, named: list[str]) -> list[str]:
@@ -101,7 +149,14 @@ class Hosts:
         return lost
 
 
-def _require_sense(found: Preflight) -> None:
+def require_sense(found: Preflight, hosts: Sequence[str]) -> None:
+    """Raise BringUpError for what no node can be blamed for, and for what the user lets no node have."""
+    if len(found.silent) >= 2 and 2 * len(found.silent) >= len(hosts):
+        raise BringUpError(
+            "the nodes must answer the preflight",
+            seen=f"{', '.join(found.silent)} did not ({found.srun_said or 'no word'})",
+            action="see whether srun starts anything on them: srun -N2 hostname",
+        )
     for check, seen in found.judged.refused.items():
         raise BringUpError(
             f"no node may fail the check {check}",

@@ -13,6 +13,7 @@ from slurm_rl.launchers.protocol import Launcher, Submitted, load_entry
 from slurm_rl.launchers.slurm import commands
 from slurm_rl.launchers.slurm.admission import check_admission
 from slurm_rl.launchers.slurm.commands import JobInfo
+from slurm_rl.launchers.slurm.memory import avoid_bad_nodes
 from slurm_rl.launchers.slurm.shared_paths import warn_of_local_paths
 from slurm_rl.launchers.slurm.silent import STOPPED, explain_silent_job
 from slurm_rl.launchers.slurm.states import JobState
@@ -37,11 +38,15 @@ class SlurmLauncher(Launcher):
         notes = warn_of_local_paths(spelled)
         if spelled != plan:
             notes.insert(0, f"gpus    {spelled.sbatch['gres']}, as this cluster spells {plan.sbatch['gres']}")
+        _, excluded = avoid_bad_nodes(RunDir(plan.run_dir), spelled)
+        if excluded.names:
+            notes.append(f"nodes   left out as bad: {', '.join(excluded.names)}; see python -m slurm_rl nodes")
         return spelled, notes
 
     def submit(self, run: RunDir, plan: JobPlan) -> Submitted:
         from slurm_rl.launchers.slurm.submitit_slurm import PlanExecutor, submit_with_umask
 
+        plan, _ = avoid_bad_nodes(run, plan)
         return Submitted(str(submit_with_umask(PlanExecutor(plan), load_entry(), str(run.path)).job_id))
 
     def read_states(self, jobs: Sequence[Job]) -> list[RunState]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_rl.config.job import parse_minutes
-from slurm_rl.launchers.slurm.command_line import run_slurm
+from slurm_rl.launchers.slurm.command_line import execute_slurm, run_slurm
 from slurm_rl.plan.job import JobPlan
 
 # A slice of a GPU has the name of the whole in its own.
@@ -61,6 +63,56 @@ def active_features(hosts: Sequence[str]) -> dict[str, set[str]]:
     output = run_slurm(["sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", "%N|%b"])
     rows = dict(line.split("|", 1) for line in output.splitlines())
     return {host: set(features.split(",")) for host, features in rows.items()}
+
+
+@dataclass(frozen=True)
+class NodeLine:
+    """A node of a partition."""
+
+    kind: str
+    """Nodes of the same one are alike: cores, memory, GPUs, features."""
+    is_in_service: bool
+
+
+_OUT_OF_SERVICE = re.compile(r"down|drain|fail|maint|unknown|no_respond|power|reboot")
+
+
+def list_nodes(partition: str | None) -> dict[str, NodeLine]:
+    """Every node of a partition, or of several with commas between them; None: of all."""
+    where = ["-p", partition] if partition else []
+    return parse_nodes(run_slurm(["sinfo", "-h", "-N", *where, "-o", "%N|%T|%c|%m|%G|%f"]))
+
+
+def parse_nodes(output: str) -> dict[str, NodeLine]:
+    """Read `sinfo -h -N -o '%N|%T|%c|%m|%G|%f'`.
+
+    >>> parse_nodes("n1|idle|4|12000|gpu:2|old\\nn2|down*|4|12000|gpu:2|old")["n2"]
+    NodeLine(kind='4|12000|gpu:2|old', is_in_service=False)
+    """
+    rows = (line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2)
+    return {
+        name: NodeLine(kind, not _OUT_OF_SERVICE.search(state) and not state.endswith("*"))
+        for name, state, kind in rows
+    }
+
+
+def boot_times(hosts: Sequence[str]) -> dict[str, float]:
+    """When nodes were booted, in seconds since 1970, of those of which Slurm says so."""
+    # It fails for a name that the cluster does not have, and tells of the others all the same.
+    return parse_boot_times(execute_slurm(["scontrol", "show", "node", ",".join(hosts)]).stdout) if hosts else {}
+
+
+def parse_boot_times(output: str) -> dict[str, float]:
+    """Read `scontrol show node`, whose times are local ones.
+
+    >>> list(parse_boot_times("NodeName=n1 Arch=x86_64 BootTime=2026-11-22T08:57:21 SlurmdStartTime=None"))
+    ['n1']
+    """
+    found = {}
+    for match in re.finditer(r"NodeName=(\S+)(?:(?!NodeName=).)*?BootTime=(\d{4}-\S+)", output, re.DOTALL):
+        with contextlib.suppress(ValueError, OverflowError):
+            found[match[1]] = time.mktime(time.strptime(match[2], "%Y-%m-%dT%H:%M:%S"))
+    return found
 
 
 def parse_partitions(output: str) -> list[PartitionInfo]:

@@ -11,6 +11,7 @@ from slurm_rl.gate.judge import Judged, apply_policy, judge_nodes
 from slurm_rl.gate.script import build_script, parse_answers
 from slurm_rl.gate.table import Check, choose_checks
 from slurm_rl.gate.verdict import Wanted
+from slurm_rl.launchers.slurm.pairs import is_worth, measure_pairs
 from slurm_rl.launchers.slurm.srun import run_srun, srun_argv
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, write_text
@@ -32,6 +33,10 @@ class Preflight:
     left_out: list[Check] = field(default_factory=list)
     """By the budget."""
     seconds: float = 0.0
+
+    def holds_s(self, check: str) -> float | None:
+        """How long a node is remembered for what this check found."""
+        return next((one.holds_s for one in self.asked if one.name == check), None)
 
     def to_event(self) -> dict[str, object]:
         """Fields of the event preflight/passed, without those that say nothing."""
@@ -64,8 +69,14 @@ def run_preflight(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], env:
         asked=(asked_at, time.time()),
     )
     verdicts = judge_nodes(parse_answers(output), checks, wanted, hosts)
+    judged = apply_policy(verdicts, plan.preflight.policy)
+    well = [host for host in verdicts if host not in judged.unfit]
+    if any(check.name == "pairs" for check in checks) and is_worth(well) and not judged.common:
+        for host, verdict in measure_pairs(plan, well, env).items():
+            verdicts[host]["pairs"] = verdict
+        judged = apply_policy(verdicts, plan.preflight.policy)
     return Preflight(
-        judged=apply_policy(verdicts, plan.preflight.policy),
+        judged=judged,
         silent=[host for host in hosts if host not in verdicts],
         srun_said=errors,
         asked=checks,

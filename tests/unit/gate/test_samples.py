@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_rl.gate import amd, host, nvidia
@@ -207,6 +207,7 @@ _CHECKS = [check for check in TABLE if check.parse]
 
 
 @pytest.mark.parametrize("check", _CHECKS, ids=lambda check: f"{check.name}-{check.vendor}")
+@settings(max_examples=30)
 @given(text=st.text(max_size=200) | st.binary(max_size=100).map(lambda raw: raw.decode(errors="replace")))
 def test_garbage_is_unknown(check: Check, text: str) -> None:
     assert check.parse
@@ -227,6 +228,7 @@ _OF_CHECK = {
 
 
 @pytest.mark.parametrize(("name", "vendor"), _OF_CHECK)
+@settings(max_examples=30)
 @given(share=st.floats(0.0, 0.97))
 def test_an_answer_that_is_cut_short_is_unknown(name: str, vendor: str, share: float) -> None:
     check = next(check for check in TABLE if (check.name, check.vendor) == (name, vendor))

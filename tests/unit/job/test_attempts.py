@@ -56,3 +56,14 @@ def test_a_standstill_says_so_and_why() -> None:
     text = explain_failure(ends(("failed", 4), ("failed", 4), ("lost", 4)))
     assert text == "two attempts in a row reached no new checkpoint (step 4 is the newest); the last one: why"
     assert explain_failure(ends(("failed", 4))) == "why"
+
+
+def test_attempts_that_never_began_do_not_stand_still_until_there_are_many() -> None:
+    unfit = AttemptEnd("lost", "n2 is unfit", has_begun=False)
+    for number in (1, 2, 5):
+        assert decide([unfit] * number, stopped_by="", max_failures=0, has_nodes=False) == "requeue"
+    assert decide([unfit] * 6, stopped_by="", max_failures=0, has_nodes=False) == "fail"
+    trained = AttemptEnd("lost", saved_step=3)
+    assert decide([trained, unfit, trained], stopped_by="", max_failures=0, has_nodes=False) == "requeue"
+    again = [trained, unfit, trained, unfit, trained]
+    assert decide(again, stopped_by="", max_failures=0, has_nodes=False) == "fail", "what began made no progress"

@@ -1,0 +1,111 @@
+"""Bad nodes over restarts of a job: what the run and the site know of them, and how Slurm is told.
+
+Of a running job Slurm refuses to change ExcNodeList; right after `scontrol requeue`, while the job completes, it takes
+the change, and keeps it over further requeues and restarts of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.launchers.slurm.commands import exclude_nodes, excluded_nodes, hostnames
+from slurm_rl.launchers.slurm.partitions import boot_times, list_nodes
+from slurm_rl.nodes.evidence import Evidence, find_bad, note_evidence, read_evidence
+from slurm_rl.nodes.exclusion import Exclusion, Pool, choose_excluded
+from slurm_rl.nodes.site import publish, read_site
+from slurm_rl.plan.job import JobPlan
+from slurm_rl.run_dir import RunDir, append_event
+
+
+class NodeMemory:
+    """What is known of nodes to one run."""
+
+    def __init__(self, run: RunDir, plan: JobPlan) -> None:
+        self.run_dir, self.plan = run, plan
+        self.now_bad: dict[str, Evidence] = {}
+        """Found bad in this start of the job."""
+
+    def note(self, evidence: Evidence) -> None:
+        self.now_bad[evidence.node] = evidence
+        note_evidence(self.run_dir, evidence)
+
+    def recall(self) -> dict[str, Evidence]:
+        """Nodes that stay out; what this run knows is told to the site first, as others may have seen it."""
+        rows = read_evidence(self.run_dir)
+        publish(self.plan.preflight.site_dir, rows)
+        rows += read_site(self.plan.preflight.site_dir)
+        now = time.time()
+        bad = find_bad(rows, now)
+        hard = [node for node, one in bad.items() if one.strength == "hard"]
+        # Slurm is asked only where there is something to forgive.
+        return find_bad(rows, now, boot_times(hard)) if hard else bad
+
+    def choose(self, alike: Collection[str] = ()) -> Exclusion:
+        """The nodes to exclude at the next start of the job.
+
+        Args:
+            alike: nodes on which the job fits; only such are counted as left for it. None: all of the partition.
+
+        Raises:
+            SlurmRLError: Slurm does not answer.
+        """
+        bad = {**self.recall(), **self.now_bad}
+        if not bad:
+            return Exclusion()
+        return choose_excluded(
+            bad,
+            _ask_pool(self.plan, alike),
+            needed=self.plan.num_nodes + self.plan.num_spare_nodes,
+            share=self.plan.preflight.max_excluded_share,
+            excluded=self._users("exclude"),
+            required=self._users("nodelist"),
+        )
+
+    def _users(self, option: str) -> list[str]:
+        """Names in an option of the user's."""
+        said = str(self.plan.sbatch.get(option, ""))
+        return hostnames(said) if said else []
+
+    def tell_slurm(self, job_id: str, found: Exclusion, within_s: float) -> None:
+        """Right after a requeue: the job's next start gets none of these nodes."""
+        if found.kept:
+            append_event(self.run_dir, "nodes/kept", job=job_id, why=found.kept)
+        try:
+            wanted = sorted({*self._users("exclude"), *found.names})
+            if wanted == sorted(excluded_nodes(job_id)):
+                return
+            exclude_nodes(job_id, wanted, within_s)
+        except SlurmRLError as error:
+            append_event(self.run_dir, "nodes/not_excluded", job=job_id, nodes=found.names, cause=str(error))
+        else:
+            append_event(self.run_dir, "nodes/excluded", job=job_id, nodes=found.names)
+
+
+def avoid_bad_nodes(run: RunDir, plan: JobPlan) -> tuple[JobPlan, Exclusion]:
+    """The plan to submit, which excludes what is known to be bad; that on disk stays as the user made it, since what
+    is bad today is repaired tomorrow."""
+    try:
+        found = NodeMemory(run, plan).choose()
+    except SlurmRLError:
+        return plan, Exclusion()
+    if not found.names:
+        return plan, found
+    said = str(plan.sbatch.get("exclude", ""))
+    return replace(plan, sbatch={**plan.sbatch, "exclude": ",".join([*filter(None, [said]), *found.names])}), found
+
+
+def _ask_pool(plan: JobPlan, alike: Collection[str]) -> Pool:
+    partition = os.environ.get("SLURM_JOB_PARTITION") or plan.sbatch.get("partition")
+    nodes = list_nodes(str(partition) if partition else None)
+    kinds = {nodes[name].kind for name in alike if name in nodes}
+    usable = {name for name, node in nodes.items() if node.is_in_service and (not kinds or node.kind in kinds)}
+    return Pool(set(nodes), usable)
+
+
+def describe(bad: Mapping[str, Evidence]) -> str:
+    """`n2: ecc, GPU 0: a row of its memory could not be remapped`."""
+    return "; ".join(f"{node}: {one.check}, {one.value}" for node, one in bad.items())
