@@ -73,7 +73,7 @@ def test_what_all_nodes_have_is_nobodys_fault(cluster: Cluster, shared_dir: Path
 
 def test_a_sick_node_is_remembered_over_two_requeues_and_by_the_next_run(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
-    first, second, third, fourth = cluster.nodes
+    first, second, *_ = cluster.nodes
     (shared_dir / second).write_text(REMAP_FAILED)
     site = shared_dir / "site"
     # Of a node that the cluster does not have, and of one that was booted since.
@@ -81,19 +81,21 @@ def test_a_sick_node_is_remembered_over_two_requeues_and_by_the_next_run(cluster
         row = Evidence.found(node, "xid", "Xid 79", "hard", attempt=1, now=at).to_row() | {"until": time.time() + 900}
         publish(str(site), [{**row, "time": at}], now=at)
     run, job = start(cluster, shared_dir, f"cluster.site_dir={site}")
+    wait_until(lambda: (run / "end.json").is_file() or events(run, "attempt/started")[1:], "the second attempt")
     wait_for_step(run, attempt=2)
-    assert events(run, "preflight/passed")[0]["nodes"] == [first, third]
+    nodes = events(run, "preflight/passed")[0]["nodes"]
+    assert second not in nodes
     assert excluded(cluster, job) == second
     cluster.restart_controller()
     assert excluded(cluster, job) == second, "after a restart of Slurm's controller"
-    ask_to_leave(cluster, first, run)
+    ask_to_leave(cluster, nodes[0], run)
     wait_for_step(run, attempt=3)
-    assert events(run, "preflight/passed")[1]["nodes"] == [first, third]
+    assert second not in events(run, "preflight/passed")[1]["nodes"]
     assert excluded(cluster, job) == second
     other, other_job = start(cluster, shared_dir, f"cluster.site_dir={site}", "cluster.num_nodes=1", name="other")
     assert excluded(cluster, other_job) == second
     wait_for_step(other)
-    assert events(other, "preflight/passed")[0]["nodes"] == [fourth]
+    assert second not in events(other, "preflight/passed")[0]["nodes"]
     assert [finish(one)["state"] for one in (run, other)] == ["finished", "finished"]
     assert [row["outcome"] for row in events(run, "attempt/ended")] == ["lost", "checkpointed", "finished"]
     check_verb(cluster, shared_dir, second, site)
@@ -121,7 +123,7 @@ def check_verb(cluster: Cluster, folder: Path, node: str, site: Path) -> None:
 def test_no_more_nodes_are_excluded_than_the_job_can_spare(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     (shared_dir / cluster.nodes[1]).write_text(REMAP_FAILED)
-    run, job = start(cluster, shared_dir, "cluster.num_nodes=4")
+    run, job = start(cluster, shared_dir, "cluster.num_nodes=4", "job.max_failures=0")
     end = wait_for_end(run)
     assert end["state"] == "failed"
     assert f"{cluster.nodes[1]} is not excluded: without it 3 nodes are left for a job of 4" in end["cause"]

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launchers.slurm.commands import exclude_nodes, excluded_nodes, hostnames
-from slurm_rl.launchers.slurm.partitions import boot_times, list_nodes
+from slurm_rl.launchers.slurm.partitions import NodeLine, boot_times, list_nodes
 from slurm_rl.nodes.evidence import Evidence, find_bad, note_evidence, read_evidence
 from slurm_rl.nodes.exclusion import Exclusion, Pool, choose_excluded
 from slurm_rl.nodes.site import publish, read_site
@@ -101,8 +101,14 @@ def avoid_bad_nodes(run: RunDir, plan: JobPlan) -> tuple[JobPlan, Exclusion]:
 def _ask_pool(plan: JobPlan, alike: Collection[str]) -> Pool:
     partition = os.environ.get("SLURM_JOB_PARTITION") or plan.sbatch.get("partition")
     nodes = list_nodes(str(partition) if partition else None)
-    kinds = {nodes[name].kind for name in alike if name in nodes}
-    usable = {name for name, node in nodes.items() if node.is_in_service and (not kinds or node.kind in kinds)}
+    # Alike to those that the job has now; without features only where it asks for some.
+    by_feature = "constraint" in plan.sbatch
+
+    def kind(node: NodeLine) -> tuple[str, str]:
+        return node.size, node.features if by_feature else ""
+
+    kinds = {kind(nodes[name]) for name in alike if name in nodes}
+    usable = {name for name, node in nodes.items() if node.is_in_service and (not kinds or kind(node) in kinds)}
     return Pool(set(nodes), usable)
 
 

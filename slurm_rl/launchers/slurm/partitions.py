@@ -69,8 +69,9 @@ def active_features(hosts: Sequence[str]) -> dict[str, set[str]]:
 class NodeLine:
     """A node of a partition."""
 
-    kind: str
-    """Nodes of the same one are alike: cores, memory, GPUs, features."""
+    size: str
+    """Cores, memory, GPUs."""
+    features: str
     is_in_service: bool
 
 
@@ -87,12 +88,12 @@ def parse_nodes(output: str) -> dict[str, NodeLine]:
     """Read `sinfo -h -N -o '%N|%T|%c|%m|%G|%f'`.
 
     >>> parse_nodes("n1|idle|4|12000|gpu:2|old\\nn2|down*|4|12000|gpu:2|old")["n2"]
-    NodeLine(kind='4|12000|gpu:2|old', is_in_service=False)
+    NodeLine(size='4|12000|gpu:2', features='old', is_in_service=False)
     """
-    rows = (line.split("|", 2) for line in output.splitlines() if line.count("|") >= 2)
+    rows = (line.split("|") for line in output.splitlines() if line.count("|") == 5)
     return {
-        name: NodeLine(kind, not _OUT_OF_SERVICE.search(state) and not state.endswith("*"))
-        for name, state, kind in rows
+        name: NodeLine("|".join(size), features, not _OUT_OF_SERVICE.search(state) and not state.endswith("*"))
+        for name, state, *size, features in rows
     }
 
 

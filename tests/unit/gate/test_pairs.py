@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import preflight
 from slurm_rl.gate import pairs_node
 from slurm_rl.gate.pairs import Pair, find_suspects, first_round, judge_pairs, second_round
 from slurm_rl.launchers.slurm.pairs import Leader, lead
@@ -86,3 +87,13 @@ def test_a_node_that_does_not_come_is_missing_and_a_stranger_is_not_let_in() -> 
             other.wait(60)
     found = judge_pairs(["n1", "n2", "n3"], {("n1", "n2"): rate}, {}, missing=["n3"])
     assert [found[node].state for node in ("n1", "n2", "n3")] == ["ok", "ok", "bad"]
+
+
+def test_the_benchmark_judges_simulated_nodes_and_times_pairs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["preflight", "--nodes", "2", "3", "--sockets"])
+    preflight.main()
+    two, three = capsys.readouterr().out.splitlines()
+    assert "2 nodes: " in two
+    assert ", pairs of 1 MiB in " in three

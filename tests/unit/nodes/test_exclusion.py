@@ -81,7 +81,7 @@ def test_what_slurm_says_of_nodes() -> None:
         "n3": False,
         "n4": True,
     }
-    assert nodes["n1"].kind != nodes["n4"].kind
+    assert (nodes["n4"].size, nodes["n4"].features) == ("4|1|(null)", "b")
     shown = (
         "NodeName=n1 Arch=x\n   BootTime=2026-11-22T08:57:21 SlurmdStartTime=x\n\nNodeName=n2 Arch=x\n   State=DOWN\n"
     )
