@@ -13,7 +13,8 @@ class Guess(Environment):
 
     def step(self, reply: Reply) -> Step:
         self.turn += 1
-        guess = int(reply.text) if reply.text in set("12345678") else None
+        said = reply.text.strip()
+        guess = int(said) if said in set("12345678") else None
         found, over = guess == self.secret, self.turn == TURNS
         if found or over:
             return Step(reward=float(found), done=True, scores={"turns_needed": self.turn} if found else {})

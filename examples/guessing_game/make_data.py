@@ -1,4 +1,5 @@
-"""Writes data/digits.jsonl: 1000 rows with a digit from 1 to 8 to be guessed. The prompts tell nothing of it."""
+"""Writes a thousand rows with a digit from 1 to 8 to be guessed, of which the prompts tell nothing: data/digits.jsonl
+for the tiny model, data/digits_chat.jsonl in words."""
 
 from __future__ import annotations
 
@@ -6,9 +7,16 @@ import json
 import random
 from pathlib import Path
 
+WORDS = (
+    "Game {number}: I think of a digit from 1 to 8, and you have four guesses. Say one digit and nothing else. "
+    "I answer < when mine is smaller, > when it is larger, ! when you said no digit."
+)
+
 rng = random.Random(0)
-rows = [{"prompt": f"{number:03d}?", "answer": str(rng.randint(1, 8))} for number in range(1000)]
-path = Path("data/digits.jsonl")
-path.parent.mkdir(exist_ok=True)
-path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-print(f"{len(rows)} rows in {path}")
+digits = [str(rng.randint(1, 8)) for _ in range(1000)]
+Path("data").mkdir(exist_ok=True)
+for name, words in (("digits", "{number:03d}?"), ("digits_chat", WORDS)):
+    rows = [{"prompt": words.format(number=number), "answer": digit} for number, digit in enumerate(digits)]
+    path = Path("data", f"{name}.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(f"{len(rows)} rows in {path}")

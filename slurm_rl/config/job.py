@@ -50,7 +50,7 @@ class JobConfig(Section):
     """Nodes to hold beyond cluster.num_nodes: when one is lost the run goes on in the same job, without a requeue."""
     start_timeout_s: PositiveFloat = 600.0
     """Deadline from the start of the attempt to all nodes being in the Ray cluster, or at torchrun's rendezvous."""
-    hang_after_s: PositiveFloat = 60.0
+    hang_after_s: PositiveFloat = 300.0
     """Shortest time without a sign of life after which a rank or an engine hangs. Each phase has its own deadline: five
     times its longest silence so far, and trainer.step_timeout_s until it has been there five times."""
     debug: bool = False

@@ -65,7 +65,7 @@ class LimitsPlan:
     signal_lead_s: int
     max_failures: int
     start_timeout_s: float
-    hang_after_s: float = 60.0
+    hang_after_s: float = 300.0
     step_timeout_s: float = 3600.0
 
 

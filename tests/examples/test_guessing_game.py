@@ -16,7 +16,7 @@ SIZES = (*SMALL, "trainer.num_steps=4", "data.num_eval=10", "eval.every=4", "che
 
 
 def test_a_guessing_game(tmp_path: Path) -> None:
-    printed = run_readme("guessing_game", tmp_path, {"guessing_game": SIZES})
+    printed = run_readme("guessing_game", tmp_path, {"guessing_game_tiny": SIZES})
     assert "step 4, reward" in printed and "turn 1" in printed and "it said" in printed
     rows = exact_rows(tmp_path / "runs/guessing_game")
     assert find_unexplained({key for row in rows for key in row}) == set()
@@ -26,7 +26,7 @@ def test_a_guessing_game(tmp_path: Path) -> None:
     # Over all turns the policy says of each sampled token what the engine said.
     assert all(row["mismatch/max"] < 1e-4 for row in steps) and all(row["policy/grad_norm"] > 0 for row in steps)
     killed = tmp_path / "killed"
-    words = [f"run_dir={killed}", "--config-dir", "examples/guessing_game", "+exp=guessing_game", *HERE, *SIZES]
+    words = [f"run_dir={killed}", "--config-dir", "examples/guessing_game", "+exp=guessing_game_tiny", *HERE, *SIZES]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     slurm_rl = [sys.executable, "-m", "slurm_rl"]
     started = subprocess.Popen([*slurm_rl, *words], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
