@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.node.hang import read_told
 from tests.slurm.cluster import Cluster
 from tests.slurm.cluster.waiting import wait_until
 from tests.slurm.conftest import make_shared_dir
@@ -139,6 +140,27 @@ def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     # Told at once; then the others end their Ray, and the dead agent's node is cleaned.
     assert run.events("node/died")[0]["time"] - moment < SOON_S
     assert seconds_from(run, moment) < SOON_S
+
+
+@scenario
+def a_rank_is_stopped(cluster: Cluster, folder: Path) -> None:
+    """It is named with its node, no failure is charged (none is allowed), and the numbers stay."""
+    run = LightRun(cluster, folder, "job.hang_after_s=10", "job.max_failures=0", num_steps=300)
+    run.wait_for_training(1)
+    host, found = run.hosts(1)[1], list[int]()
+
+    def has_worked() -> bool:
+        told = [beat for one in read_told(run.run_dir.attempt(1)) for beat in one["beats"]]
+        found.extend(beat["pid"] for beat in told if beat["name"] == "counter-1" and beat["num_calls"] >= 5)
+        return bool(found)
+
+    wait_until(has_worked, "the rank to be known", timeout_s=240)
+    cluster.signal(host, found[0], signal.SIGSTOP)
+    check_end(run, ["lost", "finished"], num_steps=300)
+    [hung] = run.events("rank/hung")
+    assert (hung["rank"], hung["node"], hung["phase"]) == ("counter-1", host, "add")
+    assert "stopped (SIGSTOP)" in hung["verdict"]
+    assert f"counter-1 on {host}" in run.causes[0]
 
 
 @scenario
