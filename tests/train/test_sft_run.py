@@ -38,12 +38,17 @@ WORDS = (
 )
 
 
-def start(run: Path, verb: str = "submit", words: tuple[str, ...] = WORDS) -> subprocess.Popen[str]:
+def start(
+    run: Path, verb: str = "submit", words: tuple[str, ...] = WORDS, path: Path | None = None
+) -> subprocess.Popen[str]:
+    """Args:
+    path: a folder of further modules.
+    """
     words = (str(run),) if verb == "resume" else (f"run_dir={run}", *words)
     return subprocess.Popen(
         [sys.executable, "-m", "slurm_rl", verb, *words],
         cwd=run.parent,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, filter(None, (Path(__file__).parents[2], path))))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -21,7 +21,7 @@ from slurm_rl.jsonl import read_rows
 from slurm_rl.node import hang
 from slurm_rl.node.hang import HangWatch, read_beats, read_told
 from slurm_rl.node.processes import mark_env
-from slurm_rl.nodes.evidence import read_evidence
+from slurm_rl.nodes.evidence import find_bad, read_evidence
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, write_json
 from tests.storage.writers import demo_plan
@@ -145,6 +145,58 @@ def test_ranks_that_get_on_are_left_alone_and_told_of(nodes: Nodes) -> None:
     assert (told["host"], told["late"]) == ("n1", [])
     assert [beat["name"] for beat in told["beats"]] == ["rank-2", "rank-3"]
     assert not nodes.attempt.dump.exists() and read_rows(nodes.run.events) == []
+
+
+SLOW_RANK = """
+import sys, time
+from slurm_rl.beats import pulse
+pulse.start_pulse(sys.argv[1])
+while True:
+    with pulse.phase("train"):
+        start = time.perf_counter()
+        time.sleep(float(sys.argv[2]))
+        pulse.note_speed(time.perf_counter() - start, 1000)
+"""
+
+
+def test_a_slow_rank_is_named_once_with_its_node_and_two_attempts_keep_the_node_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three ranks on two nodes, one of them with a sleep in its step."""
+    monkeypatch.setattr(hang, "LOOK_S", 0.05)
+    monkeypatch.setattr(hang, "TELL_S", 0.05)
+    run = RunDir(tmp_path / "run")
+    plan = replace(demo_plan(run), num_nodes=2)
+    for number in (1, 2):
+        attempt = run.attempt(number)
+        attempt.logs.mkdir(parents=True)
+        children, watches = [], []
+        for node, ranks in ((0, (0, 1)), (1, (2,))):
+            folder = tmp_path / f"beats-{number}-{node}"
+            watches.append(HangWatch(run, plan, attempt, folder, rank=node, host=f"n{node}", mark="none"))
+            for rank in ranks:
+                argv = [sys.executable, "-c", SLOW_RANK, f"rank-{rank}", "0.2" if rank == 2 else "0.02"]
+                children.append(subprocess.Popen(argv, env={**os.environ, BEATS: str(folder)}))
+        try:
+            give_up = time.monotonic() + 300
+            while len([row for row in read_rows(run.events) if row["kind"] == "rank/straggling"]) < number:
+                assert time.monotonic() < give_up, "nobody was named"
+                for watch in reversed(watches):
+                    watch.look()
+                time.sleep(0.02)
+            for watch in watches:
+                watch.look()
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+        events = [row for row in read_rows(run.events) if row["kind"] == "rank/straggling"]
+        assert [(row["attempt"], row["rank"], row["node"]) for row in events] == [
+            (one, "rank-2", "n1") for one in range(1, number + 1)
+        ]
+        assert events[-1]["score"] < 0.75
+        # Once may be chance; who is slow in a second attempt is left out of the next.
+        assert list(find_bad(read_evidence(run), time.time())) == (["n1"] if number == 2 else [])
 
 
 def stack(name: str, *frames: str, state: str = "S") -> Stack:
