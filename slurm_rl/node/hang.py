@@ -22,7 +22,7 @@ from slurm_rl.beats import recorder
 from slurm_rl.beats.judge import Beat, find_overdue, find_stragglers, parse_beat
 from slurm_rl.beats.pulse import DUMP_SIGNAL
 from slurm_rl.beats.stacks import Stack, describe_groups, group_stacks, name_suspects, parse_stack
-from slurm_rl.errors import TrainingError
+from slurm_rl.errors import SlurmRLError, TrainingError
 from slurm_rl.holder import read_stat
 from slurm_rl.node.driver import catches
 from slurm_rl.node.processes import find_marked
@@ -151,7 +151,11 @@ class HangWatch:
         new = {one.name for one in late if one.name.startswith(f"{ENGINES}-")} - self._dumped_engines
         if new:
             self._dumped_engines |= new
-            dump_stacks(self.folder, self.attempt.logs, self.host, self.mark, lambda name: name in new)
+            # With its workers: the actor itself only waits for them.
+            parts = tuple(f"{name}." for name in new)
+            dump_stacks(
+                self.folder, self.attempt.logs, self.host, self.mark, lambda name: name in new or name.startswith(parts)
+            )
 
     def _dump(self) -> list[Stack]:
         self._has_dumped = True
@@ -214,7 +218,11 @@ def read_beats(folder: Path, now: float) -> list[Beat]:
 def read_told(attempt: AttemptDir) -> list[dict[str, Any]]:
     """What the agents of an attempt told of their beats, by node rank."""
     paths = sorted(attempt.path.glob("beats-*.json"), key=lambda path: (len(path.name), path.name))
-    return [read_json(path) for path in paths]
+    found = []
+    for path in paths:
+        with contextlib.suppress(SlurmRLError, OSError):  # no run ends for want of it
+            found.append(read_json(path))
+    return found
 
 
 def tell_silent(told: Sequence[Mapping[str, Any]], now: float) -> list[str]:

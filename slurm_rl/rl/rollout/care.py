@@ -70,7 +70,8 @@ class EngineCare:
         self._counts: Counter[str] = Counter()
         self._unproven: set[str] = set()
         self._is_busy = False
-        self._look_at = 0.0
+        self._late: dict[str, tuple[int, str]] = {}
+        self._reader: threading.Thread | None = None
 
     def recover(self, lost: ActorLost) -> None:
         """Return when an engine stands in the place of the lost one, with the newest weights.
@@ -85,17 +86,25 @@ class EngineCare:
         self._replace(place, lost.handle, str(lost))
 
     def check(self) -> None:
-        """Replace an engine that hangs; to be called again and again by whoever waits. Cheap but every few seconds."""
-        now = time.monotonic()
-        if not self.can_replace or self._is_busy or now < self._look_at:
+        """Replace an engine that hangs; to be called again and again by whoever waits. Cheap."""
+        if not self.can_replace:
             return
-        if self.lock.locked():  # perhaps by this thread, which waits for the policy
+        if self._reader is None:
+            # A shared disk may take its time, which is no step's.
+            self._reader = threading.Thread(target=self._read, name="engine-care", daemon=True)
+            self._reader.start()
+        # Where the lock is held, perhaps this thread holds it, and waits for the policy.
+        if not self._late or self._is_busy or self.lock.locked():
             return
-        self._look_at = now + _LOOK_S
-        late = self._find_late()
+        late, self._late = self._late, {}
         for place, engine in enumerate(list(self.engines)):
             if engine.name in late and late[engine.name][0] == self._counts[engine.name]:
                 self._replace(place, engine.handle, late[engine.name][1])
+
+    def _read(self) -> None:
+        while True:
+            self._late = self._find_late()
+            time.sleep(_LOOK_S)
 
     def _find_late(self) -> dict[str, tuple[int, str]]:
         """Name of each engine that its agent finds late -> which generation of it, and how late, in words."""

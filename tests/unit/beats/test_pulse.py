@@ -165,3 +165,16 @@ def test_the_slow_rank_of_two_and_of_many_is_named_and_no_other() -> None:
     assert find_stragglers(ranks("policy", usual, slow[:4])) == {}, "five steps, or nothing is said"
     assert find_stragglers(ranks("policy", usual) + ranks("critic", slow)) == {}, "other work"
     assert find_stragglers([]) == {}
+
+
+def test_a_child_of_an_engine_listens_beside_it(own: Pulse, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's worker is forked or spawned; where it is the actor's own process, that beats already."""
+    monkeypatch.setenv(BEATS, str(tmp_path))
+    monkeypatch.setattr(pulse, "_own", own)
+    assert pulse.listen("rank-0.worker-1") is None
+    own.enter("generate")
+    if (pid := os.fork()) == 0:
+        os._exit(0 if pulse.listen("rank-0.worker-1") else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    phases = {beat.name: beat.phase for beat in read_beats(tmp_path, time.monotonic())}
+    assert phases == {"rank-0": "generate", "rank-0.worker-1": ""}

@@ -177,13 +177,14 @@ def test_beside_a_policy_that_holds_the_gpu_the_attempt_ends_and_so_for_an_actor
 
 def test_one_that_its_agent_finds_late_is_replaced_once_for_each_life(tmp_path: Path) -> None:
     run = Run(tmp_path, Engine(), Engine())
+    run.care._reader = threading.current_thread()  # nobody else looks
 
     def tell(name: str) -> None:
         late = {"name": name, "node": "n1", "phase": "generate", "age_s": 70.0, "deadline_s": 60.0}
         write_json(run.attempt.beats(0), {"rank": 0, "host": "n1", "late": [late], "beats": []})
 
     def look() -> None:
-        run.care._look_at = 0.0
+        run.care._late = run.care._find_late()
         run.care.check()
 
     look()

@@ -6,18 +6,23 @@ called through `collective_rpc` on every tensor-parallel rank.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from slurm_rl.beats.pulse import listen
 from slurm_rl.engine.lora import merge_into_base, read_base
+from slurm_rl.node.processes import LIFE
 from slurm_rl.rl.rollout.vllm.gloo_transfer import register
 from slurm_rl.rl.weights.checksum import WeightChecksum
 from slurm_rl.rl.weights.weight_record import WeightRecord
 
 # This module is imported in every worker before vLLM looks for its transfer engine.
 register()
+# Where an engine hangs, its worker knows where: the actor only waits for it.
+_ears = listen(f"{os.environ.get(LIFE, 'engine').partition(' ')[0]}.worker-{os.getpid()}")
 
 
 class RolloutWorkerExtension:
