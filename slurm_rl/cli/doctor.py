@@ -34,7 +34,7 @@ from slurm_rl.launchers.slurm.granted import read_allocation
 from slurm_rl.launchers.slurm.srun import srun_argv
 from slurm_rl.plan.accelerator import accelerator_env, ray_env
 from slurm_rl.plan.container import Wrapped
-from slurm_rl.plan.expected import expected_versions
+from slurm_rl.plan.expected import expected_for
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.step import with_host_setup, wrap_doctor
 from slurm_rl.report.columns import find_width
@@ -76,7 +76,7 @@ def as_found(config: RunConfig, plan: JobPlan) -> JobPlan:
         accelerator=kind,
         gpus_per_node=count,
         env={item.name: item.value for item in [*accelerator_env(kind), *ray_env(1)]},
-        expected=expected_versions(kind, config.task, config.model.attention),
+        expected=expected_for(config, kind),
     )
 
 

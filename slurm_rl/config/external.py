@@ -10,6 +10,7 @@ from typing_extensions import TypeAliasType
 from slurm_rl.config.section import Section
 
 Style: TypeAlias = Literal["flags", "overrides"]
+LayoutName: TypeAlias = Literal["steps", "verl", "openrlhf", "maxtext", "trl", "nemo_rl", "prime_rl"]
 Starter: TypeAlias = Literal["ray", "torchrun"]
 Argument: TypeAlias = bool | int | float | str | list[int | float | str] | None
 Arguments = TypeAliasType("Arguments", "dict[str, Argument | Arguments]")
@@ -32,6 +33,17 @@ class ExternalConfig(Section):
     args: dict[str, Argument | Arguments] = Field(default={})
     """The program's own arguments by their own names, a dot as a level: true for a bare flag, null to drop one."""
     resume: dict[str, Argument | Arguments] = Field(default={})
-    """Those that an attempt after the first has in addition, or instead."""
+    """Those that an attempt after the first has in addition, or instead; with a `layout` only where there is a whole
+    checkpoint: `${checkpoint:name}` is its path below the checkpoint folder, `${checkpoint:step}` its step."""
+    layout: LayoutName | None = None
+    """Whose way of keeping checkpoints the program has, below `${plan:checkpoints}`; `steps`: folders `step-<k>`. Null:
+    not known, so that every later attempt gets `resume`."""
+    ranks_per_node: Annotated[int, Field(gt=0)] | None = None
+    """Of torchrun; null: one on every GPU, one a node without GPUs."""
+    max_nodes: Annotated[int, Field(gt=0)] | None = None
+    """Nodes that the program can make use of; null: any number."""
+    needs: dict[str, str] = Field(default={})
+    """Packages that its image must have, by the names of their distributions, and `python`: conditions on the version,
+    such as `>=0.9,<0.10`, or an empty text for any."""
     model: str | None = None
     """What it trains, for status and report; in a preset its arguments can repeat it as ${external.model}."""

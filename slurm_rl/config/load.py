@@ -129,12 +129,17 @@ def compose(overrides: Sequence[str], *, config_dir: str | None = None) -> dict[
         return resolve_tree(config)
 
 
+def _keep(name: str, *words: object) -> str:
+    return f"${{{name}:{','.join(map(str, words))}}}"
+
+
 def resolve_tree(config: Any) -> dict[str, Any]:
     """Plain dicts and lists of a composed config, with interpolations resolved."""
     from omegaconf import OmegaConf
 
     # Stays as it is until there is a plan; see external/argv.py.
-    OmegaConf.register_new_resolver("plan", lambda *words: f"${{plan:{','.join(map(str, words))}}}", replace=True)
+    for name in ("plan", "checkpoint"):
+        OmegaConf.register_new_resolver(name, functools.partial(_keep, name), replace=True)
     tree = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}

@@ -17,6 +17,8 @@ from slurm_rl.errors import ConfigError
 
 GROUPS = ("external", "exp", "network", "cluster", "model", "data", "algorithm", "lora", "reward")
 """The groups of conf/config.yaml, in its order, in which Hydra lays them over each other."""
+_OF_PROGRAMS = re.compile(r"external\.((args|resume|needs)\.|(layout|start|ranks_per_node|max_nodes)=)")
+
 DEMO = ("exp=demo",)
 """What runs when no words are given."""
 
@@ -46,8 +48,8 @@ def normalise_words(words: Sequence[str]) -> list[str]:
                 )
             chosen[group] = option
             word = f"{group}={option}"
-        elif word.startswith(("external.args.", "external.resume.", "external.start=")):
-            # Presets do not say all arguments that a program has, nor do we know them.
+        elif _OF_PROGRAMS.match(word):
+            # Presets do not say all arguments that a program has, nor do we know them; nor all keys of their section.
             word = f"++{word}"
         result.append(word)
     return result

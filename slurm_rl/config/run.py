@@ -108,6 +108,13 @@ class RunConfig(Section):
         return {**tree, "model": fill_auto(tree["model"], has_gpus=(accelerator or "cpu") != "cpu")}
 
     @property
+    def under_torchrun(self) -> bool:
+        """Whether torchrun starts ranks on every node, in place of one driver on a Ray cluster."""
+        if self.external is not None:
+            return self.external.start == "torchrun"
+        return TASKS[self.task].under_torchrun
+
+    @property
     def correction_kind(self) -> str | None:
         """Which row of CORRECTIONS corrects for the sampler; see CorrectionConfig."""
         kind = self.algorithm.correction.kind
@@ -252,7 +259,7 @@ class RunConfig(Section):
         cluster = self.cluster
         not_there = {
             f"task={self.task}": TASKS[self.task].under_torchrun,
-            "external.start=torchrun": self.external is not None and self.external.start == "torchrun",
+            "external.start=torchrun": self.external is not None and self.under_torchrun,
             f"container.runtime={self.container.runtime}": self.container.runtime != "none",
             "cluster.node_features": bool(cluster.node_features),
             f"job.num_spare_nodes={self.job.num_spare_nodes}": self.job.num_spare_nodes > 0,

@@ -13,6 +13,7 @@ from typing import Final
 
 from slurm_rl.config.external import Argument, Arguments, ExternalConfig, Style
 from slurm_rl.errors import ConfigError
+from slurm_rl.external.layouts import FIELDS, LAYOUTS, asks_of_checkpoint
 
 Settings = dict[str, Argument]
 """The program's own names to values, in the order of the command line."""
@@ -71,7 +72,9 @@ def build_external_argv(config: ExternalConfig, run: RunValues, *, resume: bool)
     """
     settings = {**flatten(config.args), **(flatten(config.resume) if resume else {})}
     _check_secrets(config.argv, settings)
+    _check_checkpoint(config)
     _check_launcher(config.argv, run)
+    _check_nodes(config, run)
     shown = {name: _fill(value, run) for name, value in settings.items() if value is not None}
     return (*(_fill_text(word, run) for word in config.argv), *RENDER[config.style](shown))
 
@@ -136,12 +139,44 @@ def _check_secrets(argv: tuple[str, ...], settings: Settings) -> None:
         )
 
 
+def _check_checkpoint(config: ExternalConfig) -> None:
+    """Refuse a `${checkpoint:...}` that nobody could fill in."""
+    elsewhere: dict[str, Settings] = {"argv": {"argv": [*config.argv]}, "args": flatten(config.args)}
+    for key, settings in elsewhere.items():
+        if _asked(settings):
+            raise ConfigError(
+                "${checkpoint:...} belongs into external.resume, since a first attempt has none", seen=f"external.{key}"
+            )
+    asked = _asked(flatten(config.resume))
+    if asked and config.layout is None:
+        raise ConfigError(
+            "external.layout must say how the program keeps its checkpoints, for ${checkpoint:...} in external.resume",
+            action=f"external.layout= one of {', '.join(LAYOUTS)}",
+        )
+    if unknown := asked - set(FIELDS):
+        raise ConfigError("${checkpoint:...} must ask for name or step", seen=", ".join(sorted(unknown)))
+
+
+def _asked(settings: Settings) -> set[str]:
+    words = [word for value in settings.values() for word in (value if isinstance(value, list) else [value])]
+    return {field for word in words if isinstance(word, str) for field in asks_of_checkpoint(word)}
+
+
 def _check_launcher(argv: tuple[str, ...], run: RunValues) -> None:
     if "--standalone" in argv and run.nodes > 1:
         raise ConfigError(
             "cluster.num_nodes must be 1 for torchrun --standalone, which is started on the head node alone",
             seen=run.nodes,
             action="name the program alone in external.argv, with external.start=torchrun",
+        )
+
+
+def _check_nodes(config: ExternalConfig, run: RunValues) -> None:
+    if config.max_nodes is not None and run.nodes > config.max_nodes:
+        raise ConfigError(
+            f"cluster.num_nodes must be at most external.max_nodes={config.max_nodes}, since the program uses no more",
+            seen=run.nodes,
+            action=f"set cluster.num_nodes={config.max_nodes}",
         )
 
 

@@ -6,13 +6,12 @@ import re
 from dataclasses import asdict
 from typing import Any
 
+from slurm_rl.external.layouts import newest_step_by_name
 from slurm_rl.job.attempts import EXIT_BAD_INPUT, EXIT_FAILED, AttemptEnd
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
 
 KILLED = "its controller was killed: by a requeue, a preemption without warning, or the loss of its node"
 _MAX_CAUSES = 5
-_CHECKPOINTS = ("step-*", "global_step*", "_actor/global_step*", "*/checkpoints/*")
-"""Ours, verl's, OpenRLHF's, MaxText's."""
 
 
 def read_end(attempt: AttemptDir, status: int, *, asked: bool) -> AttemptEnd:
@@ -89,11 +88,9 @@ def read_record(attempt: AttemptDir, rank: int) -> dict[str, Any]:
 def newest_step(run: RunDir) -> int:
     """Newest step in the checkpoints, -1 for none, by names alone: the trainer finds out what verifies."""
     try:
-        paths = [path for pattern in _CHECKPOINTS for path in run.checkpoints.glob(pattern)]
+        return newest_step_by_name(run.checkpoints)
     except OSError:  # a file system that does not even let itself be read
         return -1
-    found = [re.fullmatch(r"(?:(?:global_)?step[-_]?)?(\d+)", path.name) for path in paths]
-    return max((int(match.group(1)) for match in found if match), default=-1)
 
 
 def load_ends(run: RunDir, job_key: str) -> list[AttemptEnd]:

@@ -28,6 +28,7 @@ from slurm_rl.node.attempt import attempt_parser, open_attempt, time_to_leave
 from slurm_rl.node.discovery import NodeRole, discover_role
 from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
+from slurm_rl.node.external_resume import choose_checkpoint, describe_checkpoint
 from slurm_rl.node.final_copy import MOST_S, MOST_STOPPED_S, copy_out
 from slurm_rl.node.hang import HangWatch
 from slurm_rl.node.joined import start_waiting
@@ -209,12 +210,15 @@ class NodeAgent:
 
     def _run_torchrun(self, ports: PortPlan, env: dict[str, str], deadline: float, num_ranks: int) -> int:
         if self.role.is_head:
-            head = HeadRecord(self.host, self._head_ip(), ports.rendezvous, os.getpid(), self.versions)
+            newest = choose_checkpoint(self.plan, self.run_dir, self.attempt.number)
+            head = HeadRecord(self.host, self._head_ip(), ports.rendezvous, os.getpid(), self.versions, newest)
             # Before the store listens: the others import torch meanwhile, and wait for it themselves.
             publish_head(self.attempt, head)
         else:
             head = self._meet_head(deadline)
         meet = Rendezvous(head.ip, head.port, self.plan.limits.start_timeout_s)
+        if self.plan.external is not None:
+            env |= describe_checkpoint(head.checkpoint)
         self.driver = start_torchrun(self.plan, self.attempt, self.role, meet, env)
         if self.role.is_head:
             append_event(self.run_dir, "torchrun/started", attempt=self.attempt.number, host=self.host)

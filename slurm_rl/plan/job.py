@@ -15,7 +15,7 @@ from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import RunDirError
 from slurm_rl.functions.load import load_function
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, debug_env, merge_env, ray_env
-from slurm_rl.plan.expected import expected_versions
+from slurm_rl.plan.expected import expected_for
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_heads, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.preflight import PreflightPlan, build_preflight
@@ -143,9 +143,13 @@ class JobPlan:
             "limits": LimitsPlan(**tree["limits"]),
             "preflight": PreflightPlan.from_json(tree.get("preflight", {})),
             "torchrun": TorchrunPlan(**torchrun) if torchrun else None,
-            "external": ExternalPlan(tuple(external["first"]), tuple(external["later"])) if external else None,
+            "external": _read_external(external) if external else None,
         }
         return JobPlan(**{**tree, **lists, **sections})
+
+
+def _read_external(tree: dict[str, Any]) -> ExternalPlan:
+    return ExternalPlan(**{**tree, "first": tuple(tree["first"]), "later": tuple(tree["later"])})
 
 
 def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
@@ -210,9 +214,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         node_features=_node_features(config),
         torchrun=_torchrun(config, actors),
         external=_external(config, run_dir),
-        expected=expected_versions(
-            cluster.accelerator, config.task, config.model.attention, under_torchrun=_is_under_torchrun(config)
-        ),
+        expected=expected_for(config, cluster.accelerator),
         address=cluster.address,
     )
 
@@ -241,7 +243,7 @@ def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
         *ray_env(cluster.num_nodes),
         *(debug_env(cluster.accelerator, config.job.debugger, run_dir) if config.job.debug else ()),
     ]
-    if _is_under_torchrun(config):
+    if config.under_torchrun:
         return [item for item in table if not item.name.startswith(("RAY_", "VLLM_"))]
     if LAUNCHERS[cluster.launcher].existing:
         # Its daemons are up already; what is left is for our own processes.
@@ -264,19 +266,14 @@ def _external(config: RunConfig, run_dir: str) -> ExternalPlan | None:
         export=f"{run_dir}/export",
     )
     first, later = (build_external_argv(config.external, run, resume=resume) for resume in (False, True))
-    return ExternalPlan(first, later)
-
-
-def _is_under_torchrun(config: RunConfig) -> bool:
-    external = config.external
-    return config.task in TORCHRUN_TASKS or (external is not None and external.start == "torchrun")
+    return ExternalPlan(first, later, config.external.layout)
 
 
 def _torchrun(config: RunConfig, actors: tuple[ActorPlan, ...]) -> TorchrunPlan | None:
-    if not _is_under_torchrun(config):
+    if not config.under_torchrun:
         return None
     if config.external is not None:
-        return TorchrunPlan(max(1, config.cluster.gpus_per_node), None)
+        return TorchrunPlan(config.external.ranks_per_node or max(1, config.cluster.gpus_per_node), None)
     return TorchrunPlan(sum(actor.node == 0 for actor in actors), actors[0].num_threads)
 
 

@@ -93,7 +93,8 @@ def _render_torchrun(plan: JobPlan) -> list[str]:
         num_nodes=plan.num_nodes,
         meet=Rendezvous("[head]", "[port of the job]", plan.limits.start_timeout_s),
     )
-    return [f"ranks      {plan.num_nodes * ranks}, {ranks} a node{threads}", f"torchrun   {' '.join(start)}"]
+    counts = f"ranks      {plan.num_nodes * ranks}, {ranks} a node{threads}"
+    return [counts, *programs, f"torchrun   {' '.join(start)}"]
 
 
 def _layout(plan: JobPlan) -> list[str]:
@@ -121,5 +122,7 @@ def _place(plan: JobPlan, node: int) -> str:
     head = ("head; " if plan.torchrun else "head, driver; ") if node == 0 else ""
     feature = f" ({plan.node_features[node]})" if plan.node_features else ""
     if plan.external is not None:
+        if plan.torchrun is not None:
+            return f"node {node}{feature}: {'head; ' if node == 0 else ''}{plan.torchrun.ranks_per_node} ranks"
         return f"node {node}{feature}: {'head, program; ' if node == 0 else ''}the rest is the program's affair"
     return f"node {node}{feature}: {head}{', '.join(actors) or 'nothing'}"

@@ -31,7 +31,9 @@ class ExternalPlan:
     first: tuple[str, ...]
     """Of the first attempt."""
     later: tuple[str, ...]
-    """Of those after it, which resume from a checkpoint."""
+    """Of those after it, which resume from a checkpoint; its name and step are filled in when one starts."""
+    layout: str | None = None
+    """Row of LAYOUTS, by which a later attempt finds it; where it finds none, that has the first one's words."""
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,7 @@ def last_words(folder: Path) -> Case:
     "node.rendezvous.publish_head",
     "node.external.ExternalTrainer._end",
     "node.external.main",
+    "external.layouts._mend_tracker",
     "job.ends.settle_killed_attempts",
     "job.agents.settle_silent_agent",
     "job.agents.settle_late_agents",

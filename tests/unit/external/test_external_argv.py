@@ -95,13 +95,32 @@ def test_an_override_wins_over_the_preset() -> None:
     [
         ("openrlhf", None, "--ckpt.load_enable"),
         ("openrlhf_flat", None, "--load_checkpoint"),
-        ("verl", "trainer.resume_mode=disable", "trainer.resume_mode=auto"),
+        ("verl", "trainer.resume_mode=disable", "trainer.resume_mode=resume_path"),
     ],
 )
 def test_a_later_attempt_resumes(preset: str, first: str | None, later: str) -> None:
     argv, again = compose(f"external={preset}"), compose(f"external={preset}", resume=True)
     assert later in again and later not in argv
     assert first is None or (first in argv and first not in again)
+
+
+def test_a_later_attempt_names_the_checkpoint() -> None:
+    (path,) = [word for word in compose("external=verl", resume=True) if "resume_from_path" in word]
+    assert path == 'trainer.resume_from_path="/run/ckpt/${checkpoint:name}"'
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"args": {"a": "${checkpoint:name}"}, "layout": "trl"}, "belongs into external.resume.* got external.args"),
+        ({"argv": ["x", "${checkpoint:name}"], "layout": "trl"}, "belongs into external.resume.* got external.argv"),
+        ({"resume": {"a": "${checkpoint:name}"}}, "external.layout must say how"),
+        ({"resume": {"a": ["b", "${checkpoint:path}"]}, "layout": "trl"}, "must ask for name or step; got path"),
+    ],
+)
+def test_a_checkpoint_that_nobody_can_fill_in_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(**fields)
 
 
 def test_a_command_is_run_as_given() -> None:

@@ -18,7 +18,7 @@ from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.node.image_report import PREFIX, collect_report, parse_report
 from slurm_rl.node.own_image import check_own_image, check_same_image
 from slurm_rl.node.rendezvous import HeadRecord
-from slurm_rl.plan.expected import PYTHON, expected_versions, satisfies
+from slurm_rl.plan.expected import PYTHON, expected_elsewhere, expected_versions, satisfies
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.plan.judge import find_mismatches, render_versions
 from tests.unit.image.test_image_files import sqsh
@@ -64,9 +64,16 @@ def test_the_expectations_are_those_of_the_extras() -> None:
 def test_a_task_asks_for_what_it_runs_with() -> None:
     assert not {"ray", "vllm"} & set(expected_versions("nvidia", "sft", "sdpa"))
     # Another trainer's image has versions of its own, which are its own business.
-    others = expected_versions("nvidia", "verl", "sdpa")
-    assert others == {"ray": ""}
-    image = {"python": "3.14", "ray": "2.49", "cuda": "12.8", "nccl": "2.27.3", "nvidia driver": "550.1"}
+    others = expected_elsewhere("ray", {"verl": ">=0.9,<0.10"})
+    assert others == {"ray": "", "verl": ">=0.9,<0.10"}
+    image = {
+        "python": "3.14",
+        "ray": "2.49",
+        "verl": "0.9.1",
+        "cuda": "12.8",
+        "nccl": "2.27.3",
+        "nvidia driver": "550.1",
+    }
     assert find_mismatches(image, others, "pyxis") == []
 
 

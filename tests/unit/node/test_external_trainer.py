@@ -22,6 +22,8 @@ from slurm_rl.plan.job import SubmitFacts, build_plan
 from slurm_rl.plan.task import ExternalPlan
 from slurm_rl.run_dir import RunDir, read_json, write_json
 
+RESUME = ("--from", "at ${checkpoint:name}, ${checkpoint:step}")
+
 
 def start(
     run_dir: Path, argv: list[str], *more: str, attempt: int = 1, rank: int | None = None
@@ -30,7 +32,8 @@ def start(
     more = (*more, "external.start=torchrun") if rank is not None else more
     words = ["+exp=command", *more]
     plan = build_plan(load_config(words), str(run_dir), SubmitFacts(python=sys.executable, num_cpus=2, version="0"))
-    plan = replace(plan, external=ExternalPlan(tuple(argv), tuple(argv)))
+    layout = plan.external.layout if plan.external else None
+    plan = replace(plan, external=ExternalPlan(tuple(argv), (*argv, *RESUME), layout))
     run = RunDir(run_dir)
     run.attempt(attempt).logs.mkdir(parents=True, exist_ok=True)
     write_json(run.plan, plan.to_json())
@@ -76,6 +79,56 @@ def test_it_finds_the_run_in_its_environment_and_the_modules_beside_it(tmp_path:
     assert json.loads((run_dir / "seen").read_text()) == [str(run_dir), str(run_dir / "checkpoints"), "1"]
     assert newest_step(RunDir(run_dir)) == 7
     assert [row["kind"] for row in read_rows(RunDir(run_dir).events)] == ["external/started"]
+
+
+# Says what it was given: its last words on the command line, and what the environment says of a checkpoint.
+TELL = "import json, os, sys; e = os.environ; f = open(e['SLURM_RL_RUN_DIR'] + '/seen', 'w'); " + (
+    "json.dump([sys.argv[1:], e['SLURM_RL_CHECKPOINT'], e['SLURM_RL_CHECKPOINT_STEP']], f)"
+)
+
+
+@pytest.mark.parametrize(
+    ("folders", "attempt", "seen"),
+    [
+        (["checkpoint-4"], 1, [[], "", ""]),
+        ([], 2, [[], "", ""]),
+        (["checkpoint-4", "checkpoint-20"], 2, [["--from", "at checkpoint-4, 4"], "checkpoint-4", "4"]),
+    ],
+)
+def test_a_later_attempt_is_told_the_newest_whole_checkpoint(
+    tmp_path: Path, folders: list[str], attempt: int, seen: list[Any]
+) -> None:
+    for name in folders:
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    if folders:
+        (tmp_path / "checkpoints/checkpoint-4/trainer_state.json").write_text('{"global_step": 4}')
+    process = start(tmp_path, ["python3", "-c", TELL], "external.layout=trl", attempt=attempt)
+    assert process.wait(60) == 0 and json.loads((tmp_path / "seen").read_text()) == seen
+    (row,) = read_rows(RunDir(tmp_path).events)
+    assert row["kind"] == "external/started" and row["checkpoint"] == (seen[1] or None)
+
+
+def test_a_tracker_that_a_kill_left_empty_is_mended(tmp_path: Path) -> None:
+    """verl reads it before anything else and dies of an empty one."""
+    (tmp_path / "checkpoints/global_step_20").mkdir(parents=True)
+    (tmp_path / "checkpoints/global_step_20/data.pt").write_text("x")
+    tracker = tmp_path / "checkpoints/latest_checkpointed_iteration.txt"
+    tracker.write_text("")
+    assert start(tmp_path, ["python3", "-c", TELL], "external.layout=verl", attempt=2).wait(60) == 0
+    assert json.loads((tmp_path / "seen").read_text())[1] == "global_step_20" and tracker.read_text() == "20"
+
+
+def test_one_that_saves_at_a_stop_and_leaves_with_0_is_not_finished(tmp_path: Path) -> None:
+    body = (
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n"
+        "open(os.environ['SLURM_RL_RUN_DIR'] + '/pid', 'w').write('1')\n"
+        "while True: time.sleep(0.1)\n"
+    )
+    process = start(tmp_path, ["python3", "-c", body])
+    wait_for(lambda: (tmp_path / "pid").is_file())
+    process.send_signal(signal.SIGUSR2)
+    assert process.wait(60) == 75 and outcome(tmp_path)["outcome"] == "checkpointed"
 
 
 @pytest.mark.parametrize("deaf", [False, True])

@@ -1,0 +1,43 @@
+"""What trainers leave in their checkpoint folders, at a finished save and at one that was cut short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+Files = dict[str, str]
+"""Paths below the checkpoint folder, with what is in them."""
+
+
+def whole(layout: str, step: int) -> Files:
+    """What a finished save leaves, of one step."""
+    return {
+        "steps": {f"step-{step}/x": ""},
+        "verl": {f"global_step_{step}/data.pt": "x", "latest_checkpointed_iteration.txt": str(step)},
+        "openrlhf": {f"_actor/global_step{step}/x": "", "_actor/latest": f"global_step{step}"},
+        "maxtext": {f"run/checkpoints/{step}/items/x": ""},
+        "trl": {f"checkpoint-{step}/trainer_state.json": '{"global_step": 1}'},
+        "nemo_rl": {f"step_{step}/training_info.json": "{}"},
+        "prime_rl": {
+            f"run/checkpoints/step_{step}/trainer/.metadata": "",
+            f"run/checkpoints/step_{step}/orchestrator/progress.pt": "",
+        },
+    }[layout]
+
+
+def half(layout: str, step: int) -> Files:
+    """What a kill in the midst of a save leaves."""
+    return {
+        "steps": {f".step-{step}.tmp/x": ""},
+        "verl": {f"global_step_{step}/actor/x": ""},
+        "openrlhf": {f"_actor/global_step{step}/x": ""},
+        "maxtext": {f"run/checkpoints/{step}.orbax-checkpoint-tmp-17/items/x": ""},
+        "trl": {f"checkpoint-{step}/model.safetensors": ""},
+        "nemo_rl": {f"tmp_step_{step}/training_info.json": "{}"},
+        "prime_rl": {f"run/checkpoints/step_{step}/trainer/.metadata": ""},
+    }[layout]
+
+
+def write(root: Path, files: Files) -> None:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
