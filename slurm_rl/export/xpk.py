@@ -37,18 +37,26 @@ class XpkTarget:
 
 
 def render_xpk(config: RunConfig, target: XpkTarget, secret_names: Sequence[str]) -> str:
-    """A bash script of one command.
+    """A bash script: without a word it starts the workload; `status`, `wait` and `delete` ask xpk of it.
 
     Raises:
         ConfigError: the run is none for xpk, or something cannot be said to it.
     """
     argv = shlex.join(build_xpk_argv(config, target))
+    watching = build_watching_argv(config, target)
+    cases = "".join(f"  {word}) exec {shlex.join(words)} ;;\n" for word, words in watching.items())
     lines = shlex.join(build_env_lines(config, secret_names))
     return (
         "#!/bin/bash\n"
         f"# slurm_rl: {config.name}. {', '.join(secret_names)}: from the environment of this shell.\n"
-        "# Run it again after an end: MaxText resumes from base_output_directory/run_name.\n"
+        "# No word starts it; again after an end: MaxText resumes from base_output_directory/run_name.\n"
+        "# status, wait, delete: of this workload.\n"
         "set -euo pipefail\n"
+        "case ${1:-create} in\n"
+        "  create) ;;\n"
+        f"{cases}"
+        '  *) echo "$0 takes no word, status, wait or delete; got $1" >&2; exit 2 ;;\n'
+        "esac\n"
         f"lines=({lines})\n"
         "environment() {\n"
         '  for line in "${lines[@]}"; do\n'
@@ -91,6 +99,17 @@ def build_xpk_argv(config: RunConfig, target: XpkTarget) -> list[str]:
     argv += [f"--max-restarts={config.job.max_failures}"] if config.job.max_failures else []
     argv += [f"--termination-grace-period-seconds={config.job.signal_lead_s}"]
     return [*argv, f"--command={command}"]
+
+
+def build_watching_argv(config: RunConfig, target: XpkTarget) -> dict[str, list[str]]:
+    """What the script runs for each of its words: the argv of xpk that asks of this workload, or ends it."""
+    name = workload_name(config.name, "xpk")
+    where = [f"--cluster={target.cluster}", *([f"--project={target.project}"] if target.project else [])]
+    return {
+        "status": ["xpk", "workload", "list", f"--filter-by-job={name}", *where],
+        "wait": ["xpk", "workload", "list", f"--wait-for-job-completion={name}", *where],
+        "delete": ["xpk", "workload", "delete", f"--workload={name}", *where],
+    }
 
 
 def build_env_lines(config: RunConfig, secret_names: Sequence[str]) -> list[str]:

@@ -110,8 +110,8 @@ LAYOUTS: Final[dict[str, Layout]] = {
     "verl": Layout(("global_step_#",), _has_been_tracked, _mend_tracker),
     # Of PPO and all that samples; of SFT, reward models and DPO.
     "openrlhf": Layout(("_actor/global_step#", "global_step#"), _is_latest),
-    # Orbax renames a folder whose name says that it is temporary.
-    "maxtext": Layout(("*/checkpoints/#",), _always),
+    # Orbax renames a folder whose name says that it is temporary; of RL they are Tunix's actor's.
+    "maxtext": Layout(("*/checkpoints/#", "*/checkpoints/actor/#"), _always),
     "trl": Layout(("checkpoint-#",), _has_trainer_state),
     # It renames tmp_step_<k>.
     "nemo_rl": Layout(("step_#",), _always),
