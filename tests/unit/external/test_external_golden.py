@@ -20,6 +20,7 @@ CLUSTERS = {"verl_ppo_qwen2_7b_amd": "amd_mi300", "command": "slurm_cpu"}
 NODES = {
     **{name: ["cluster.num_nodes=2"] for name in NAMES if name.startswith(("verl_", "openrlhf_ppo_"))},
     **{name: ["cluster.num_nodes=16", "cluster.gpus_per_node=4"] for name in NAMES if name.startswith("maxtext_")},
+    "maxtext_convert_llama3_70b": ["cluster.num_nodes=1"],
     "openrlhf_grpo_mathv60k": ["cluster.num_nodes=2", "cluster.gpus_per_node=2"],
 }
 
