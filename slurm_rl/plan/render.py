@@ -94,7 +94,7 @@ def _render_torchrun(plan: JobPlan) -> list[str]:
         meet=Rendezvous("[head]", "[port of the job]", plan.limits.start_timeout_s),
     )
     counts = f"ranks      {plan.num_nodes * ranks}, {ranks} a node{threads}"
-    return [counts, *programs, f"torchrun   {' '.join(start)}"]
+    return [counts, f"torchrun   {' '.join(start)}"]
 
 
 def _layout(plan: JobPlan) -> list[str]:
