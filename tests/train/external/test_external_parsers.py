@@ -16,15 +16,11 @@ from omegaconf import OmegaConf
 
 from slurm_rl.config.load import conf_dir, load_config
 from slurm_rl.external.argv import RunValues, build_external_argv, flatten
+from slurm_rl.external.layouts import Found, fill_checkpoint
 
 HERE = Path(__file__).parent
-PROGRAMS = ("openrlhf", "verl", "maxtext")
+PROGRAMS = ("openrlhf", "verl")
 EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("*.yaml") if path.stem.startswith(PROGRAMS))
-
-# Of MaxText's configs/post_train/rl.yml and the base.yml under it (November 2026); it is on no package index.
-MAXTEXT_KEYS = {
-    *("base_output_directory", "load_parameters_path", "model_name", "rl.loss_algo", "run_name", "tokenizer_path"),
-}
 
 
 def build(name: str, *words: str, resume: bool = False) -> tuple[dict[str, Any], list[str]]:
@@ -34,7 +30,8 @@ def build(name: str, *words: str, resume: bool = False) -> tuple[dict[str, Any],
     config = load_config([*sizes, f"exp={name}", *words]).external
     assert config is not None
     run = RunValues(nodes=2, gpus_per_node=8, checkpoints="/run/checkpoints", export="/run/export")
-    return flatten(config.args), list(build_external_argv(config, run, resume=resume))
+    argv = fill_checkpoint(build_external_argv(config, run, resume=resume), Found("global_step_7", 7))
+    return flatten(config.args), list(argv)
 
 
 def parse_openrlhf(packages: Path, argv: list[str]) -> dict[str, Any]:
@@ -108,7 +105,9 @@ def test_an_override_of_any_argument_reaches_verl(packages: Path) -> None:
     seen = compose_verl(packages, argv)
     assert (seen.actor_rollout_ref.rollout.n, seen.trainer.total_training_steps) == (8, 7)
     assert seen.actor_rollout_ref.actor.policy_loss.loss_mode == "gspo" and seen.algorithm.adv_estimator == "grpo"
-    assert seen.trainer.resume_mode == "auto" and seen.reward.custom_reward_function.path == "/x/reward.py"
+    assert seen.trainer.resume_mode == "resume_path"
+    assert seen.trainer.resume_from_path == "/run/checkpoints/global_step_7"
+    assert seen.reward.custom_reward_function.path == "/x/reward.py"
 
 
 def test_verl_refuses_what_it_does_not_know(packages: Path) -> None:
@@ -116,11 +115,3 @@ def test_verl_refuses_what_it_does_not_know(packages: Path) -> None:
 
     with pytest.raises(ConfigCompositionException, match="no_such_key"):
         compose_verl(packages, build("verl_ppo_gsm8k", "external.args.trainer.no_such_key=1")[1])
-
-
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name.startswith("maxtext")])
-def test_maxtext_knows_every_key(name: str) -> None:
-    _, argv = build(name)
-    words = [word.partition("=")[0] for word in argv[4:]]
-    assert argv[2] == "src.maxtext.trainers.post_train.rl.train_rl" and set(words) <= MAXTEXT_KEYS
-    assert f"rl.loss_algo={'gspo-token' if '_gspo_' in name else 'grpo'}" in argv
