@@ -20,7 +20,7 @@ from benchmarks.chaos.kinds import BY_NAME, choose_kinds
 from benchmarks.chaos.schedule import Fault, build_schedule, cut_piece
 from benchmarks.chaos.stage import ROOT, make_scene, set_clocks, start_demo, start_light, type_words
 from benchmarks.chaos.storm import Storm
-from benchmarks.chaos.watch import Watch
+from benchmarks.chaos.watch import Watch, append_signs
 from slurm_rl.jsonl import read_rows
 from tests.slurm.cluster import Cluster, is_possible
 from tests.slurm.light.runs import LightRun
@@ -85,9 +85,9 @@ def rage(
         expected = strip_times(read_rows(calm.run_dir.metrics))
     start = start_demo if args.trainer == "demo" else start_light
     run = start(cluster, _made(where / "storm"), args.nodes, words)
-    watch = Watch(run.run_dir)
     resume = functools.partial(_resume, run)
     scene = make_scene(cluster, run, disk, clock, args.trainer)
+    watch = Watch(run.run_dir, scene.find_down)
     storm = Storm(scene, watch, resume, args.log, may_finish=args.trainer == "demo")
     watch.start()
     try:
@@ -103,6 +103,8 @@ def rage(
         broken = storm.broken + find_broken(run, expected, storm.hits, watch.signs, limits)
     finally:
         watch.close()
+        if args.log:
+            append_signs(args.log, watch.signs)
     print(render_table(storm.hits, watch.signs))
     storm.tell("end", says=read_outcome(run.run_dir, watch.signs).render(), broken=len(broken))
     for promise in broken:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
+from benchmarks.chaos.findings import CONTROLLERS
 from benchmarks.chaos.scene import Missed, Scene
 from benchmarks.chaos.schedule import Fault
 
@@ -46,7 +47,7 @@ def agent_kill(scene: Scene, fault: Fault) -> None:
 
 
 def controller_kill(scene: Scene, fault: Fault) -> None:
-    _kill(scene, scene.batch_host(), "controller")
+    _kill(scene, scene.controllers(), "controller")
 
 
 def trainer_stop(scene: Scene, fault: Fault) -> Undo:
@@ -62,7 +63,7 @@ def agent_stop(scene: Scene, fault: Fault) -> Undo:
 
 
 def controller_stop(scene: Scene, fault: Fault) -> Undo:
-    return _stop(scene, scene.batch_host(), "controller")
+    return _stop(scene, scene.controllers(), "controller")
 
 
 def _kill(scene: Scene, host: str, whom: str) -> None:
@@ -95,8 +96,10 @@ def node_reboot(scene: Scene, fault: Fault) -> None:
 def _power_off(scene: Scene, host: str) -> None:
     if not scene.cluster.is_on(host):
         raise Missed(f"{host} is off")
+    batch_host = scene.find_batch_host()
     # Its line first: a machine that loses its power closes no connection.
     scene.plug(host, out=True)
+    scene.victim += CONTROLLERS if host == batch_host else ""
     scene.cluster.power_off(host)
 
 
@@ -174,7 +177,7 @@ def network_pair(scene: Scene, fault: Fault) -> Undo:
 
 def network_slurmctld(scene: Scene, fault: Fault) -> Undo:
     """Of the node with the controller: Slurm will start the job again elsewhere while its first start lives on."""
-    return scene.cut(scene.batch_host(), None)
+    return scene.cut(scene.controllers(), None)
 
 
 def clock_jump(scene: Scene, fault: Fault) -> Undo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,15 @@ from benchmarks.chaos.light_node import advance
 from benchmarks.chaos.watch import Sign
 
 NOTICES = (
-    *("node/died", "node/failed", "node/unfit", "nodes/lost", "attempt/ended", "controller/killed", "trainer/crashed"),
-    *("record/ending", "outcome", "rank/hung", "rank/straggling", "engine/replaced", "attempt/started"),
+    *("node/died", "node/failed", "node/unfit", "nodes/lost", "slurm/down", "attempt/started", "attempt/ended"),
+    *("record/ending", "outcome", "trainer/crashed", "controller/killed"),
+    *("rank/hung", "rank/straggling", "engine/replaced"),
 )
 """Signs of a run that has noticed something."""
+
+
+CONTROLLERS = ", the controller's node"
+"""Ends the name of a lost node that only Slurm could miss."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def find_late(hits: Iterable[Hit], signs: Sequence[Sign], limits: Mapping[str, f
     late = []
     for hit in hits:
         limit = limits.get(BY_NAME[hit.kind].seen)
-        if limit is None or hit.missed:
+        if limit is None or hit.missed or hit.victim.endswith(CONTROLLERS):
             continue
         seen = find_seen(hit, signs)
         if seen is None or seen > limit:
@@ -127,12 +133,12 @@ def find_late(hits: Iterable[Hit], signs: Sequence[Sign], limits: Mapping[str, f
 def render_table(hits: Sequence[Hit], signs: Sequence[Sign]) -> str:
     """One row a kind: how often, seconds until seen, seconds until trained and saved again."""
     lines = ["| fault | fell | seen after, median (worst) | saved again after |", "|---|---|---|---|"]
-    for kind in BY_NAME:
-        those = [hit for hit in hits if hit.kind == kind and not hit.missed]
+    for kind, whose in itertools.product(BY_NAME, ("", CONTROLLERS)):
+        those = [h for h in hits if h.kind == kind and not h.missed and h.victim.endswith(CONTROLLERS) == bool(whose)]
         if those:
             seen = [find_seen(hit, signs) for hit in those] if BY_NAME[kind].seen else []
             back = [find_recovered(hit, signs) for hit in those]
-            lines.append(f"| {kind} | {len(those)} | {_spread(seen)} | {_spread(back)} |")
+            lines.append(f"| {kind}{whose} | {len(those)} | {_spread(seen)} | {_spread(back)} |")
     return "\n".join(lines)
 
 

@@ -51,12 +51,25 @@ class Scene:
     def head(self) -> str:
         return self.hosts[0]
 
-    def batch_host(self) -> str:
-        """Where the controller runs."""
-        shown = self.cluster.run(["squeue", "-h", "-t", "R", "-j", self.run.job, "-o", "%B"]).stdout.strip()
-        if not shown:
-            raise Missed("the job does not run")
-        return shown
+    def find_batch_host(self) -> str:
+        """Where the controller runs; "" of a job that waits."""
+        return self.cluster.run(["squeue", "-h", "-t", "R", "-j", self.run.job, "-o", "%B"]).stdout.strip()
+
+    def controllers(self) -> str:
+        if host := self.find_batch_host():
+            return host
+        raise Missed("the job does not run")
+
+    def find_down(self) -> list[str]:
+        """Nodes that Slurm has given up."""
+        rows = self.cluster.run(["sinfo", "-h", "-N", "-p", "main", "-o", "%N %t"]).stdout.splitlines()
+        return [row.split()[0] for row in rows if row.split()[1].startswith("down")]
+
+    def serve(self) -> None:
+        """What a site's operator does: a node that is on and was drained goes back into service."""
+        rows = self.cluster.run(["sinfo", "-h", "-N", "-p", "main", "-t", "drained", "-o", "%N"]).stdout.split()
+        for host in sorted(set(rows)):
+            self.cluster.run(["scontrol", "update", f"nodename={host}", "state=resume"])
 
     def find(self, host: str, whom: str) -> list[int]:
         """The run's processes of this sort there, the eldest first."""

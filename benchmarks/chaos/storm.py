@@ -54,6 +54,7 @@ class Storm:
                 self._wait(start + fault.at_s)
                 if fault.waits:
                     self._wait_for_progress()
+                self.scene.serve()
                 self._let_fall(fault, pool)
             self._wait(start + until_s)
         for undone in self._undone:

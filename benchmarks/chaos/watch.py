@@ -5,16 +5,18 @@ By the clock of this process: a node's own may have jumped.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from slurm_rl.jsonl import read_rows
 from slurm_rl.run_dir import RunDir, read_json
 
-_LOOK_S = 0.1
+_LOOK_S, _ASK_S = 0.1, 1.0
 _ENDING = ("ending", "ended")
 
 
@@ -28,7 +30,7 @@ class Sign:
 
     time: float
     what: str
-    """The kind of an event; `record/ending` of a node agent, `outcome` of the trainer."""
+    """The kind of an event; `record/ending` of a node agent, `outcome` of the trainer, `slurm/down` of a node."""
     attempt: int
     fields: dict[str, Any]
 
@@ -36,18 +38,30 @@ class Sign:
 class Watch(threading.Thread):
     """Signs of a run, in the order in which they were seen."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, find_down: Callable[[], Collection[str]] = tuple) -> None:
+        """
+        Args:
+            find_down: the nodes that Slurm calls down; may take its time.
+        """
         super().__init__(name="watch", daemon=True)
-        self.run_dir, self.signs = run, list[Sign]()
+        self.run_dir, self.find_down, self.signs = run, find_down, list[Sign]()
         self._num_events, self._size, self._told, self._is_over = 0, -1, set[str](), threading.Event()
 
     def run(self) -> None:
+        threading.Thread(target=self._ask_slurm, name="ask", daemon=True).start()
         while not self._is_over.wait(_LOOK_S):
             self.look()
 
     def close(self) -> None:
         self._is_over.set()
         self.join()
+
+    def _ask_slurm(self) -> None:
+        down = set[str]()
+        while not self._is_over.wait(_ASK_S):
+            now = set(self.find_down())
+            self.signs += [Sign(time.time(), "slurm/down", 0, {"host": host}) for host in sorted(now - down)]
+            down = now
 
     def look(self) -> None:
         for what, attempt, fields in [*self._new_events(), *self._new_records()]:
@@ -76,3 +90,9 @@ class Watch(threading.Thread):
         is_new = name not in self._told
         self._told.add(name)
         return is_new
+
+
+def append_signs(log: Path, signs: Iterable[Sign]) -> None:
+    """A line of JSON each."""
+    with log.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(asdict(sign)) + "\n" for sign in signs)

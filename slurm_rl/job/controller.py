@@ -10,11 +10,12 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
-from slurm_rl.disk import explain_refusal, keep_room, say
+from slurm_rl.disk import explain_refusal, find_refusal, keep_room, say
 from slurm_rl.errors import LeaseError, RunDirError, SlurmRLError
 from slurm_rl.image.files import check_image_file, image_path
 from slurm_rl.job.allocation import Allocation
@@ -43,8 +44,11 @@ from slurm_rl.run_secret import checkpoint_key
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """What a controller is told; a supervisor keeps them blocked until it can hear."""
 _POLL_S = 0.1
+_ROOM_S = 60.0
+_ROOM_LOOK_S = 2.0
 _STATES = {"finish": "finished", "interrupt": "interrupted"}
 _EXIT_CODES = {"finish": EXIT_FINISHED, "interrupt": EXIT_INTERRUPTED}
+T = TypeVar("T")
 
 
 class Controller:
@@ -63,7 +67,7 @@ class Controller:
         signal.signal(signal.SIGUSR2, self._on_scheduler_stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         try:
-            with take_run(self.run_dir, self.allocation, self.is_stopped) as self.lease:
+            with self._once_there_is_room(self._take_run) as self.lease:
                 return self._lead()
         except LeaseError as error:
             say(str(error))
@@ -77,6 +81,21 @@ class Controller:
 
     def is_stopped(self) -> bool:
         return self.stopped_by != ""
+
+    def _take_run(self) -> Lease:
+        return take_run(self.run_dir, self.allocation, self.is_stopped)
+
+    def _once_there_is_room(self, work: Callable[[], T]) -> T:
+        """What `work` returns; a disk that is full for a moment ends no run whose attempts may fail."""
+        give_up_at = time.monotonic() + (_ROOM_S if self.plan.limits.max_failures else 0.0)
+        while True:
+            try:
+                return work()
+            except (OSError, RunDirError) as error:
+                if find_refusal(error) is None or self.is_stopped() or time.monotonic() > give_up_at:
+                    raise
+                say(f"{error}; looking for {_ROOM_S:g} s whether that changes")
+            time.sleep(_ROOM_LOOK_S)
 
     def _lead(self) -> int:
         """Attempts until one settles the run, which is this controller's."""
@@ -94,7 +113,7 @@ class Controller:
         ends = load_ends(self.run_dir, self.job_key)
         decision: Decision = "fail" if stands_still(ends) else "retry"
         while decision == "retry":
-            attempt = self._begin_attempt()
+            attempt = self._once_there_is_room(self._begin_attempt)
             end = self._run_attempt(attempt)
             ends = load_ends(self.run_dir, self.job_key)
             # A full disk may have taken no word of it.
@@ -112,8 +131,11 @@ class Controller:
     def _begin_attempt(self) -> AttemptDir:
         self.run_dir.require_ours()
         keep_room(self.run_dir.reserve)
-        attempt = self.run_dir.attempt(max(self.run_dir.attempt_numbers(), default=0) + 1)
-        attempt.logs.mkdir(parents=True)
+        newest = max(self.run_dir.attempt_numbers(), default=0)
+        # What was made and then found no room for its first word is this one.
+        is_begun = newest > 0 and self.run_dir.attempt(newest).start.is_file()
+        attempt = self.run_dir.attempt(max(1, newest + is_begun))
+        attempt.logs.mkdir(parents=True, exist_ok=True)
         fields = self.allocation.prepare(attempt)
         write_json(attempt.start, {"job": self.job_key, "epoch": self.run_dir.epoch, **fields})
         self.run_dir.point_latest_at(attempt.number)

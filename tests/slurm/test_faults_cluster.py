@@ -109,6 +109,19 @@ def test_a_spare_node_takes_over_without_a_requeue(cluster: Cluster, shared_dir:
 
 
 @pytest.mark.slow
+def test_spare_nodes_do_not_wait_for_a_controller_whose_node_is_gone(cluster: Cluster, shared_dir: Path) -> None:
+    """Slurm lets such a job go on without its batch step, and the node stays away."""
+    run = LightRun(cluster, shared_dir / "run", "job.num_spare_nodes=1", num_steps=80)
+    run.wait_for_training(1)
+    lost = run.hosts(1)[0]
+    cluster.power_off(lost)
+    run.wait_for_events("attempt/started", 2, timeout_s=240)
+    check_end(run, 80)
+    assert run.starts == [(run.job, 0), (run.job, 1)]
+    assert lost not in run.hosts(2)
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_time_limit_twice(cluster: Cluster, shared_dir: Path) -> None:
     # Two minutes, of which the last 30 s are for saving: by Slurm's clock the signal comes after 60 to 90 s.

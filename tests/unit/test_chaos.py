@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from benchmarks.chaos import deeds
 from benchmarks.chaos.findings import (
+    CONTROLLERS,
     Hit,
     compare,
     expected_rows,
@@ -24,7 +25,8 @@ from benchmarks.chaos.findings import (
 from benchmarks.chaos.kinds import BY_NAME, KINDS, choose_kinds
 from benchmarks.chaos.light_node import advance
 from benchmarks.chaos.schedule import REST_S, build_schedule, cut_piece
-from benchmarks.chaos.watch import Sign
+from benchmarks.chaos.watch import Sign, Watch, append_signs
+from slurm_rl.run_dir import RunDir, append_event, write_json
 
 PAGE = Path(__file__).parents[2] / "docs" / "chaos.md"
 storms = st.tuples(st.integers(0, 2**32), st.floats(10, 4000), st.floats(2, 120))
@@ -103,6 +105,8 @@ def test_a_fault_is_seen_by_the_first_notice_after_it_and_over_with_the_next_sav
     assert find_late([Hit(20.0, "rank/kill", "a2", 0.0, "no rank")], signs, {"process": 1.0}) == []
     assert find_late([Hit(20.0, "rank/stop", "a2", 5.0)], signs, {"process": 1.0}) == []
     assert find_late([Hit(20.0, "node/power", "a2", 5.0)], signs, {"node": 1.0}) != []
+    # That its own controller's node is gone no run can see.
+    assert find_late([Hit(20.0, "node/power", f"a1{CONTROLLERS}", 5.0)], signs, {"node": 1.0}) == []
     assert "| rank/kill | 1 | 3.0 s (3.0) | 9.0 s (9.0) |" in render_table([hit], signs)
 
 
@@ -134,3 +138,21 @@ def test_steps_done_twice_count_once() -> None:
 
     first = [row(1, 1.0), row(2, 1.0), row(2, 9.0, "save"), row(3, 1.0)]
     assert find_surviving_seconds([first, [row(3, 1.5), row(4, 1.0)]]) == (4.5, 1.0)
+
+
+def test_a_watch_notes_each_sign_once(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    watch = Watch(run)
+    append_event(run, "attempt/started", attempt=1)
+    run.attempt(1).logs.mkdir(parents=True)
+    watch.look()
+    write_json(run.attempt(1).node(0), {"state": "running"})
+    append_event(run, "checkpoint/saved", step=8)
+    watch.look()
+    write_json(run.attempt(1).node(0), {"state": "ended"})
+    write_json(run.attempt(1).outcome, {"outcome": "failed"})
+    for _ in range(2):
+        watch.look()
+    assert [sign.what for sign in watch.signs] == ["attempt/started", "checkpoint/saved", "outcome", "record/ending"]
+    append_signs(tmp_path / "log", watch.signs)
+    assert len((tmp_path / "log").read_text().splitlines()) == 4

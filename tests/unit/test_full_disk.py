@@ -20,10 +20,11 @@ from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.load import load_config
 from slurm_rl.disk import describe_disk, keep_room
 from slurm_rl.errors import CheckpointError
+from slurm_rl.job import controller
 from slurm_rl.job.attempts import AttemptEnd
-from slurm_rl.job.controller import Controller
+from slurm_rl.job.controller import STOP_SIGNALS, Controller
 from slurm_rl.launchers.here import LocalAllocation
-from slurm_rl.plan.job import SubmitFacts, build_plan
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json, write_last
 from slurm_rl.train.stop import run_to_outcome
 from tests.small_disk import small_disk
@@ -159,6 +160,44 @@ def test_a_trainer_on_a_full_disk_says_which_and_exits(disk: Path) -> None:
     assert outcome["cause"].endswith("Next: make room there, then resume")
 
 
+def lead(run: RunDir, plan: JobPlan) -> int:
+    """What a controller ends with, its signals apart."""
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        return Controller(run, plan, LocalAllocation(run, plan)).main()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def test_a_disk_that_is_full_for_a_moment_ends_no_run(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither when an attempt begins, nor when the run is taken: somebody makes room while the controller waits."""
+    run, said = RunDir(disk / "run"), list[str]()
+    plan = build_plan(load_config(["+exp=demo", "job.max_failures=1"]), str(run.path), SubmitFacts("/python", 4, "1"))
+    write_json(run.plan, plan.to_json())
+    filler = fill(disk)
+
+    def run_nodes(self: Controller, attempt: AttemptDir) -> AttemptEnd:
+        if attempt.number == 1:
+            run.reserve.unlink()
+            fill(disk)
+            return AttemptEnd("failed", "the policy must be able to write its checkpoint", 1)
+        return AttemptEnd("finished")
+
+    def note(text: str) -> None:
+        if "whether that changes" in text:
+            said.append(text)
+            filler.unlink()
+
+    monkeypatch.setattr(Controller, "_run_nodes", run_nodes)
+    monkeypatch.setattr(controller, "_ROOM_LOOK_S", 0.0)
+    monkeypatch.setattr(controller, "say", note)
+    assert lead(run, plan) == 0
+    assert read_json(run.end)["state"] == "finished"
+    assert len(said) == 2
+    assert run.attempt_numbers() == [1, 2]
+
+
 @pytest.mark.parametrize("freed_is_taken", [False, True])
 def test_a_controller_on_a_full_disk_ends_and_says_so(
     disk: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], freed_is_taken: bool
@@ -167,7 +206,6 @@ def test_a_controller_on_a_full_disk_ends_and_says_so(
     run = RunDir(disk / "run")
     plan = build_plan(load_config(["+exp=demo", "job.max_failures=3"]), str(run.path), SubmitFacts("/python", 4, "1"))
     write_json(run.plan, plan.to_json())
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
 
     def run_nodes(self: Controller, attempt: AttemptDir) -> AttemptEnd:
         fill(disk)
@@ -177,11 +215,8 @@ def test_a_controller_on_a_full_disk_ends_and_says_so(
         return AttemptEnd("failed", "the policy must be able to write its checkpoint", 1)
 
     monkeypatch.setattr(Controller, "_run_nodes", run_nodes)
-    try:
-        assert Controller(run, plan, LocalAllocation(run, plan)).main() == 1
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    monkeypatch.setattr(controller, "_ROOM_S", 0.0)
+    assert lead(run, plan) == 1
     said = capfd.readouterr().err
     if freed_is_taken:
         assert "No space left on device" in said

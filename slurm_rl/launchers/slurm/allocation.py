@@ -27,6 +27,7 @@ from slurm_rl.launchers.slurm.commands import (
     query_jobs,
     requeue,
 )
+from slurm_rl.launchers.slurm.guard import Guard
 from slurm_rl.launchers.slurm.hosts import Hosts
 from slurm_rl.launchers.slurm.partitions import nodes_out_of_service
 from slurm_rl.launchers.slurm.silent import STOPPED, settle_silent_tasks
@@ -55,6 +56,7 @@ class SlurmAllocation(Allocation):
         self.job = {"launcher": plan.launcher, "job_id": self.job_id}
         self.hosts = Hosts(run, plan)
         self.chosen: list[str] = []
+        self.guard = Guard(plan, self.job_id)
 
     @property
     def has_nodes(self) -> bool:
@@ -83,6 +85,7 @@ class SlurmAllocation(Allocation):
         append_event(self.run_dir, "preflight/passed", attempt=attempt.number, nodes=self.chosen, **fields)
         if is_stopped():
             return None
+        self.guard.keep(self.hosts.fit, attempt.log("guard"), os.environ)
         return start_slurm_agents(self.plan, attempt, self.chosen, self.job_key, os.environ)
 
     def settle(self, attempt: AttemptDir, status: int, *, is_late: bool) -> None:

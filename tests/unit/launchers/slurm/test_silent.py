@@ -176,7 +176,7 @@ def test_a_job_whose_controller_had_started_gets_no_cause_from_its_log(
     plan: JobPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, element: str | None
 ) -> None:
     """Slurm asks about an element of an array by its name there, `12_3`, while its own id is another number."""
-    monkeypatch.setattr(allocation, "Hosts", lambda plan: None)
+    monkeypatch.setattr(allocation, "Hosts", lambda run, plan: None)
     monkeypatch.setattr(allocation, "kill_wait_s", lambda: 30.0)
     monkeypatch.setenv("SLURM_JOB_ID", "15")
     if element:
