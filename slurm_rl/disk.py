@@ -5,8 +5,8 @@ One rule for all that is written, in whatever process:
     refuses   (full, over quota, read-only, its device or server failing)  What cannot be written ends the attempt,
               with the path, the system's word and the next action as its cause; a checkpoint that was not whole
               goes, older ones stay. Further attempts follow as after any failure (job.max_failures), the next one
-              within a minute once there is room, and `resume` goes on from the newest checkpoint. An event, which a run can do
-              without, costs itself alone and is told on stderr.
+              within a minute once there is room, and `resume` goes on from the newest checkpoint. An event, which a
+              run can do without, costs itself alone and is told on stderr.
     hangs     Who writes or reads waits, for it may come back; then all goes on. A run that the user stops does not
               wait: see hang.py.
 

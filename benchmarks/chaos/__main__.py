@@ -45,7 +45,7 @@ def main(words: list[str] | None = None) -> int:
         # Nodes to take the place of those that are off; and what all of them must see.
         shared = [folder, *([disk.path] if disk else []), ROOT, Path(sys.prefix)]
         root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
-        num_nodes = args.nodes + args.spares + 1
+        num_nodes = args.nodes + args.spares + 2
         cluster = stack.enter_context(Cluster(root, num_nodes=num_nodes, accounting=args.accounting, shared=shared))
         broken, _ = rage(args, cluster, disk, clock, folder, faults)
     if broken:
@@ -146,8 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--seed", type=int, default=1)
     add("--minutes", type=float, default=3.0)
-    add("--nodes", type=int, default=4, help="of the run; the cluster has one more, and the spares")
-    add("--spares", type=int, default=1, help="job.num_spare_nodes")
+    add("--nodes", type=int, default=4, help="of the run; the cluster has two more, and the spares")
+    add("--spares", type=int, default=0, help="job.num_spare_nodes")
     add("--every", type=float, default=20.0, help="seconds between two faults, on average")
     add("--piece", type=_parse_piece, default=(1, 1), metavar="I/N", help="only the I-th of N parts of that time")
     add("--only", nargs="+", choices=sorted(BY_NAME), default=[], metavar="KIND", help="only these faults")

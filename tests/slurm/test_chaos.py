@@ -17,7 +17,7 @@ from tests.slurm.cluster import Cluster
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 # Seconds are promised of a machine that is not busy otherwise: docs/chaos.md.
-WORDS = ["--nodes", "2", "--spares", "1", "--process-s", "60", "--node-s", "120"]
+WORDS = ["--nodes", "2", "--process-s", "60", "--node-s", "120"]
 
 
 @pytest.fixture

@@ -3,9 +3,6 @@
 With spare nodes a job is --no-kill: Slurm takes a lost node out of it and lets the others be. With the node of the
 batch step it does the same, and then holds all that are left, for nobody, until the time limit: no step is there to
 notice. So one more process waits on another node, in a step that outlives its srun.
-
-The lost node is excluded from the next start, where others are enough. If it was only cut off, its slurmd still knows
-the job, refuses a second batch step of it, and Slurm (22.05) then holds the job as `launch failed requeued held`.
 """
 
 from __future__ import annotations
@@ -21,46 +18,21 @@ from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 
 _LOOK_S = 10
-# In which Slurm must take the list of a job that it has just put back; it answers within 50 ms.
-_TRIES = 40
 _SCRIPT = """
-job={job} host={host}
 while sleep {look_s}; do
   # Nothing, while Slurm's controller is away.
-  nodes=$(squeue -h -t R -j $job -o %N) && [ -n "$nodes" ] || continue
-  scontrol show hostnames "$nodes" | grep -qxF $host && continue
-  out=$(squeue -h -j $job -o %x)
-  case $out in ''|N/A|'(null)') out=$host;; *) out=$out,$host;; esac
-  total=$(scontrol -o show partition {partition} | grep -o 'TotalNodes=[0-9]*')
-  left=$((${{total#TotalNodes=}} - $(scontrol show hostnames $out | wc -l)))
-  # The requeue ends this step, too.
-  trap '' TERM
-  scontrol requeue $job || {{ scancel $job; exit; }}
-  tries=0
-  until [ $left -lt {needed} ] || [ $tries -ge {tries} ] || scontrol update JobId=$job ExcNodeList=$out; do
-    tries=$((tries + 1))
-    sleep 0.2
-  done
-  exit
+  nodes=$(squeue -h -t R -j {job} -o %N) && [ -n "$nodes" ] || continue
+  scontrol show hostnames "$nodes" | grep -qxF {host} && continue
+  # It ends this step, too.
+  scontrol requeue {job} || scancel {job}
 done
 """
 
 
-def render_guard(env: Mapping[str, str], job_id: str) -> str:
-    """Plain sh: until the job's nodes are known and this one is none of them, then a requeue, or the end where none is
-    allowed.
-
-    Args:
-        env: of the batch step.
-    """
-    return _SCRIPT.format(
-        job=shlex.quote(job_id),
-        host=shlex.quote(env[NODE_VARIABLE]),
-        partition=shlex.quote(env.get("SLURM_JOB_PARTITION", "")),
-        needed=int(env.get("SLURM_JOB_NUM_NODES", 1)),
-        look_s=_LOOK_S,
-        tries=_TRIES,
-    )
+def render_guard(host: str, job_id: str) -> str:
+    """Plain sh: until the job's nodes are known and this host is none of them, then a requeue, or the end where none is
+    allowed."""
+    return _SCRIPT.format(job=shlex.quote(job_id), host=shlex.quote(host), look_s=_LOOK_S)
 
 
 class Guard:
@@ -72,10 +44,11 @@ class Guard:
 
     def keep(self, hosts: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         """Have it wait, on the last of these nodes that is not this one; anew when its own was lost."""
-        others = [host for host in hosts if host != env.get(NODE_VARIABLE)]
+        own = env.get(NODE_VARIABLE, "")
+        others = [host for host in hosts if host != own]
         is_there = self._step is not None and self._step.poll() is None
-        if is_there or not others or NODE_VARIABLE not in env or not self.plan.sbatch.get("no-kill"):
+        if is_there or not own or not others or not self.plan.sbatch.get("no-kill"):
             return
         argv = [*srun_argv(self.plan, others[-1:]), "--no-kill", "--output=none"]
         # srun ends its task at SIGTERM: when this process dies, its successor starts another.
-        self._step = start_child([*argv, "/bin/sh", "-c", render_guard(env, self.job_id)], env, log, signal.SIGTERM)
+        self._step = start_child([*argv, "/bin/sh", "-c", render_guard(own, self.job_id)], env, log, signal.SIGTERM)

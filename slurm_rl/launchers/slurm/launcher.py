@@ -100,6 +100,8 @@ def _read_state(job: Job, found: JobInfo | None) -> RunState:
             parts.append(f"starts about {_clock(found.start_time)}")
         if attempts:
             parts.append(f"{attempts} attempts so far")
+        if "held" in found.reason:  # by Slurm itself, as after a launch that failed; no time ends that
+            parts.append(f"next: scontrol release {found.job_id}")
         return RunState("pending", ", ".join(parts), is_alive=True)
     if not found.state.is_ended:
         parts = [f"on {found.nodelist}", f"attempt {attempts}" if attempts else "before the first attempt"]

@@ -1,9 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_rl.job.record import Job
+from slurm_rl.launchers.slurm.commands import JobInfo
+from slurm_rl.launchers.slurm.launcher import _read_state
 from slurm_rl.launchers.slurm.states import STATES, JobState, parse_state
+from slurm_rl.run_dir import RunDir
 
 WORDS = {word: state for state, words in STATES.items() for word in words.split()}
 words = st.sampled_from(sorted(WORDS))
@@ -37,3 +44,11 @@ def test_what_is_ended() -> None:
         JobState.NODE_FAIL,
         JobState.OUT_OF_MEMORY,
     }
+
+
+def test_a_job_that_slurm_holds_says_how_it_goes_on(tmp_path: Path) -> None:
+    """After a batch step that a node refused; nothing but that command ends it."""
+    job = Job(RunDir(tmp_path), "slurm", "7")
+    held = JobInfo("7", JobState.PENDING, "PENDING", "launch failed requeued held", "", None, None)
+    assert _read_state(job, held).detail == "launch failed requeued held, next: scontrol release 7"
+    assert "release" not in _read_state(job, replace(held, reason="Priority")).detail
