@@ -55,6 +55,11 @@ class Scene:
         """Where the controller runs; "" of a job that waits."""
         return self.cluster.run(["squeue", "-h", "-t", "R", "-j", self.run.job, "-o", "%B"]).stdout.strip()
 
+    def is_queued(self) -> bool:
+        """Whether Slurm still has something to do for the job, or does not say."""
+        done = self.cluster.run(["squeue", "-h", "-j", self.run.job, "-o", "%T"])
+        return bool(done.returncode or done.stdout.strip())
+
     def controllers(self) -> str:
         if host := self.find_batch_host():
             return host

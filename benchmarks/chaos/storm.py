@@ -95,16 +95,16 @@ class Storm:
             time.sleep(0.2)
 
     def _has_progress(self) -> bool:
-        """Whether the newest attempt has saved."""
-        for sign in reversed(self.watch.signs):
-            if sign.what in ("checkpoint/saved", "attempt/started"):
-                return sign.what == "checkpoint/saved"
-        return False
+        """Whether the newest attempt has saved since the last fault."""
+        last = self.hits[-1].time if self.hits else 0.0
+        news = [s.what for s in self.watch.signs if s.what in ("checkpoint/saved", "attempt/started") and s.time > last]
+        return news[-1:] == ["checkpoint/saved"]
 
     def _look_for_end(self) -> None:
         """A run that has ended before it was told to has broken a promise; then do what a user does."""
         end = self.scene.run.run_dir.end
-        if self.resumes >= _MAX_RESUMES or not end.is_file():
+        # A start that Slurm ends while it puts the job back takes that for a cancel; the next start takes it back.
+        if self.resumes >= _MAX_RESUMES or not end.is_file() or self.scene.is_queued() or not end.is_file():
             return
         said: dict[str, Any] = read_json(end)
         if self.may_finish and said["state"] == "finished":

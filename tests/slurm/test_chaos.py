@@ -26,6 +26,7 @@ def clock(shared_dir: Path) -> Iterator[Path]:
         yield set_clocks(shared_dir)
 
 
+@pytest.mark.slow
 def test_a_node_cut_off_from_slurmctld_leaves_one_writer(cluster: Cluster, shared_dir: Path, clock: Path) -> None:
     """Its job is started again elsewhere while its first start lives on: the second takes the run, the first is silent.
 
