@@ -58,11 +58,15 @@ def choose_checks(plan: JobPlan, table: Sequence[Check] = TABLE) -> tuple[list[C
     asked: list[Check] = []
     left_out: list[Check] = []
     spent = 0.0
+    too_dear: set[str] = set()
     for check in table:
         is_ours = check.vendor in ("", plan.accelerator) and plan.num_nodes >= check.min_nodes
         if plan.preflight.level == "off" or not is_ours or (check.level == "full" and plan.preflight.level != "full"):
             continue
         fits = check.level == "full" or spent + check.cost_s <= plan.preflight.budget_s
+        # The first row of a source has what reading it costs.
+        fits = fits and (not check.source or check.source not in too_dear)
+        too_dear |= set() if fits else {check.source}
         (asked if fits else left_out).append(check)
         spent += check.cost_s if fits else 0.0
     return asked, left_out

@@ -19,7 +19,8 @@ from slurm_rl.nodes.site import publish, read_site
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
 from tests.slurm.sick_nodes import REMAP_FAILED, excluded, make_nvidia_smi, remembered
-from tests.slurm.submitting import refused, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import job_id, refused, submit, wait_for_end, wait_for_step
+from tests.slurm.users import find_other_user
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 
@@ -118,6 +119,53 @@ def check_verb(cluster: Cluster, folder: Path, node: str, site: Path) -> None:
     assert node not in find_bad(read_site(str(site)), time.time())
     assert refused(cluster, folder, "nodes", "add", "n9", "--site-dir", str(site), "--why", "fan").returncode == 0
     assert find_bad(read_site(str(site)), time.time())["n9"].value == "fan"
+
+
+@pytest.mark.slow
+def test_what_was_missed_is_made_up_for_by_one_requeue(cluster: Cluster, shared_dir: Path) -> None:
+    """A node that turns bad while the job waits: it starts there, remembers, and goes elsewhere."""
+    make_nvidia_smi(shared_dir)
+    site = shared_dir / "site"
+    run, job = start(cluster, shared_dir, f"cluster.site_dir={site}", "+cluster.slurm.extra.hold=true")
+    bad = cluster.nodes[0]
+    assert refused(cluster, shared_dir, "nodes", "add", bad, "--why", "fan", "--site-dir", str(site)).returncode == 0
+    cluster.run(["scontrol", "update", f"JobId={job}", f"NodeList={bad}"])
+    cluster.run(["scontrol", "release", job])
+    wait_until(lambda: events(run, "nodes/avoided"), "the first start to remember")
+    cluster.run(["scontrol", "update", f"JobId={job}", "NodeList="])
+    wait_until(lambda: (run / "end.json").is_file() or events(run, "preflight/passed"), "the second start")
+    assert bad not in events(run, "preflight/passed")[0]["nodes"]
+    assert excluded(cluster, job) == bad
+    assert finish(run)["state"] == "finished"
+    assert len(events(run, "nodes/avoided")) == 1
+
+
+@pytest.mark.slow
+def test_elements_of_a_plain_users_array_are_kept_off_a_sick_node(cluster: Cluster, shared_dir: Path) -> None:
+    other = find_other_user()
+    folder = other.own(shared_dir / "theirs")
+    make_nvidia_smi(shared_dir)
+    sick = cluster.nodes[0]
+    (shared_dir / sick).write_text(REMAP_FAILED)
+    words = ["-m", "+exp=demo", "+cluster=slurm_cpu", f"hydra.sweep.dir={folder / 'sweep'}", "optim.lr=1e-4,2e-4"]
+    words += [f"cluster.python={make_light_python(folder, python=other.python)}", "cluster.num_nodes=1"]
+    words += ["cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2", "cluster.accelerator=nvidia"]
+    words += ["cluster.gpus_per_node=1", "rollout.colocate=true", "model.dtype=float32"]
+    path = f"{shared_dir}:{os.environ['PATH']}"
+    env = {**cluster.env, **other.env, "HOME": str(folder), "PATH": path}
+    argv = [*other.prefix, other.python, "-m", "slurm_rl", *words]
+    done = subprocess.run(argv, env=env, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    runs = sorted(path.parent for path in (folder / "sweep").rglob("job.json"))
+    assert len(runs) == 2
+    for run in runs:
+        wait_until(lambda run=run: (run / "end.json").is_file() or events(run, "preflight/passed"), f"{run} to start")
+        assert sick not in events(run, "preflight/passed")[0]["nodes"]
+        assert excluded(cluster, job_id(run)) in (sick, "(null)"), "of an element that began elsewhere"
+    left = [row["node"] for run in runs for row in events(run, "node/unfit")]
+    assert set(left) == {sick}
+    assert any(excluded(cluster, job_id(run)) == sick for run in runs)
+    assert [finish(run)["state"] for run in runs] == ["finished", "finished"]
 
 
 def test_no_more_nodes_are_excluded_than_the_job_can_spare(cluster: Cluster, shared_dir: Path) -> None:
