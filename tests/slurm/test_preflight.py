@@ -218,7 +218,8 @@ def test_a_throttled_network_is_named_and_its_partner_is_not(cluster: Cluster, s
 @pytest.mark.slow
 def test_a_cut_link_between_two_nodes_is_named_and_neither_is_blamed(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
-    first, second, *_ = cluster.nodes
+    # Not the first, by which Slurm itself starts everything.
+    *_, first, second = cluster.nodes
     with changed_network(cluster, first, f"ip route {{}} blackhole {cluster.ip(second)}/32"):
         run, job = start(cluster, shared_dir, "cluster.num_nodes=4")
         wait_until(lambda: events(run, "preflight/passed"), "the preflight")
