@@ -44,6 +44,13 @@ from slurm_rl.run_dir import expect_writable
 def run(words: list[str]) -> int:
     told = read_words("doctor", words)
     config, plan, directory = compose_run(told.rest, told.flags.config_dir, is_run=False)
+    if plan.kinds:
+        raise ConfigError(
+            "doctor looks at nodes of one kind at a time",
+            seen=f"cluster.nodes with {', '.join(kind.name for kind in plan.kinds)}",
+            action="add '~cluster.nodes' and what this kind has, such as cluster.num_nodes=1 cluster.gpus_per_node=4 "
+            "cluster.slurm.constraint=v100",
+        )
     plan, hosts = choose_nodes(as_found(config, plan), is_here=told.flags.here)
     root = directory.path.parent
     with expect_writable(root, "or choose another cluster.run_root", what="cluster.run_root"):
@@ -130,7 +137,7 @@ def step_argv(plan: JobPlan, wrapped: Wrapped, hosts: Sequence[str] | None, time
             action="in an allocation, without --here; or container.runtime=none, for what is on the host",
         )
     if hosts is not None:
-        return [*srun_argv(plan, hosts), *wrapped.srun_args, *with_host_setup(plan, wrapped.argv)]
+        return srun_argv(plan, hosts, [*wrapped.srun_args, *with_host_setup(plan, wrapped.argv)])
     argv = open_launcher(plan.launcher).build_probe(plan, wrapped, timeout_s, num_nodes=plan.num_nodes)
     # A task of srun's has one core, on which the ranks of eight GPUs would import torch.
     cores = plan.cpus_per_node or plan.gpus_per_node + 2

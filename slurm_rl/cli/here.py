@@ -57,6 +57,12 @@ def _configure(told: Words, allocation: GrantedJob) -> RunConfig:
             seen="SLURM_GPUS_ON_NODE is not set",
             action="sbatch --gpus-per-node=<n> ..., or +cluster=slurm_cpu",
         )
+    if tree["cluster"]["nodes"]:
+        raise ConfigError(
+            "`here` takes the nodes of its allocation as one kind",
+            seen=f"cluster.nodes with {', '.join(tree['cluster']['nodes'])}",
+            action="leave out `here`, which submits a job with a component for each kind, or add '~cluster.nodes'",
+        )
     tree["cluster"] |= {
         "num_nodes": allocation.num_nodes,
         # With --exclusive Slurm grants GPUs that a CPU run has no use for.

@@ -75,6 +75,7 @@ def plan_runs(
             config = parse_config(composer.compose(entry.overrides), is_run=True)
             _check_has_no_place(config)
             plan = _plan(config, sweep, entry.index)
+            _check_is_one_component(plan)
             _check_once(config, seen)
             planned.append(PlannedRun(entry.index, entry.overrides, config, plan))
         except SlurmRLError as error:
@@ -90,6 +91,15 @@ def _check_has_no_place(config: RunConfig) -> None:
             "run_dir must be left out of a sweep, which numbers its run directories",
             seen=config.run_dir,
             action="choose the folder above them: hydra.sweep.dir=...",
+        )
+
+
+def _check_is_one_component(plan: JobPlan) -> None:
+    if plan.het:
+        raise ConfigError(
+            "a sweep is an array of jobs, which Slurm has not of heterogeneous ones",
+            seen=f"cluster.nodes with {', '.join(kind.name for kind in plan.kinds)}",
+            action="submit these runs one by one, without -m",
         )
 
 

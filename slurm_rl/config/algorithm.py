@@ -30,6 +30,8 @@ class CriticConfig(Section):
     its GPU, and they take turns."""
     num_workers: PositiveInt | None = None
     """Processes of one GPU each that hold it; null, with `apart`: as many as the policy has."""
+    node_feature: str | None = None
+    """One of cluster.nodes, where these processes run; null: on any."""
     init_from: str | None = None
     """Folder of a reward model (task=rm) or another model of the policy's architecture; null: the reference policy
     with a new head."""

@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.config.nodes import NodeKindConfig, TopologyConfig
 from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, checked_by, one_of
+from slurm_rl.config.text import Feature, OneLine, Text, VariableName
 
 # The controller, `status` and `resume` rest on these; each has another way to be said, or none.
 RESERVED_OPTIONS = {
@@ -30,7 +32,9 @@ RESERVED_OPTIONS = {
     "open-mode": "leave it out",
     "output": "leave it out: logs lie in the run directory",
     "parsable": "leave it out",
+    "segment": "set cluster.topology.segment",
     "signal": "set job.signal_lead_s",
+    "switches": "set cluster.topology.switches",
     "test-only": "use `python -m slurm_rl plan`",
     "time": "set job.time_limit",
     "usage": "leave it out",
@@ -38,28 +42,6 @@ RESERVED_OPTIONS = {
     "wait": "follow with `python -m slurm_rl logs -f`",
     "wrap": "leave it out",
 }
-
-
-def _check_one_line(text: str) -> None:
-    if not text.isprintable():
-        raise ValueError(f"it must be one line without control characters; got {text!r}")
-
-
-def _check_no_nul(text: str) -> None:
-    if "\0" in text:
-        raise ValueError(f"it must hold no NUL character; got {text!r}")
-
-
-def _number_to_text(value: object) -> object:
-    # An account 1234 or a variable NAME=1 is a number to YAML and to Hydra.
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
-
-
-OneLine = Annotated[str, BeforeValidator(_number_to_text), checked_by(_check_one_line)]
-# Lines of shell and values of variables may span lines.
-Text = Annotated[str, BeforeValidator(_number_to_text), checked_by(_check_no_nul)]
-Feature = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
-VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
 def _check_extra(options: dict[str, bool | int | str]) -> None:
@@ -131,9 +113,11 @@ class ClusterConfig(Section):
     """Slurm's name of the GPU type, for gres and for the submit-time check."""
     num_nodes: PositiveInt = 1
     """Nodes of the job; the run has exactly these or does not start."""
-    node_features: dict[Feature, PositiveInt] = Field(default={})
-    """How many of the nodes have which Slurm feature: +cluster.node_features.h100=2; policy.node_feature,
-    rollout.node_feature and reference.node_feature choose among them. Empty: all nodes are alike."""
+    nodes: dict[Feature, NodeKindConfig] = Field(default={})
+    """Nodes of several kinds, by names of your own: +cluster.nodes.h100.count=2. The keys `node_feature` of policy,
+    rollout, reference and critic choose among them. Empty: all nodes are alike."""
+    topology: TopologyConfig = TopologyConfig()
+    """How close to each other the nodes are."""
     gpus_per_node: NonNegativeInt = 0
     """GPUs taken on each node."""
     gpu_mem_gb: PositiveFloat | None = None
@@ -165,23 +149,42 @@ class ClusterConfig(Section):
     slurm: SlurmOptions = SlurmOptions()
     """Options for sbatch."""
 
+    def gpus_of(self, kind: str) -> int:
+        """GPUs taken on a node of this kind."""
+        number = self.nodes[kind].gpus_per_node
+        return self.gpus_per_node if number is None else number
+
     def problems(self) -> Iterator[str]:
         yield from self._address_problems()
-        total = sum(self.node_features.values())
-        if self.node_features and total != self.num_nodes:
+        yield from self._kind_problems()
+        yield from self._topology_problems()
+
+    def _kind_problems(self) -> Iterator[str]:
+        if not self.nodes:
+            return
+        total = sum(kind.count for kind in self.nodes.values())
+        if total != self.num_nodes:
             yield (
-                f"the numbers in cluster.node_features must add up to cluster.num_nodes; got {total} and "
+                f"the counts in cluster.nodes must add up to cluster.num_nodes; got {total} and "
                 f"{self.num_nodes}. Next: set cluster.num_nodes={total}"
             )
-        if self.node_features and not LAUNCHERS[self.launcher].is_queue:
-            yield (
-                f"cluster.node_features needs cluster.launcher=slurm, which gives nodes features; got {self.launcher}"
-            )
-        if self.node_features and self.slurm.constraint:
-            yield (
-                f"cluster.node_features makes --constraint; got cluster.slurm.constraint={self.slurm.constraint!r} "
-                "as well. Next: leave one out"
-            )
+        if not LAUNCHERS[self.launcher].is_queue:
+            yield f"cluster.nodes needs cluster.launcher=slurm, which has kinds of nodes; got {self.launcher}"
+        taken = {"constraint": self.slurm.constraint, "nodelist": self.slurm.nodelist, "gres": self.slurm.gres}
+        taken |= {f"extra.{name}": str(value) for name, value in self.slurm.extra.items() if name.startswith("gpus")}
+        for name, value in taken.items():
+            if value:
+                yield (
+                    f"with cluster.nodes each kind has options of its own; got cluster.slurm.{name}={value!r} as well. "
+                    "Next: leave it out"
+                )
+        for name, kind in self.nodes.items():
+            if kind.gpus_per_node and self.accelerator == "cpu":
+                yield f"cluster.nodes.{name}.gpus_per_node must be 0 on accelerator 'cpu'; got {kind.gpus_per_node}"
+
+    def _topology_problems(self) -> Iterator[str]:
+        if self.topology != TopologyConfig() and not LAUNCHERS[self.launcher].is_queue:
+            yield f"cluster.topology needs cluster.launcher=slurm, which knows its switches; got {self.launcher}"
 
     def _address_problems(self) -> Iterator[str]:
         is_existing = LAUNCHERS[self.launcher].existing

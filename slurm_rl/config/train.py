@@ -45,7 +45,7 @@ class PolicyConfig(Section):
     num_threads: PositiveInt | None = None
     """CPU threads of each worker; null: its part of the node's cores, by GPUs where there are some."""
     node_feature: str | None = None
-    """One of cluster.node_features, on whose nodes these processes run; null: on any."""
+    """One of cluster.nodes, where these processes run; null: on any."""
 
     @property
     def chunk_tokens(self) -> int | None:
@@ -67,7 +67,7 @@ class ReferenceConfig(Section):
     num_workers: PositiveInt | None = None
     """Processes of one GPU each that hold it, apart from the policy; null: every policy worker holds it as well."""
     node_feature: str | None = None
-    """One of cluster.node_features, on whose nodes these processes run; null: on any."""
+    """One of cluster.nodes, where these processes run; null: on any."""
 
 
 class RolloutConfig(Section):
@@ -80,7 +80,7 @@ class RolloutConfig(Section):
     colocate: bool = False
     """Engines share the policy workers' GPUs: they sleep while it trains, and wake up for new weights."""
     node_feature: str | None = None
-    """One of cluster.node_features, on whose nodes these processes run; null: on any."""
+    """One of cluster.nodes, where these processes run; null: on any."""
     max_staleness: NonNegativeInt = 0
     """Train on completions of weights up to so many steps old, and sample meanwhile; 0 samples and trains in turn."""
     continuous: bool = False

@@ -157,8 +157,10 @@ class Controller:
         """What the goodput ledger counts: nodes and GPUs, those of spare nodes apart."""
         plan, known = self.plan, self.allocation.holding()
         nodes, each = known.get("nodes", plan.num_nodes), plan.gpus_per_node or 1
-        gpus = {"gpus": nodes * plan.gpus_per_node} if plan.gpus_per_node else {}
-        return {"nodes": nodes, **gpus, "spare": max(0, nodes - plan.num_nodes) * each, **known}
+        spare = max(0, nodes - plan.num_nodes) * each
+        # Nodes of several kinds have no spares; each has the GPUs of its kind.
+        gpus = {"gpus": sum(plan.gpus_by_node) + spare} if plan.gpus_per_node else {}
+        return {"nodes": nodes, **gpus, "spare": spare, **known}
 
     def _run_attempt(self, attempt: AttemptDir) -> AttemptEnd:
         start = time.monotonic()

@@ -274,8 +274,9 @@ class NodeAgent:
             self.plan,
             rank=self.role.rank,
             ip=ip,
-            gpus=gpu_names(env, self.plan.accelerator, self.plan.gpus_per_node),
-            num_cpus=self.plan.cpus_per_node or int(os.environ.get("SLURM_CPUS_ON_NODE", os.cpu_count() or 1)),
+            gpus=gpu_names(env, self.plan.accelerator, self.plan.gpus_on(self.role.rank)),
+            num_cpus=self.plan.cpus_on(self.role.rank)
+            or int(os.environ.get("SLURM_CPUS_ON_NODE", os.cpu_count() or 1)),
             ports=ports,
             tmp_dir=self.tmp_dir,
             head=head,

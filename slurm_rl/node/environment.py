@@ -30,7 +30,7 @@ def child_environment(
     if plan.torchrun is None:
         env |= ray_environment(plan, run, attempt, ports)
     uuids = read_device_uuids() if plan.accelerator == "amd" else []
-    change = normalise_gpu_visibility(os.environ, plan.accelerator, plan.gpus_per_node, uuids)
+    change = normalise_gpu_visibility(os.environ, plan.accelerator, plan.gpus_on(role.rank), uuids)
     env = change.apply(env)
     env |= network_environment(plan, role, env)
     if role.hosts:

@@ -33,7 +33,7 @@ def find_missing(plan: JobPlan, resources: Mapping[str, float]) -> list[str]:
         resources: of the whole cluster, as Ray sums them up.
     """
     missing = [_node_name(rank) for rank in range(plan.num_nodes) if node_resource(rank) not in resources]
-    wanted, found = plan.num_nodes * plan.gpus_per_node, int(resources.get("GPU", 0))
+    wanted, found = sum(plan.gpus_by_node), int(resources.get("GPU", 0))
     return missing or ([f"{wanted - found} of {wanted} GPUs"] if found < wanted else [])
 
 

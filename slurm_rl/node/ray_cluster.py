@@ -19,6 +19,7 @@ from slurm_rl.node.ports import PortPlan
 from slurm_rl.node.private_folder import copy_own_files, is_our_folder
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.kinds import kind_of
 from slurm_rl.run_dir import RunDir
 from slurm_rl.run_secret import keep_secret
 
@@ -35,8 +36,8 @@ def node_resource(rank: int) -> str:
 
 
 def _resources(plan: JobPlan, rank: int) -> dict[str, int]:
-    """The node's rank and, for tasks of the user's own, its Slurm feature."""
-    return {node_resource(rank): 1} | ({plan.node_features[rank]: 1} if plan.node_features else {})
+    """The node's rank and, for tasks of the user's own, its kind."""
+    return {node_resource(rank): 1} | ({kind_of(plan.kinds, rank).name: 1} if plan.kinds else {})
 
 
 def explain_ray_end(plan: JobPlan, log: Path, status: int, where: str) -> BringUpError:
@@ -139,7 +140,7 @@ def build_ray_start_argv(
         *argv,
         f"--temp-dir={tmp_dir / _RAYS_OWN}",
         f"--num-cpus={num_cpus}",
-        f"--num-gpus={plan.gpus_per_node}",
+        f"--num-gpus={plan.gpus_on(rank)}",
         *([f"--labels={render_gpu_labels(gpus)}"] if gpus else []),
         f"--object-store-memory={plan.ray.object_store_bytes}",
         f"--resources={json.dumps(_resources(plan, rank))}",

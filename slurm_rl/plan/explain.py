@@ -110,6 +110,9 @@ def _where(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
     gpus = f"{plan.gpus_per_node} {plan.accelerator} GPUs" if plan.gpus_per_node else "CPUs alone"
     spare = f" and {plan.num_spare_nodes} spare" if plan.num_spare_nodes else ""
     nodes = f"{count(plan.num_nodes, 'node')} of {gpus}{spare}"
+    if plan.kinds:
+        sizes = [(count(kind.count, "node"), count(kind.gpus_per_node, "GPU"), kind.name) for kind in plan.kinds]
+        nodes = " + ".join(f"{number} of {gpus} ({name})" for number, gpus, name in sizes)
     place = {"local": "this machine", "slurm": "a Slurm job", "ray": f"the Ray cluster at {plan.address}"}
     queue = f", partition {config.cluster.slurm.partition}" if config.cluster.slurm.partition else ""
     inside = plan.container.get("image")
@@ -119,7 +122,7 @@ def _where(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
         yield "processes", "; ".join(_place(plan, role) for role in dict.fromkeys(actor.role for actor in plan.actors))
     if plan.sbatch:
         yield "preflight", describe_preflight(plan.launcher, plan.preflight)
-    idle = [] if plan.external else find_idle(plan.num_nodes, plan.gpus_per_node, plan.actors)
+    idle = [] if plan.external else find_idle(plan.gpus_by_node, plan.actors)
     if idle:
         yield "idle", f"{len(idle)} GPUs have no work"
 
@@ -140,10 +143,10 @@ def _memory(plan: JobPlan) -> Iterator[str]:
         return
     phases = [phase for phase in PHASES if plan.torchrun is None or phase not in ("sample", "sync")]
     yield f"{'memory, estimated in GB':<36}" + "".join(f"{phase:>8}" for phase in phases)
-    roles = {"policy": layout.policy, "critic": layout.critic} if layout.gpu_mem_gb is not None else {}
+    roles = {"policy": layout.policy, "critic": layout.critic, "reference": layout.reference}
     for role, memory in roles.items():
-        if memory is not None:
-            yield _numbers(f"{role} GPU, of {layout.gpu_mem_gb:g}", memory.phases_gb, phases)
+        if memory is not None and role in layout.capacities_gb:
+            yield _numbers(f"{role} GPU, of {layout.capacities_gb[role]:g}", memory.phases_gb, phases)
             yield from _wrap(f"in train: {describe_memory(role, memory)}", "    ", "      ")
     if layout.engine is not None and layout.engine_budget_gb is not None:
         yield from _wrap(

@@ -25,6 +25,7 @@ from slurm_rl.plan.role_memory import (
     engine_memory,
     longest_tokens,
     policy_memory,
+    reference_memory,
 )
 
 if TYPE_CHECKING:  # the node agent imports this without pydantic
@@ -46,7 +47,8 @@ class Setting:
     num_workers: Mapping[str, int]
     """By role."""
     tensor_parallel_size: int
-    capacity_gb: float
+    capacities_gb: Mapping[str, float]
+    """Memory of the smallest GPU that each role has."""
 
     @property
     def colocated(self) -> bool:
@@ -59,21 +61,27 @@ class Setting:
     @property
     def engine_budget_gb(self) -> float:
         """What vLLM may take of a GPU."""
-        return self.capacity_gb * self.config.rollout.gpu_memory_utilization
+        return self.capacities_gb["rollout"] * self.config.rollout.gpu_memory_utilization
 
     def needs(self) -> dict[str, PolicyMemory]:
-        """Of a worker of each role that trains."""
+        """Of a worker of each role but the engines."""
         found = {"policy": policy_memory(self.config, self.shape, self.num_workers["policy"])}
         if critic_is_apart(self.config):
             found["critic"] = critic_memory(self.config, self.shape, self.num_workers["critic"])
+        if self.num_workers.get("reference"):
+            found["reference"] = reference_memory(self.config, self.shape)
         return found
 
     def rooms(self, role: str) -> dict[str, float]:
         """GPU memory by phase, without what an engine on the same GPU has of it then."""
         if role != "policy" or not self.colocated:
-            return dict.fromkeys(PHASES, self.capacity_gb)
+            return dict.fromkeys(PHASES, self.capacities_gb[role])
         taken = {"sample": self.engine_budget_gb, "sync": self.engine.awake_gb}
-        return {phase: self.capacity_gb - taken.get(phase, asleep_gb()) for phase in PHASES}
+        return {phase: self.capacities_gb[role] - taken.get(phase, asleep_gb()) for phase in PHASES}
+
+    def within(self, share: float) -> Setting:
+        """With GPUs of this share of their memory."""
+        return replace(self, capacities_gb={role: share * size for role, size in self.capacities_gb.items()})
 
     def with_(self, **sections: Mapping[str, Any]) -> Setting:
         """With other values of keys, by section."""
@@ -158,7 +166,7 @@ def search_fitting(setting: Setting) -> Fitting | None:
     for share in (_SPARING, 1.0):
         faster = None
         for choice in choices:
-            misfit = find_misfit(replace(choice, capacity_gb=share * setting.capacity_gb))
+            misfit = find_misfit(choice.within(share))
             if misfit is None:
                 return Fitting(choice, share, faster)
             faster = choice, misfit

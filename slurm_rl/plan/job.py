@@ -16,6 +16,7 @@ from slurm_rl.errors import RunDirError
 from slurm_rl.functions.load import load_function
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, debug_env, merge_env, ray_env
 from slurm_rl.plan.expected import expected_for
+from slurm_rl.plan.kinds import NodeKind, kind_of, list_kinds
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_heads, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.preflight import PreflightPlan, build_preflight
@@ -100,11 +101,13 @@ class JobPlan:
     limits: LimitsPlan
     container: dict[str, Any]
     sbatch: dict[str, str | int | bool]
-    """Options of sbatch by long name; empty for the other launchers."""
+    """Options of sbatch by long name, of the first component; empty for the other launchers."""
     num_spare_nodes: int = 0
     """Nodes of the allocation beyond num_nodes."""
-    node_features: tuple[str, ...] = ()
-    """Slurm feature of each node, by rank; empty where all are alike."""
+    kinds: tuple[NodeKind, ...] = ()
+    """Of the nodes, in the order of ranks; empty where all are alike."""
+    het: tuple[dict[str, str | int | bool], ...] = ()
+    """Options of sbatch of the components after the first, where each kind of nodes is one."""
     torchrun: TorchrunPlan | None = None
     """Set for tasks whose ranks torchrun starts; None: a Ray cluster, and the driver on its head node."""
     external: ExternalPlan | None = None
@@ -122,6 +125,18 @@ class JobPlan:
     preflight: PreflightPlan = field(default_factory=PreflightPlan)
     """What the nodes are asked before an attempt."""
 
+    def gpus_on(self, rank: int) -> int:
+        """GPUs that the run has on the node with this rank."""
+        return kind_of(self.kinds, rank).gpus_per_node if self.kinds else self.gpus_per_node
+
+    def cpus_on(self, rank: int) -> int | None:
+        """Cores of that node; None where Slurm decides."""
+        return kind_of(self.kinds, rank).cpus_per_node if self.kinds else self.cpus_per_node
+
+    @property
+    def gpus_by_node(self) -> list[int]:
+        return [self.gpus_on(rank) for rank in range(self.num_nodes)]
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -135,17 +150,20 @@ class JobPlan:
                 action=f"use slurm_rl {tree.get('slurm_rl_version', 'of the run')}, or start a new run with init_from",
             )
         torchrun, external = tree.get("torchrun"), tree.get("external")
-        lists = {name: tuple(tree[name]) for name in ("setup", "secret_names", "driver_argv", "node_features")}
+        lists = {name: tuple(tree.get(name, ())) for name in ("setup", "secret_names", "driver_argv", "het")}
         sections = {
             "actors": tuple(ActorPlan(**{**actor, "gpus": tuple(actor["gpus"])}) for actor in tree["actors"]),
             "layout": LayoutPlan.from_json(tree["layout"]),
+            "kinds": tuple(NodeKind(**kind) for kind in tree.get("kinds", ())),
             "ray": RayPlan(**tree["ray"]),
             "limits": LimitsPlan(**tree["limits"]),
             "preflight": PreflightPlan.from_json(tree.get("preflight", {})),
             "torchrun": TorchrunPlan(**torchrun) if torchrun else None,
             "external": _read_external(external) if external else None,
         }
-        return JobPlan(**{**tree, **lists, **sections})
+        # Of versions that knew a feature of each node alone; such a job chooses its nodes by its own copy of the code.
+        known = {name: value for name, value in tree.items() if name != "node_features"}
+        return JobPlan(**{**known, **lists, **sections})
 
 
 def _read_external(tree: dict[str, Any]) -> ExternalPlan:
@@ -174,6 +192,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     tensor_parallel_size = choose_tensor_parallel_size(config, shape)
     actors = _place(config, cpus, tensor_parallel_size)
     python = _choose_python(config, facts)
+    sbatch, *het = load_function(launcher.options)(config, run_dir) if launcher.options else [{}]
     variables = merge_env(_environment(config, run_dir), cluster.env)
     return JobPlan(
         version=PLAN_VERSION,
@@ -209,9 +228,10 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
             config.trainer.step_timeout_s,
         ),
         container=config.container.model_dump(mode="json"),
-        sbatch=load_function(launcher.options)(config, run_dir) if launcher.options else {},
+        sbatch=sbatch,
+        het=tuple(het),
         num_spare_nodes=job.num_spare_nodes if launcher.is_queue else 0,
-        node_features=_node_features(config),
+        kinds=list_kinds(config),
         torchrun=_torchrun(config, actors),
         external=_external(config, run_dir),
         expected=expected_for(config, cluster.accelerator),
@@ -291,18 +311,11 @@ def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> D
         num_critics=config.critic.num_workers if config.critic.is_apart and config.algorithm.needs_values else 0,
         num_references=config.reference.num_workers or 0,
         overlaps=config.rollout.max_staleness > 0,
-        features=_node_features(config),
+        kinds=list_kinds(config),
         feature_of={
             "policy": config.policy.node_feature,
             "rollout": config.rollout.node_feature,
             "reference": config.reference.node_feature,
+            "critic": config.critic.node_feature,
         },
     )
-
-
-def _node_features(config: RunConfig) -> tuple[str, ...]:
-    """By rank. The head, where the driver is, is a node of the policy's kind."""
-    features = config.cluster.node_features
-    first = config.policy.node_feature
-    ordered = sorted(features, key=lambda name: name != first)
-    return tuple(name for name in ordered for _ in range(features[name]))

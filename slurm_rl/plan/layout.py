@@ -20,6 +20,7 @@ from slurm_rl.plan.fit import (
     host_memory,
     list_choices,
 )
+from slurm_rl.plan.kinds import gpu_memory, kind_of, kinds_for, list_kinds
 from slurm_rl.plan.memory import EngineMemory, ModelShape
 from slurm_rl.plan.policy_memory import PolicyMemory
 from slurm_rl.plan.role_memory import DEFAULT_MICRO_BATCH_TOKENS, engine_memory
@@ -56,6 +57,10 @@ class LayoutPlan:
     engine: EngineMemory | None = None
     critic: PolicyMemory | None = None
     """Of a critic with GPUs of its own."""
+    reference: PolicyMemory | None = None
+    """Of a reference with GPUs of its own."""
+    capacities_gb: dict[str, float] = field(default_factory=dict)
+    """Memory of the smallest GPU that each role has, where it is known."""
     unknown: str | None = None
     """Why nothing is estimated, and what to do about it."""
     host_gb: dict[str, float] = field(default_factory=dict)
@@ -69,7 +74,8 @@ class LayoutPlan:
 
     @staticmethod
     def from_json(tree: dict[str, Any]) -> LayoutPlan:
-        kinds = {"policy": PolicyMemory, "critic": PolicyMemory, "engine": EngineMemory}
+        roles = ("policy", "critic", "reference")
+        kinds = dict.fromkeys(roles, PolicyMemory) | {"engine": EngineMemory}
         memory = {name: kind(**tree[name]) for name, kind in kinds.items() if tree.get(name)}
         return LayoutPlan(**{**tree, **memory})
 
@@ -82,14 +88,16 @@ def choose_tensor_parallel_size(config: RunConfig, shape: ModelShape | None) -> 
     """
     if config.task in TORCHRUN_TASKS:
         return 1
-    wanted, gpus = config.rollout.tensor_parallel_size, config.cluster.gpus_per_node
+    wanted, nodes = config.rollout.tensor_parallel_size, kinds_for(config, "rollout")
+    gpus = min((kind.gpus_per_node for kind in nodes), default=config.cluster.gpus_per_node)
     if wanted is not None and shape is not None and shape.num_heads % wanted:
         raise ConfigError(
             "rollout.tensor_parallel_size must divide the model's attention heads",
             seen=f"{shape.num_heads} heads over {wanted} GPUs",
             action=f"choose one of {', '.join(str(size) for size in _sizes(shape, max(gpus, wanted)))}",
         )
-    memory = config.cluster.gpu_mem_gb
+    sizes_gb = [kind.gpu_mem_gb for kind in nodes] or [config.cluster.gpu_mem_gb]
+    memory = min((size for size in sizes_gb if size is not None), default=None)
     budget = None if memory is None else memory * config.rollout.gpu_memory_utilization
     if shape is None or budget is None:
         return wanted or 1
@@ -154,8 +162,8 @@ def build_layout(
         ConfigError: a phase fits neither a GPU nor a node; the message holds both numbers, and what would fit.
     """
     on_cpu = not config.cluster.gpus_per_node
-    capacity = math.inf if on_cpu else config.cluster.gpu_mem_gb
-    if shape is None or capacity is None:
+    capacities = _capacities(config, actors)
+    if shape is None or None in capacities.values():
         # Not knowing, a GPU's memory is spared.
         settled = fill_in(config, sparing=not on_cpu and config.model.path is not None)
         return LayoutPlan(tensor_parallel_size, *_sizes_of(settled), unknown=_what_is_unknown(config, shape))
@@ -163,31 +171,43 @@ def build_layout(
     found = replace(asked, config=fill_in(config, sparing=False)) if on_cpu else find_fitting(asked)
     if found is None:
         raise _refuse(asked)
-    host = _fullest_node(found, actors)
-    if config.cluster.mem_gb_per_node is not None and max(host.values()) > config.cluster.mem_gb_per_node:
-        raise ConfigError(
-            "what a node holds in host memory must fit cluster.mem_gb_per_node",
-            seen=f"{max(host.values()):.1f} GB > {config.cluster.mem_gb_per_node} GB: {describe_phases(host)}",
-            action="take nodes with more memory, more of them, or a smaller model",
-        )
+    hosts, kinds = _host_memory_by_node(found, actors), list_kinds(config)
+    for node, phases in hosts.items():
+        limit = kind_of(kinds, node).mem_gb_per_node if kinds else config.cluster.mem_gb_per_node
+        if limit is not None and max(phases.values()) > limit:
+            raise ConfigError(
+                "what a node holds in host memory must fit cluster.mem_gb_per_node",
+                seen=f"{max(phases.values()):.1f} GB > {limit} GB: {describe_phases(phases)}",
+                action="take nodes with more memory, more of them, or a smaller model",
+            )
     needs, engines = found.needs(), config.task not in TORCHRUN_TASKS
     return LayoutPlan(
         tensor_parallel_size,
         *_sizes_of(found.config),
-        gpu_mem_gb=None if on_cpu else capacity,
+        gpu_mem_gb=None if on_cpu else found.capacities_gb["policy"],
         engine_budget_gb=found.engine_budget_gb if engines and not on_cpu else None,
         policy=needs["policy"],
         engine=found.engine if engines else None,
         critic=needs.get("critic"),
-        host_gb=host,
+        reference=needs.get("reference"),
+        capacities_gb={} if on_cpu else dict(found.capacities_gb),
+        host_gb=max(hosts.values(), key=lambda phases: max(phases.values())),
     )
 
 
 def ask_for(config: RunConfig, shape: ModelShape, actors: Sequence[ActorPlan], tensor_parallel_size: int) -> Setting:
     """What is to fit, with what was left open still open; GPUs of an unknown size, and none, hold anything."""
-    capacity = config.cluster.gpu_mem_gb if config.cluster.gpus_per_node else None
     roles = Counter(actor.role for actor in actors)
-    return Setting(config, shape, roles, tensor_parallel_size, math.inf if capacity is None else capacity)
+    known = {role: math.inf if size is None else size for role, size in _capacities(config, actors).items()}
+    return Setting(config, shape, roles, tensor_parallel_size, known)
+
+
+def _capacities(config: RunConfig, actors: Sequence[ActorPlan]) -> dict[str, float | None]:
+    """GB of the smallest GPU of each role; None where it is not known, and without GPUs no bound."""
+    roles = dict.fromkeys(["policy", *(actor.role for actor in actors)])
+    if not config.cluster.gpus_per_node:
+        return dict.fromkeys(roles, math.inf)
+    return {role: gpu_memory(config, actors, role) for role in roles}
 
 
 def _sizes_of(config: RunConfig) -> tuple[int, bool, int | None]:
@@ -195,14 +215,13 @@ def _sizes_of(config: RunConfig) -> tuple[int, bool, int | None]:
     return tokens, config.model.gradient_checkpointing is True, config.policy.chunk_tokens
 
 
-def _fullest_node(found: Setting, actors: Sequence[ActorPlan]) -> dict[str, float]:
-    """Host memory by phase of the node that holds most."""
+def _host_memory_by_node(found: Setting, actors: Sequence[ActorPlan]) -> dict[int, dict[str, float]]:
+    """By rank of the node, then by phase."""
     nodes: dict[int, Counter[str]] = {}
     for actor in actors:
         nodes.setdefault(actor.node, Counter())[actor.role] += 1
     direct = choose_transfer(found.config, actors)[0] != "ray"
-    sums = [host_memory(found, roles, is_head=node == 0, direct=direct) for node, roles in nodes.items()]
-    return max(sums, key=lambda phases: max(phases.values()))
+    return {node: host_memory(found, roles, is_head=node == 0, direct=direct) for node, roles in nodes.items()}
 
 
 def _refuse(asked: Setting) -> ConfigError:
@@ -231,7 +250,7 @@ def _what_is_unknown(config: RunConfig, shape: ModelShape | None) -> str:
 def describe_memory(role: str, memory: PolicyMemory) -> str:
     """`weights 2.1, gathered 0.3, gradients 1.0, optimizer 4.1, activations 6.3, logits 9.9`; what is 0 is left out."""
     names = ("weights", "gathered", "gradients", "optimizer", "update", "activations", "logits")
-    parts = {name: getattr(memory, f"{name}_gb") for name in names} | {_FROZEN[role]: memory.frozen_gb}
+    parts = {name: getattr(memory, f"{name}_gb") for name in names} | {_FROZEN.get(role, ""): memory.frozen_gb}
     return ", ".join(f"{name} {value:.1f}" for name, value in parts.items() if round(value, 1))
 
 

@@ -239,6 +239,27 @@ def _host_load(shape: ModelShape, load: PolicyLoad) -> float:
     return ((count * 4 if load.offload == "all" else 0) + shape.largest_tensor * size) / load.num_workers
 
 
+def estimate_frozen(shape: ModelShape, load: PolicyLoad) -> PolicyMemory:
+    """Memory of a worker that holds a whole model apart and only says its log-probabilities: no gradient, no state."""
+    size, tokens = load.bytes_per_value, load.micro_batch_tokens
+    weights = shape.num_parameters * size
+    block = tokens * (12 * shape.hidden_size + 4 * shape.intermediate_size) * size
+    # Logits, and these over the temperature, in float32.
+    logits = min(tokens, load.logit_rows or tokens) * shape.vocab_size * 8
+    idle, busy = weights / GB + RESERVE_GB, (weights + max(block, logits)) / GB + RESERVE_GB
+    return PolicyMemory(
+        weights_gb=weights / GB,
+        gathered_gb=0.0,
+        gradients_gb=0.0,
+        optimizer_gb=0.0,
+        activations_gb=block / GB if block > logits else 0.0,
+        logits_gb=logits / GB if logits >= block else 0.0,
+        update_gb=0.0,
+        phases_gb={"load": idle, "train": busy, "sample": idle, "sync": idle, "save": idle},
+        host_gb={"load": weights / GB, "train": 0.0, "save": 0.0},
+    )
+
+
 def with_second_model(memory: PolicyMemory) -> PolicyMemory:
     """With a critic of the policy's size on the same GPU; they take turns, so one of them has its states alone."""
     both = {name: 2 * getattr(memory, name) for name in ("weights_gb", "optimizer_gb")}

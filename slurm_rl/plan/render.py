@@ -7,22 +7,21 @@ import shlex
 
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.kinds import NodeKind, kind_of
 from slurm_rl.plan.preflight import describe_preflight
 from slurm_rl.plan.sbatch import render_submission
-from slurm_rl.plan.step import build_nodes_step, build_request, node_words, with_host_setup, wrap_agent
+from slurm_rl.plan.step import StepPart, build_nodes_step, build_request, node_words, with_host_setup, wrap_agent
 from slurm_rl.plan.task import Rendezvous, build_torchrun_argv
 from slurm_rl.plan.topology import find_idle
 
 
 def render_plan(plan: JobPlan) -> str:
     """Nodes, placement, environment with reasons, argv, sbatch options."""
-    gpus = f"{plan.gpus_per_node} {plan.accelerator} GPUs" if plan.gpus_per_node else "CPU only"
-    cores = plan.cpus_per_node or ("the cluster's" if plan.address else "Slurm default")
     secrets = "not sent, the cluster must have them" if plan.address else "passed on by name, never written"
     lines = [
         f"run        {plan.run_dir}",
         f"launcher   {plan.launcher}" + (f", {plan.address}" if plan.address else ""),
-        f"nodes      {plan.num_nodes} x {gpus}, {cores} cores",
+        *_nodes(plan),
         f"limits     {_limits(plan)}",
         f"preflight  {describe_preflight(plan.launcher, plan.preflight)}",
         f"container  {plan.container.get('runtime', 'none')} {plan.container.get('image') or ''}".rstrip(),
@@ -48,6 +47,19 @@ def render_plan(plan: JobPlan) -> str:
     return "\n".join(lines)
 
 
+def _nodes(plan: JobPlan) -> list[str]:
+    """One line for each kind of nodes."""
+    default = "the cluster's" if plan.address else "Slurm default"
+    alike = NodeKind("", plan.num_nodes, plan.gpus_per_node, plan.cpus_per_node, None, None)
+    return [
+        f"nodes      {kind.count} x "
+        + (f"{kind.gpus_per_node} {plan.accelerator} GPUs" if kind.gpus_per_node else "CPU only")
+        + f", {kind.cpus_per_node or default} cores"
+        + (f" ({kind.name})" if kind.name else "")
+        for kind in plan.kinds or [alike]
+    ]
+
+
 def _nodes_step(plan: JobPlan) -> list[str]:
     """What the controller runs, with a word in brackets for what only the job will know."""
     if not plan.sbatch:
@@ -56,8 +68,14 @@ def _nodes_step(plan: JobPlan) -> list[str]:
         )
         wrapped = wrap_agent(plan, 1, "JOB", None, *words)
         return with_host_setup(plan, wrapped.argv)
-    nodes = [f"[node {rank}]" for rank in range(plan.num_nodes)]
-    return build_nodes_step(plan, nodes, f"{plan.run_dir}/attempts/1/logs", wrap_agent(plan, 1, "JOB", None))
+    names = [f"[node {rank}]" for rank in range(plan.num_nodes)]
+    parts, first = [StepPart(names, cpus=plan.cpus_per_node)], 0
+    if plan.kinds:
+        parts = []
+        for group, kind in enumerate(plan.kinds):
+            parts.append(StepPart(names[first : first + kind.count], group, kind.cpus_per_node))
+            first += kind.count
+    return build_nodes_step(plan, parts, f"{plan.run_dir}/attempts/1/logs", wrap_agent(plan, 1, "JOB", None))
 
 
 def _network(plan: JobPlan) -> list[str]:
@@ -100,7 +118,7 @@ def _render_torchrun(plan: JobPlan) -> list[str]:
 def _layout(plan: JobPlan) -> list[str]:
     if plan.external is not None:
         return []
-    idle = find_idle(plan.num_nodes, plan.gpus_per_node, plan.actors)
+    idle = find_idle(plan.gpus_by_node, plan.actors)
     lines = [f"idle: {len(idle)} GPUs, from GPU {idle[0][1]} of node {idle[0][0]}"] if idle else []
     if plan.torchrun is None:
         lines.append(f"new weights go to the engines by {plan.weight_transfer}")
@@ -120,7 +138,7 @@ def _place(plan: JobPlan, node: int) -> str:
         if actor.node == node
     ]
     head = ("head; " if plan.torchrun else "head, driver; ") if node == 0 else ""
-    feature = f" ({plan.node_features[node]})" if plan.node_features else ""
+    feature = f" ({kind_of(plan.kinds, node).name})" if plan.kinds else ""
     if plan.external is not None:
         if plan.torchrun is not None:
             return f"node {node}{feature}: {'head; ' if node == 0 else ''}{plan.torchrun.ranks_per_node} ranks"

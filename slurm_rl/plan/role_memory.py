@@ -11,6 +11,7 @@ from slurm_rl.plan.policy_memory import (
     PolicyLoad,
     PolicyMemory,
     estimate_critic,
+    estimate_frozen,
     estimate_policy,
     with_frozen_model,
     with_second_model,
@@ -39,6 +40,11 @@ def critic_memory(config: RunConfig, shape: ModelShape, num_workers: int) -> Pol
     memory = estimate_critic(shape, _load(config, num_workers))
     reward = config.reward.model
     return with_frozen_model(memory, shape, 2 if reward.dtype == "bfloat16" else 4) if reward.beside_critic else memory
+
+
+def reference_memory(config: RunConfig, shape: ModelShape) -> PolicyMemory:
+    """Of a worker that holds the reference apart from the policy, whole."""
+    return estimate_frozen(shape, _load(config, 1))
 
 
 def critic_is_apart(config: RunConfig) -> bool:

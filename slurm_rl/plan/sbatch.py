@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.container import SETUP_ACTION, SETUP_RULE
+from slurm_rl.plan.kinds import NodeKind, list_kinds
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
 SbatchOptions = dict[str, str | int | bool]
 
 
-def build_sbatch_options(config: RunConfig, run_dir: str) -> SbatchOptions:
-    """Long option name -> value; True is a flag without one.
+def build_sbatch_options(config: RunConfig, run_dir: str) -> list[SbatchOptions]:
+    """Of each component of the job, long option name -> value; True is a flag without one.
+
+    There is one component where all nodes are alike. Where they are of several kinds each has its own: `sbatch A : B`,
+    a heterogeneous job, whose batch script runs in the first. The first has what concerns the job as a whole.
 
     Raises:
         ConfigError: a run directory that Slurm would change in the names of log files.
@@ -33,8 +37,19 @@ def build_sbatch_options(config: RunConfig, run_dir: str) -> SbatchOptions:
             seen=run_dir,
             action="choose another run_dir or cluster.run_root",
         )
+    kinds = list_kinds(config) or (None,)
+    return [_component(config, run_dir, kind, is_first=place == 0) for place, kind in enumerate(kinds)]
+
+
+def _component(config: RunConfig, run_dir: str, kind: NodeKind | None, *, is_first: bool) -> SbatchOptions:
+    """Each says everything for itself, since Slurm hands nothing on from the first.
+
+    Args:
+        kind: None where all nodes are alike.
+    """
     cluster, job = config.cluster, config.job
-    slurm = cluster.slurm
+    slurm, topology = cluster.slurm, cluster.topology
+    gres = slurm.gres or (None if _names_gpus(slurm.extra) else _gres(cluster.gpu_type, cluster.gpus_per_node))
     options: dict[str, str | int | bool | None] = {
         "job-name": config.name,
         "nodes": cluster.num_nodes + job.num_spare_nodes,
@@ -42,9 +57,8 @@ def build_sbatch_options(config: RunConfig, run_dir: str) -> SbatchOptions:
         "no-kill": job.num_spare_nodes > 0,
         "ntasks-per-node": 1,
         "cpus-per-task": cluster.cpus_per_node,
-        "gres": slurm.gres or (None if _names_gpus(slurm.extra) else _gres(config)),
-        # 0 is all of a node's memory.
-        "mem": f"{cluster.mem_gb_per_node}G" if cluster.mem_gb_per_node else "0",
+        "gres": gres,
+        "mem": _mem(cluster.mem_gb_per_node),
         "time": job.time_limit_min,
         # To the batch step alone (B:), where the controller is; it tells the others.
         "signal": f"B:USR2@{job.signal_lead_s}",
@@ -52,16 +66,43 @@ def build_sbatch_options(config: RunConfig, run_dir: str) -> SbatchOptions:
         "open-mode": "append",
         "output": f"{escape_percent(run_dir)}/submitit/%j_0_log.out",
         "exclusive": slurm.exclusive or None,
+        "segment": topology.segment,
+        "switches": topology.switches,
     }
     options |= {
         name.replace("_", "-"): value
         for name, value in slurm.model_dump(exclude={"gres", "exclusive", "extra"}).items()
     }
     options |= {name.replace("_", "-"): value for name, value in slurm.extra.items()}
-    if cluster.node_features:
-        counts = "&".join(f"{name}*{count}" for name, count in cluster.node_features.items())
-        options["constraint"] = f"[{counts}]"
-    return {name: value for name, value in options.items() if value is not None and value is not False}
+    if kind is not None:
+        options |= _of_a_kind(config, kind)
+    left_out = () if is_first else _OF_THE_JOB
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None and value is not False and name not in left_out
+    }
+
+
+# What concerns the job as a whole, and the batch script, which runs in the first component.
+_OF_THE_JOB = ("job-name", "signal", "open-mode", "output", "dependency", "mail-type", "mail-user", "comment")
+
+
+def _of_a_kind(config: RunConfig, kind: NodeKind) -> dict[str, str | int | bool | None]:
+    own = config.cluster.nodes[kind.name]
+    found: dict[str, str | int | bool | None] = {
+        "nodes": kind.count,
+        "cpus-per-task": kind.cpus_per_node,
+        "gres": _gres(own.gpu_type or config.cluster.gpu_type, kind.gpus_per_node),
+        "mem": _mem(kind.mem_gb_per_node),
+        "constraint": own.constraint or (None if own.is_told_apart else kind.name),
+    }
+    return found | ({"partition": own.partition} if own.partition else {})
+
+
+def _mem(gigabytes: int | None) -> str:
+    # 0 is all of a node's memory.
+    return f"{gigabytes}G" if gigabytes else "0"
 
 
 def _names_gpus(extra: Mapping[str, object]) -> bool:
@@ -69,12 +110,9 @@ def _names_gpus(extra: Mapping[str, object]) -> bool:
     return any(name.replace("_", "-") in ("gpus", "gpus-per-node", "gpus-per-task") for name in extra)
 
 
-def _gres(config: RunConfig) -> str | None:
-    cluster = config.cluster
-    if cluster.gpus_per_node == 0:
-        return None
-    kind = f":{cluster.gpu_type}" if cluster.gpu_type else ""
-    return f"gpu{kind}:{cluster.gpus_per_node}"
+def _gres(gpu_type: str | None, gpus_per_node: int) -> str | None:
+    kind = f":{gpu_type}" if gpu_type else ""
+    return f"gpu{kind}:{gpus_per_node}" if gpus_per_node else None
 
 
 def escape_percent(path: str) -> str:
@@ -85,6 +123,12 @@ def escape_percent(path: str) -> str:
 def sbatch_argv(options: SbatchOptions) -> list[str]:
     """Options as arguments, each one word."""
     return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options.items()]
+
+
+def submission_argv(plan: JobPlan) -> list[str]:
+    """The options of all components, as sbatch takes them: `--nodes=2 ... : --nodes=1 ...`."""
+    first, *others = (sbatch_argv(options) for options in (plan.sbatch, *plan.het))
+    return first + [word for other in others for word in (":", *other)]
 
 
 def render_batch_script(plan: JobPlan, command: str, *, end: str | None = None) -> str:
@@ -156,5 +200,5 @@ def controller_command(plan: JobPlan, host_python: str) -> str:
 
 def render_submission(plan: JobPlan) -> str:
     """What `submit` would run, for people: the command line and the script."""
-    argv = shlex.join(["sbatch", *sbatch_argv(plan.sbatch), "<script>"])
+    argv = shlex.join(["sbatch", *submission_argv(plan), "<script>"])
     return f"{argv}\n\n{render_batch_script(plan, controller_command(plan, plan.host_python))}".rstrip()

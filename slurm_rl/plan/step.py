@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, with_setup, wrap
@@ -80,37 +81,56 @@ def _wrap_question(
     )
 
 
-def build_nodes_step(
-    plan: JobPlan, nodes: Sequence[str], logs: str, wrapped: Wrapped, *, cpus: str | None = None
-) -> list[str]:
-    """The one srun that starts every node agent.
+@dataclass(frozen=True)
+class StepPart:
+    """Nodes that one part of an srun starts on; a job of one component has one.
+
+    StepPart(("n7", "n8"), 1, "16") is two nodes of the second component, with 16 cores on each.
+    """
+
+    nodes: Sequence[str]
+    group: int | None = None
+    """Which component of a heterogeneous job they are in; None: the job is none."""
+    cpus: str | int | None = None
+    """Cores on each of them; None: what Slurm gives."""
+
+
+def build_nodes_step(plan: JobPlan, parts: Sequence[StepPart], logs: str, wrapped: Wrapped) -> list[str]:
+    """The one srun that starts every node agent."""
+    # One node's end is the attempt's end: the others would wait for it until a deadline.
+    options = ["--kill-on-bad-exit=1", "--unbuffered"]
+    # What comes before the agent, which has a log of its own: its number is not the task's.
+    names = [f"{escape_percent(logs)}/{task_log(part.group)}%t.log" for part in parts]
+    by_part = [[*options, f"--output={name}", f"--error={name}", *wrapped.srun_args] for name in names]
+    return build_srun(parts, with_host_setup(plan, wrapped.argv), by_part)
+
+
+def task_log(group: int | None) -> str:
+    """What the name of a task's own log begins with; each component numbers its tasks by itself."""
+    return TASK_LOG if group is None else f"{TASK_LOG}{group}-"
+
+
+def build_srun(parts: Sequence[StepPart], command: Sequence[str], options: Sequence[Sequence[str]] = ()) -> list[str]:
+    """srun of this command with one task on each of these nodes and all of the job's share of them.
 
     Args:
-        cpus: cores granted on a node, where the plan leaves them to Slurm.
+        options: more of them for each part.
+
+    >>> print(" ".join(build_srun([StepPart(["n1"], 0), StepPart(["n5"], 1)], ["true"])))  # doctest: +ELLIPSIS
+    srun --het-group=0 --nodes=1 ... --nodelist=n1 ... true : --het-group=1 --nodes=1 ... --nodelist=n5 ... true
     """
-    logs = escape_percent(logs)
-    return [
-        *build_srun(plan, nodes, cpus=cpus),
-        # One node's end is the attempt's end: the others would wait for it until a deadline.
-        "--kill-on-bad-exit=1",
-        "--unbuffered",
-        # What comes before the agent, which has a log of its own: its number is not the task's.
-        f"--output={logs}/{TASK_LOG}%t.log",
-        f"--error={logs}/{TASK_LOG}%t.log",
-        *wrapped.srun_args,
-        *with_host_setup(plan, wrapped.argv),
-    ]
-
-
-def build_srun(plan: JobPlan, nodes: Sequence[str], *, cpus: str | None = None) -> list[str]:
-    """srun with one task on each of these nodes and all of the job's share of them."""
-    argv = ["srun", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1", "--mpi=none"]
-    # Overlapping, because a step whose node is gone holds its share of the others until Slurm gives it up.
-    # srun numbers its tasks in an order of its own, so a task finds its rank by its node's place in our list.
-    argv += [f"--nodelist={','.join(nodes)}", "--overlap", "--mem=0"]
-    # Since Slurm 22.05 srun does not take this from sbatch by itself, and Ray would run on one core.
-    if plan.cpus_per_node or cpus:
-        argv.append(f"--cpus-per-task={plan.cpus_per_node or cpus}")
+    argv = ["srun"]
+    for place, part in enumerate(parts):
+        size = len(part.nodes)
+        argv += [":"] if place else []
+        argv += [f"--het-group={part.group}"] if part.group is not None else []
+        argv += [f"--nodes={size}", f"--ntasks={size}", "--ntasks-per-node=1", "--mpi=none"]
+        # Overlapping, because a step whose node is gone holds its share of the others until Slurm gives it up.
+        # srun numbers its tasks in an order of its own, so a task finds its rank by its node's place in our list.
+        argv += [f"--nodelist={','.join(part.nodes)}", "--overlap", "--mem=0"]
+        # Since Slurm 22.05 srun does not take this from sbatch by itself, and Ray would run on one core.
+        argv += [f"--cpus-per-task={part.cpus}"] if part.cpus else []
+        argv += [*(options[place] if options else ()), *command]
     return argv
 
 

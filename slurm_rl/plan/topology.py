@@ -8,6 +8,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from slurm_rl.errors import ConfigError
+from slurm_rl.plan.kinds import NodeKind, kind_of
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,28 @@ class Demand:
     """Processes that hold the reference apart from the policy."""
     overlaps: bool = False
     """Engines sample while the policy trains."""
-    features: tuple[str, ...] = ()
-    """Slurm feature of each node, by rank; empty where all are alike."""
+    kinds: tuple[NodeKind, ...] = ()
+    """Of the nodes, in the order of ranks; empty where all are alike."""
     feature_of: Mapping[str, str | None] = field(default_factory=dict)
-    """Role -> the feature of the nodes it must run on."""
+    """Role -> the kind of nodes it must run on."""
 
     def nodes_for(self, role: str) -> list[int]:
         """Ranks of the nodes that the role may run on."""
         wanted = self.feature_of.get(role)
-        return [node for node in range(self.num_nodes) if wanted is None or self.features[node] == wanted]
+        names = [kind.name for kind in self.kinds for _ in range(kind.count)]
+        return [node for node in range(self.num_nodes) if wanted is None or names[node] == wanted]
+
+    def gpus_on(self, node: int) -> int:
+        """GPUs of the node with this rank."""
+        return kind_of(self.kinds, node).gpus_per_node if self.kinds else self.gpus_per_node
+
+    def cpus_on(self, node: int) -> int | None:
+        """Cores of the node with this rank; None where Slurm decides."""
+        return kind_of(self.kinds, node).cpus_per_node if self.kinds else self.cpus_per_node
+
+    @property
+    def gpus_by_node(self) -> list[int]:
+        return [self.gpus_on(node) for node in range(self.num_nodes)]
 
 
 def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
@@ -67,13 +81,14 @@ def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
     >>> [(a.role, a.node, a.gpus) for a in build_placement(Demand(1, 4, None, 2, None, 1, 2, False))]
     [('policy', 0, (0,)), ('policy', 0, (1,)), ('rollout', 0, (2, 3))]
     """
-    if demand.tensor_parallel_size > max(demand.gpus_per_node, 1):
+    most = max(demand.gpus_on(node) for node in demand.nodes_for("rollout"))
+    if demand.tensor_parallel_size > max(most, 1):
         raise ConfigError(
             "rollout.tensor_parallel_size must be <= cluster.gpus_per_node (1 on CPU): an engine runs on one node",
-            seen=f"{demand.tensor_parallel_size} > {demand.gpus_per_node}",
+            seen=f"{demand.tensor_parallel_size} > {most}",
             action="lower rollout.tensor_parallel_size",
         )
-    if demand.gpus_per_node == 0:
+    if not any(demand.gpus_by_node):
         actors = _place_on_cpus(demand, demand.num_workers or 1, demand.num_engines or 1)
     else:
         actors = _place_on_gpus(demand)
@@ -92,7 +107,7 @@ def place_ranks(demand: Demand) -> tuple[ActorPlan, ...]:
     >>> [(a.index, a.node, a.gpus) for a in place_ranks(Demand(2, 2, None, None, None, None, 1, False))]
     [(0, 0, (0,)), (1, 0, (1,)), (2, 1, (0,)), (3, 1, (1,))]
     """
-    nodes, gpus = demand.num_nodes, demand.gpus_per_node
+    nodes, gpus = demand.num_nodes, min(demand.gpus_by_node)
     num_ranks = demand.num_workers or nodes * max(gpus, 1)
     per_node, rest = divmod(num_ranks, nodes)
     if rest or (gpus and per_node > gpus):
@@ -103,7 +118,7 @@ def place_ranks(demand: Demand) -> tuple[ActorPlan, ...]:
             action=f"policy.num_workers={nodes * max(min(per_node, gpus or per_node), 1)}, or null for "
             + ("every GPU" if gpus else "one rank a node"),
         )
-    threads = demand.worker_threads or (None if gpus else _share(demand, per_node))
+    threads = demand.worker_threads or (None if gpus else _share(demand, 0, per_node))
     return tuple(
         ActorPlan("policy", rank, rank // per_node, (rank % per_node,) if gpus else (), threads)
         for rank in range(num_ranks)
@@ -134,23 +149,33 @@ def check_idle(demand: Demand, actors: Sequence[ActorPlan]) -> None:
     Raises:
         ConfigError: with the number of GPUs that nobody uses.
     """
-    idle = find_idle(demand.num_nodes, demand.gpus_per_node, actors)
+    idle = find_idle(demand.gpus_by_node, actors)
     is_meant = (demand.num_workers, demand.num_engines) != (None, None)
     if not idle or is_meant:
         return
     raise ConfigError(
         "every GPU must have work",
-        seen=f"{len(idle)} of {demand.num_nodes * demand.gpus_per_node} without "
-        f"({demand.num_nodes} nodes x {demand.gpus_per_node} GPUs, engines of {demand.tensor_parallel_size})",
+        seen=f"{len(idle)} of {sum(demand.gpus_by_node)} without "
+        f"({_render_gpus(demand)}, engines of {demand.tensor_parallel_size})",
         action="choose a rollout.tensor_parallel_size that divides the GPUs of a node, or another "
         "cluster.gpus_per_node; policy.num_workers and rollout.num_engines say that they may be idle",
     )
 
 
-def find_idle(num_nodes: int, gpus_per_node: int, actors: Sequence[ActorPlan]) -> list[tuple[int, int]]:
-    """(node, GPU) of each GPU that no process uses."""
+def _render_gpus(demand: Demand) -> str:
+    if not demand.kinds:
+        return f"{demand.num_nodes} nodes x {demand.gpus_per_node} GPUs"
+    return " + ".join(f"{kind.count} x {kind.gpus_per_node} GPUs of {kind.name}" for kind in demand.kinds)
+
+
+def find_idle(gpus_by_node: Sequence[int], actors: Sequence[ActorPlan]) -> list[tuple[int, int]]:
+    """(node, GPU) of each GPU that no process uses.
+
+    Args:
+        gpus_by_node: how many each node has, by rank.
+    """
     used = {(actor.node, gpu) for actor in actors for gpu in actor.gpus}
-    return [(node, gpu) for node in range(num_nodes) for gpu in range(gpus_per_node) if (node, gpu) not in used]
+    return [(node, gpu) for node, gpus in enumerate(gpus_by_node) for gpu in range(gpus) if (node, gpu) not in used]
 
 
 def _place_on_cpus(demand: Demand, num_workers: int, num_engines: int) -> tuple[ActorPlan, ...]:
@@ -164,11 +189,12 @@ def _place_on_cpus(demand: Demand, num_workers: int, num_engines: int) -> tuple[
     both = policy_nodes + engine_nodes
     at_once = (both, both) if demand.overlaps else (policy_nodes, engine_nodes)
     policy = [
-        ActorPlan("policy", i, node, (), demand.worker_threads or _share(demand, at_once[0].count(node)))
+        ActorPlan("policy", i, node, (), demand.worker_threads or _share(demand, node, at_once[0].count(node)))
         for i, node in enumerate(policy_nodes)
     ]
     rollout = [
-        ActorPlan("rollout", i, node, (), _share(demand, at_once[1].count(node))) for i, node in enumerate(engine_nodes)
+        ActorPlan("rollout", i, node, (), _share(demand, node, at_once[1].count(node)))
+        for i, node in enumerate(engine_nodes)
     ]
     return (
         *policy,
@@ -182,13 +208,14 @@ def _spread(demand: Demand, role: str, count: int) -> list[ActorPlan]:
     """Processes dealt out over the nodes that the role may have."""
     allowed = demand.nodes_for(role)
     nodes = [allowed[i % len(allowed)] for i in range(count)]
-    return [ActorPlan(role, i, node, (), _share(demand, nodes.count(node))) for i, node in enumerate(nodes)]
+    return [ActorPlan(role, i, node, (), _share(demand, node, nodes.count(node))) for i, node in enumerate(nodes)]
 
 
-def _share(demand: Demand, num_on_node: int) -> int | None:
+def _share(demand: Demand, node: int, num_on_node: int) -> int | None:
     # Roles that take turns (the policy waits while engines sample) may each use every core. Those that work at once
     # must not: their threads would wait for each other, and a step on 2 cores took three times as long.
-    return None if demand.cpus_per_node is None else max(1, demand.cpus_per_node // num_on_node)
+    cpus = demand.cpus_on(node)
+    return None if cpus is None else max(1, cpus // num_on_node)
 
 
 def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
@@ -218,7 +245,7 @@ def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
             "the allocation must hold policy.num_workers GPUs"
             + ("" if demand.colocate else " and beside them")
             + " rollout.num_engines groups of rollout.tensor_parallel_size GPUs, each on one node",
-            seen=f"{demand.num_nodes * demand.gpus_per_node} GPUs on {demand.num_nodes} nodes, {num_workers} workers, "
+            seen=f"{sum(demand.gpus_by_node)} GPUs on {demand.num_nodes} nodes, {num_workers} workers, "
             f"{max(num_engines, 1)} engines of {demand.tensor_parallel_size}, room for {len(groups)} engines",
             action="lower policy.num_workers or rollout.num_engines, ask for more nodes, or set rollout.colocate=true",
         )
@@ -242,17 +269,19 @@ def _last_slots(demand: Demand, role: str, count: int, taken: Sequence[tuple[int
 def _slots(demand: Demand, role: str, taken: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """(node, GPU) pairs that the role may have."""
     used = set(taken)
-    slots = ((node, gpu) for node in demand.nodes_for(role) for gpu in range(demand.gpus_per_node))
+    slots = ((node, gpu) for node in demand.nodes_for(role) for gpu in range(demand.gpus_on(node)))
     return [slot for slot in slots if slot not in used]
 
 
 def _too_many(key: str, wanted: int, role: str, demand: Demand) -> ConfigError:
-    nodes, feature = len(demand.nodes_for(role)), demand.feature_of.get(role)
+    allowed, feature = demand.nodes_for(role), demand.feature_of.get(role)
+    numbers = {demand.gpus_on(node) for node in allowed}
+    room = f"{len(allowed)} * {numbers.pop()}" if len(numbers) == 1 else str(sum(map(demand.gpus_on, allowed)))
     return ConfigError(
         f"{key} must be <= "
         + (f"the nodes with {feature}" if feature else "cluster.num_nodes")
         + " * cluster.gpus_per_node",
-        seen=f"{wanted} > {nodes} * {demand.gpus_per_node}",
+        seen=f"{wanted} > {room}",
         action=f"lower {key} or ask for more nodes",
     )
 

@@ -63,8 +63,8 @@ def test_the_reference_stands_on_nodes_of_its_own_kind(cluster: Cluster, shared_
     run = shared_dir / "pinned"
     words = [
         "cluster.num_nodes=2",
-        "+cluster.node_features.old=1",
-        "+cluster.node_features.new=1",
+        "+cluster.nodes.old.count=1",
+        "+cluster.nodes.new.count=1",
         "policy.node_feature=new",
     ]
     words += ["rollout.node_feature=new", "reference.node_feature=old", "reference.num_workers=1"]

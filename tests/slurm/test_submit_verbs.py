@@ -91,7 +91,7 @@ def test_the_same_life_from_python(cluster: Cluster, shared_dir: Path, monkeypat
 def test_a_rank_stands_on_a_node_with_its_feature(cluster: Cluster, shared_dir: Path) -> None:
     """Slurm numbers its tasks in the order of the nodes, and of those with the feature `new` we want the first."""
     run = shared_dir / "run"
-    submit(cluster, run, make_light_python(shared_dir), "+cluster.node_features={new: 1, old: 1}")
+    submit(cluster, run, make_light_python(shared_dir), "+cluster.nodes={new: {count: 1}, old: {count: 1}}")
     wait_for_step(run)
     hosts = [json.loads((run / "attempts" / "1" / f"node-{rank}.json").read_text())["host"] for rank in (0, 1)]
     assert (hosts[0] in cluster.nodes[2:], hosts[1] in cluster.nodes[:2]) == (True, True)

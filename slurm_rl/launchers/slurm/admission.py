@@ -7,6 +7,7 @@ rest (account, QOS, reservation, limits) in Slurm's own words.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from slurm_rl.errors import SubmitError
 from slurm_rl.launchers.slurm import commands
@@ -19,7 +20,7 @@ from slurm_rl.launchers.slurm.partitions import (
     spell_gpus,
 )
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.sbatch import sbatch_argv
+from slurm_rl.plan.sbatch import submission_argv
 
 OLDEST: commands.Version = (20, 11)
 """Its srun is the first with --overlap, by which steps share the nodes."""
@@ -45,10 +46,13 @@ def check_admission(plan: JobPlan) -> JobPlan:
     """
     if version := commands.slurm_version():
         check_version(plan.sbatch, version)
-    chosen = _choose_partitions(plan)
-    plan = spell_gpus(plan, chosen)
-    if chosen:
-        check_fits(plan, chosen)
+    spelled = []
+    for part in split_components(plan):
+        chosen = _choose_partitions(part)
+        spelled.append(spell_gpus(part.sbatch, chosen))
+        if chosen:
+            check_fits(replace(part, sbatch=spelled[-1]), chosen)
+    plan = replace(plan, sbatch=spelled[0], het=tuple(spelled[1:]))
     try:
         _test(plan)
     except SubmitError as error:
@@ -57,8 +61,20 @@ def check_admission(plan: JobPlan) -> JobPlan:
     return plan
 
 
+def split_components(plan: JobPlan) -> list[JobPlan]:
+    """A plan of each kind of nodes alone, as if it were the whole job; of one kind, the plan."""
+    if not plan.het:
+        return [plan]
+    return [
+        replace(plan, sbatch=options, het=(), kinds=(), num_nodes=kind.count, cpus_per_node=kind.cpus_per_node)
+        for kind, options in zip(plan.kinds, (plan.sbatch, *plan.het), strict=True)
+    ]
+
+
 def _test(plan: JobPlan) -> None:
-    commands.test_only([*sbatch_argv(plan.sbatch), "--wrap=true"])
+    # --wrap makes a script of the last component.
+    with_script = [{**options, "wrap": "true"} for options in (plan.sbatch, *plan.het)]
+    commands.test_only(submission_argv(replace(plan, sbatch=with_script[0], het=tuple(with_script[1:]))))
 
 
 def check_version(options: Mapping[str, object], version: commands.Version) -> None:

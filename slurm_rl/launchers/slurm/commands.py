@@ -102,7 +102,8 @@ def query_hold(job_id: str) -> dict[str, float]:
     Slurm counts a requeued job as submitted when its nodes were given back. What it does not say is left out.
     """
     done = execute_slurm(["squeue", "-h", "-j", job_id, "-o", "%V|%S"], SLURM_TIME_FORMAT="%s")
-    said = [] if done.returncode else done.stdout.strip().split("|")
+    # Of a heterogeneous job one line a component; all start at once.
+    said = [] if done.returncode else done.stdout.strip().partition("\n")[0].split("|")
     found = zip(("queued_since", "start_time"), map(_read_time, said), strict=False)
     return {name: time for name, time in found if time is not None}
 

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from slurm_rl.errors import BringUpError, SlurmRLError
 from slurm_rl.jsonl import read_rows
-from slurm_rl.launchers.slurm.commands import hostnames
+from slurm_rl.launchers.slurm.components import granted_hosts, split_hosts
 from slurm_rl.launchers.slurm.memory import NodeMemory, describe
-from slurm_rl.launchers.slurm.partitions import active_features, nodes_out_of_service
+from slurm_rl.launchers.slurm.partitions import nodes_out_of_service
 from slurm_rl.launchers.slurm.preflight import Preflight, run_preflight
+from slurm_rl.launchers.slurm.switches import order_by_topology, read_topology
 from slurm_rl.nodes.evidence import Evidence
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
-
-
-def order_by_feature(hosts: Sequence[str], features: Mapping[str, Collection[str]], wanted: Sequence[str]) -> list[str]:
-    """One host for each rank, with the feature that the rank wants.
-
-    >>> order_by_feature(["a", "b"], {"a": {"v100"}, "b": {"h100", "ib"}}, ["h100", "v100"])
-    ['b', 'a']
-
-    Raises:
-        BringUpError: a rank goes without; names what each host has.
-    """
-    # Hosts with few of the wanted features first, since others can take other places.
-    free = sorted(hosts, key=lambda host: len(set(wanted) & set(features.get(host, ()))))
-    chosen: dict[int, str] = {}
-    for rank, feature in enumerate(wanted):
-        host = next((host for host in free if feature in features.get(host, ())), None)
-        if host is None:
-            has = "; ".join(f"{host}: {','.join(sorted(features.get(host, ())))}" for host in hosts)
-            raise BringUpError(
-                f"the allocation must hold {wanted.count(feature)} nodes with the Slurm feature {feature}",
-                seen=has,
-                action="see `sinfo -o '%N %b'`, and name features of the cluster in cluster.node_features",
-            )
-        free.remove(host)
-        chosen[rank] = host
-    return [chosen[rank] for rank in range(len(wanted))]
 
 
 class Hosts:
@@ -47,7 +22,7 @@ class Hosts:
 
     def __init__(self, run: RunDir, plan: JobPlan) -> None:
         self.run_dir, self.plan = run, plan
-        self.names = hostnames(os.environ["SLURM_JOB_NODELIST"])
+        self.names = granted_hosts(os.environ)
         self.memory = NodeMemory(run, plan)
         self.unfit: dict[str, str] = {}
         """Host -> why; what is unfit once stays so for this start of the job."""
@@ -81,14 +56,20 @@ class Hosts:
         for host in found.silent:
             self.unfit[host] = f"did not answer ({found.srun_said or 'no word'})"
             self.memory.note(Evidence.found(host, "answer", "it did not answer", "soft", attempt=attempt.number))
-        # Of those that are remembered as bad only as many as must be.
-        best = sorted(self.fit, key=lambda host: host in avoided)
-        if len(best) >= self.plan.num_nodes:
-            # In the order of the run's ranks, and as many as it needs.
-            if wanted := self.plan.node_features:
-                return order_by_feature(best, active_features(best), wanted), found
-            return [host for host in self.fit if host in best[: self.plan.num_nodes]], found
+        if self.are_enough:
+            return self._choose_fit(avoided), found
         raise self._too_few()
+
+    def _choose_fit(self, avoided: Mapping[str, Evidence]) -> list[str]:
+        """As many as the run needs, in the order of its ranks: by kind, and then neighbours beside each other.
+
+        Of those that are remembered as bad only as many as must be.
+        """
+        topology = read_topology() if self.plan.num_nodes > 1 else {}
+        good = order_by_topology([host for host in self.fit if host not in avoided], topology)
+        chosen = [*good, *(host for host in self.fit if host in avoided)][: self.plan.num_nodes]
+        parts = split_hosts(self.plan, [host for host in self.fit if host in chosen], os.environ)
+        return [host for part in parts for host in order_by_topology(part.nodes, topology)]
 
     def _recall(self, attempt: AttemptDir) -> dict[str, Evidence]:
         """The nodes of this job that are remembered as bad, where the run and Slurm could not keep it off them.

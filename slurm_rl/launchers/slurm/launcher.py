@@ -37,7 +37,9 @@ class SlurmLauncher(Launcher):
         spelled = check_admission(plan)
         notes = warn_of_local_paths(spelled)
         if spelled != plan:
-            notes.insert(0, f"gpus    {spelled.sbatch['gres']}, as this cluster spells {plan.sbatch['gres']}")
+            for now, before in zip((spelled.sbatch, *spelled.het), (plan.sbatch, *plan.het), strict=True):
+                if now != before:
+                    notes.insert(0, f"gpus    {now['gres']}, as this cluster spells {before['gres']}")
         _, excluded = avoid_bad_nodes(RunDir(plan.run_dir), spelled)
         if excluded.names:
             notes.append(f"nodes   left out as bad: {', '.join(excluded.names)}; see python -m slurm_rl nodes")
@@ -83,6 +85,7 @@ class SlurmLauncher(Launcher):
         return len(alive)
 
     def build_probe(self, plan: JobPlan, wrapped: Wrapped, timeout_s: float, *, num_nodes: int = 1) -> list[str]:
+        # Of nodes of several kinds those of the first, where the head is.
         chosen = {name: plan.sbatch[name] for name in _PROBE_OPTIONS if name in plan.sbatch}
         minutes = max(1, round(timeout_s / 60))
         srun = ["srun", f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1", "--mpi=none"]

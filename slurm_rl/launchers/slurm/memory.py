@@ -54,8 +54,8 @@ class NodeMemory:
             SlurmRLError: Slurm does not answer.
         """
         bad = {**self.recall(), **self.now_bad}
-        if not bad:
-            return Exclusion()
+        if not bad or self.plan.het:
+            return Exclusion()  # of a heterogeneous job the nodes left are not counted by kind, so it excludes none
         return choose_excluded(
             bad,
             _ask_pool(self.plan, alike),

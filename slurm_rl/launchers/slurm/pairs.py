@@ -128,7 +128,7 @@ def max_rate(first: float | None, second: float | None) -> float | None:
 def _argv(plan: JobPlan, hosts: Sequence[str], address: str, port: int) -> list[str]:
     script = f"{plan.run_dir}/code/slurm_rl/gate/pairs_node.py"
     run = f'exec "$0" -I -S "$1" {address} {port} "${NODE_VARIABLE}"'
-    return [*srun_argv(plan, hosts), "/bin/sh", "-c", run, plan.host_python, script]
+    return srun_argv(plan, hosts, ["/bin/sh", "-c", run, plan.host_python, script])
 
 
 @contextlib.contextmanager

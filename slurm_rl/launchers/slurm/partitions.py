@@ -6,11 +6,11 @@ import contextlib
 import re
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from slurm_rl.config.job import parse_minutes
 from slurm_rl.launchers.slurm.command_line import execute_slurm, run_slurm
-from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.sbatch import SbatchOptions
 
 # A slice of a GPU has the name of the whole in its own.
 _SLICE = re.compile(r"\d+g\.\d+gb")
@@ -56,13 +56,6 @@ def nodes_down() -> list[str]:
 
 def _nodes_in(states: str) -> list[str]:
     return sorted(set(run_slurm(["sinfo", "-h", "-N", "-t", states, "-o", "%N"]).split()))
-
-
-def active_features(hosts: Sequence[str]) -> dict[str, set[str]]:
-    """Slurm features of each of these nodes."""
-    output = run_slurm(["sinfo", "-h", "-N", "-n", ",".join(hosts), "-o", "%N|%b"])
-    rows = dict(line.split("|", 1) for line in output.splitlines())
-    return {host: set(features.split(",")) for host, features in rows.items()}
 
 
 @dataclass(frozen=True)
@@ -155,18 +148,18 @@ def parse_limit(limit: str) -> int | None:
     return None if limit in ("infinite", "UNLIMITED", "n/a") else parse_minutes(limit)
 
 
-def spell_gpus(plan: JobPlan, chosen: Sequence[PartitionInfo]) -> JobPlan:
-    """The plan with each GPU type of --gres as these partitions spell it; as it was where they have no such type.
+def spell_gpus(options: SbatchOptions, chosen: Sequence[PartitionInfo]) -> SbatchOptions:
+    """Options of sbatch with each GPU type of --gres as these partitions spell it; as it was where they have none such.
 
     Slurm compares types letter by letter, and each site has its own.
     """
-    gres = str(plan.sbatch.get("gres", ""))
+    gres = str(options.get("gres", ""))
     offered = {kind for partition in chosen for group in partition.groups for kind in group.gpus if kind}
     spelled = gres
     for asked in filter(None, parse_gpus(gres)):
         found = find_spelling(asked, offered) or asked
         spelled = re.sub(rf"\bgpu:{re.escape(asked)}(?=[:,]|$)", f"gpu:{found}", spelled)
-    return plan if spelled == gres else replace(plan, sbatch={**plan.sbatch, "gres": spelled})
+    return options if spelled == gres else {**options, "gres": spelled}
 
 
 def is_slice(kind: str) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from slurm_rl.gate.judge import Judged, apply_policy, judge_nodes
+from slurm_rl.gate.judge import Judged, Verdicts, apply_policy, judge_nodes
 from slurm_rl.gate.script import build_script, parse_answers
 from slurm_rl.gate.table import Check, choose_checks
 from slurm_rl.gate.verdict import Wanted
+from slurm_rl.launchers.slurm.components import split_hosts
 from slurm_rl.launchers.slurm.pairs import is_worth, measure_pairs
 from slurm_rl.launchers.slurm.srun import run_srun, srun_argv
 from slurm_rl.plan.job import JobPlan
@@ -59,16 +61,22 @@ def run_preflight(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], env:
     script = build_script(plan, str(canary), [check.source for check in checks if check.source])
     deadline_s = _GRACE_S + sum(check.cost_s for check in checks)
     asked_at = time.time()
-    output, errors = run_srun([*srun_argv(plan, hosts), "/bin/sh", "-c", script], env, deadline_s)
+    output, errors = run_srun(srun_argv(plan, hosts, ["/bin/sh", "-c", script]), env, deadline_s)
     wanted = Wanted(
         accelerator=plan.accelerator,
-        gpus=plan.gpus_per_node,
+        gpus=0,
         num_nodes=plan.num_nodes,
         word=word,
         needs_python=plan.container["runtime"] == "none",
         asked=(asked_at, time.time()),
     )
-    verdicts = judge_nodes(parse_answers(output), checks, wanted, hosts)
+    answers = parse_answers(output)
+    verdicts: Verdicts = {}
+    # Nodes are compared with their like, and have the GPUs of their kind.
+    for part in split_hosts(plan, hosts, os.environ):
+        gpus = plan.gpus_per_node if part.group is None else plan.kinds[part.group].gpus_per_node
+        fitting = [check for check in checks if gpus or not check.vendor]
+        verdicts |= judge_nodes(answers, fitting, replace(wanted, gpus=gpus), part.nodes)
     judged = apply_policy(verdicts, plan.preflight.policy)
     well = [host for host in verdicts if host not in judged.unfit]
     if any(check.name == "pairs" for check in checks) and is_worth(well) and not judged.common:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from slurm_rl.job.agents import OURS, explain, last_words, settle_silent_agent
 from slurm_rl.launchers.slurm.commands import JobInfo
 from slurm_rl.launchers.slurm.states import JobState
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.step import TASK_LOG
+from slurm_rl.plan.kinds import kind_of
+from slurm_rl.plan.step import task_log
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json
 
 STOPPED = "interrupted: "
@@ -21,8 +23,19 @@ def settle_silent_tasks(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str]
     for line in srun_errors:
         found = re.fullmatch(r"(\S+): tasks? (\d+)\S*: Exited with exit code (\d+)", line)
         if found and found[1] in hosts:
-            log = attempt.log(f"{TASK_LOG}{found[2]}")
+            log = _find_log(plan, attempt, hosts.index(found[1]), int(found[2]))
             settle_silent_agent(plan, attempt, hosts.index(found[1]), found[1], log, int(found[3]))
+
+
+def _find_log(plan: JobPlan, attempt: AttemptDir, rank: int, task: int) -> Path:
+    """Where srun put what the task said. Of a component it numbers the tasks from 0 and their files from a number of
+    its own, so there the order of the files counts."""
+    if not plan.kinds:
+        return attempt.log(f"{task_log(None)}{task}")
+    group = plan.kinds.index(kind_of(plan.kinds, rank))
+    files = attempt.logs.glob(f"{task_log(group)}*.log")
+    logs = sorted(files, key=lambda path: int(path.stem.rpartition("-")[2]))
+    return logs[task] if task < len(logs) else attempt.log(f"{task_log(group)}{task}")
 
 
 def explain_silent_job(run: RunDir, job: JobInfo) -> str | None:

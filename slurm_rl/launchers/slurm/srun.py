@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.job.agents import agent_environment, container_cleanup, find_dirty, own_user
+from slurm_rl.launchers.slurm.components import split_hosts
 from slurm_rl.launchers.slurm.partitions import nodes_down
 from slurm_rl.node.cleaning import DONE
 from slurm_rl.node.processes import start_child
@@ -24,15 +25,15 @@ def start_slurm_agents(
 ) -> subprocess.Popen[bytes]:
     """All node agents by one srun, whatever their number."""
     wrapped = wrap_agent(plan, attempt.number, job_key, own_user())
-    step = build_nodes_step(plan, nodes, str(attempt.logs), wrapped, cpus=os.environ.get("SLURM_CPUS_ON_NODE"))
+    step = build_nodes_step(plan, split_hosts(plan, nodes, os.environ), str(attempt.logs), wrapped)
     hosts = {HOSTS_VARIABLE: ",".join(nodes)}
     # Save and leave. SIGTERM would make srun kill its tasks before they could.
     return start_child(step, agent_environment(plan, env, wrapped) | hosts, attempt.log("srun"), signal.SIGUSR2)
 
 
-def srun_argv(plan: JobPlan, nodes: Sequence[str]) -> list[str]:
-    """srun on these nodes, in the job around this process."""
-    return build_srun(plan, nodes, cpus=os.environ.get("SLURM_CPUS_ON_NODE"))
+def srun_argv(plan: JobPlan, nodes: Sequence[str], command: Sequence[str]) -> list[str]:
+    """srun of this command on these nodes, in the job around this process."""
+    return build_srun(split_hosts(plan, nodes, os.environ), command)
 
 
 def run_srun(argv: Sequence[str], env: Mapping[str, str], deadline_s: float) -> tuple[str, str]:
@@ -63,10 +64,10 @@ def clean_nodes(
     if not reachable:
         append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=dirty, errors="all are down")
         return dirty
-    argv = [*srun_argv(plan, reachable), plan.host_python, "-m", "slurm_rl.node.cleaning"]
-    argv += ["--run-dir", plan.run_dir, "--attempt", str(attempt.number), "--job-key", job_key]
-    argv += ["--hosts", ",".join(hosts), "--", *container_cleanup(plan, attempt, job_key)]
-    output, errors = run_srun(argv, env, _CLEANING_S)
+    command = [plan.host_python, "-m", "slurm_rl.node.cleaning"]
+    command += ["--run-dir", plan.run_dir, "--attempt", str(attempt.number), "--job-key", job_key]
+    command += ["--hosts", ",".join(hosts), "--", *container_cleanup(plan, attempt, job_key)]
+    output, errors = run_srun(srun_argv(plan, reachable, command), env, _CLEANING_S)
     answered = {line.removeprefix(DONE).strip() for line in output.splitlines() if line.startswith(DONE)}
     silent = [host for host in dirty if host not in answered]
     append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=silent, errors=errors)

@@ -13,7 +13,7 @@ from submitit.slurm.slurm import SlurmExecutor
 
 from slurm_rl.launchers.slurm.commands import submit
 from slurm_rl.plan.job import JobPlan
-from slurm_rl.plan.sbatch import controller_command, render_batch_script, sbatch_argv
+from slurm_rl.plan.sbatch import controller_command, render_batch_script, submission_argv
 from slurm_rl.run_dir import write_text
 
 
@@ -33,7 +33,7 @@ class PlanExecutor(SlurmExecutor):
     def _submit_command(self, command: str) -> Any:
         script = Path(self.plan.run_dir) / "submitit" / "job.sh"
         write_text(script, render_batch_script(self.plan, controller_command(self.plan, self.plan.host_python)))
-        job_id = submit([*sbatch_argv(self.plan.sbatch), str(script)])
+        job_id = submit([*submission_argv(self.plan), str(script)])
         return self.job_class(folder=self.folder, job_id=job_id, tasks=[0])
 
 

@@ -106,7 +106,7 @@ class Cluster:
         """
         number = actor.num_threads
         if number is None and actor.gpus and actor.role != "rollout":
-            number = max(1, self.nodes.num_cpus(actor.node) * len(actor.gpus) // self.plan.gpus_per_node)
+            number = max(1, self.nodes.num_cpus(actor.node) * len(actor.gpus) // self.plan.gpus_on(actor.node))
         return {} if number is None else {"OMP_NUM_THREADS": str(number)}
 
     def _visible_gpus(self, actor: ActorPlan) -> dict[str, str]:

@@ -21,7 +21,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.container import ContainerPlan, Mount, Wrapped, render_bind, wrap
 from slurm_rl.plan.container.runtimes import SLURM_NAMES
 from slurm_rl.plan.job import SubmitFacts, build_plan
-from slurm_rl.plan.step import build_nodes_step, wrap_agent, wrap_report
+from slurm_rl.plan.step import StepPart, build_nodes_step, wrap_agent, wrap_report
 
 ARGV = ("python", "-m", "slurm_rl.node.agent")
 ENV = {"NCCL_DEBUG": "WARN", "B": "a value, with 'quotes' $(id)\n"}
@@ -323,5 +323,5 @@ def test_under_pyxis_no_line_for_the_host_runs_in_the_container() -> None:
     for runtime, count in (("pyxis", 0), ("apptainer", 1)):
         config = load_config([*words, f"container.runtime={runtime}"])
         plan = build_plan(config, "/runs/a", SubmitFacts("/env/bin/python", 2, "1"))
-        step = build_nodes_step(plan, ["n1"], "/logs", wrap_agent(plan, 1, "7", None))
+        step = build_nodes_step(plan, [StepPart(["n1"])], "/logs", wrap_agent(plan, 1, "7", None))
         assert " ".join(step).count("{ module load x") == count

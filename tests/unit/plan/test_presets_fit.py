@@ -68,7 +68,7 @@ def test_every_preset_is_planned_or_refused_with_numbers(experiment: str, compos
         if plan.external is None:
             assert plan.layout.policy is not None and set(plan.layout.policy.phases_gb) == set(PHASES), words
             assert all(f"{phase:>8}" in text for phase in ("load", "train", "save")), words
-            assert not find_idle(plan.num_nodes, plan.gpus_per_node, plan.actors), words
+            assert not find_idle(plan.gpus_by_node, plan.actors), words
     assert planned >= 6
 
 
@@ -83,7 +83,7 @@ def test_every_number_of_gpus_is_used_up_or_refused_with_both_numbers(experiment
             assert nodes * gpus <= 2, (words, str(error))
             assert len(re.findall(r"\d+", str(error))) >= 2 and "Next: " in str(error)
             continue
-        assert not find_idle(nodes, gpus, plan.actors), words
+        assert not find_idle([gpus] * nodes, plan.actors), words
 
 
 def test_colocated_roles_are_on_all_gpus_of_the_preset() -> None:

@@ -44,4 +44,4 @@ def make_plan(gres: str) -> JobPlan:
 )
 def test_gres_is_written_as_the_partition_writes_it(gres: str, spelled: str) -> None:
     chosen = parse_partitions("main*|infinite|4|64|1000000|gpu:H100:8(S:0-1),gpu:V100:2\n")
-    assert spell_gpus(make_plan(gres), chosen).sbatch["gres"] == spelled
+    assert spell_gpus(make_plan(gres).sbatch, chosen)["gres"] == spelled

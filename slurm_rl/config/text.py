@@ -1,0 +1,31 @@
+"""Text of a config that goes to Slurm, to a shell or into an environment, and what it may hold."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+from slurm_rl.config.section import checked_by
+
+
+def _check_one_line(text: str) -> None:
+    if not text.isprintable():
+        raise ValueError(f"it must be one line without control characters; got {text!r}")
+
+
+def _check_no_nul(text: str) -> None:
+    if "\0" in text:
+        raise ValueError(f"it must hold no NUL character; got {text!r}")
+
+
+def _number_to_text(value: object) -> object:
+    # An account 1234 or a variable NAME=1 is a number to YAML and to Hydra.
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+OneLine = Annotated[str, BeforeValidator(_number_to_text), checked_by(_check_one_line)]
+# Lines of shell and values of variables may span lines.
+Text = Annotated[str, BeforeValidator(_number_to_text), checked_by(_check_no_nul)]
+Feature = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
+VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

@@ -1,0 +1,90 @@
+"""Nodes of several kinds in one job, a heterogeneous job of Slurm: from submission over a requeue to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import read_json
+from tests.slurm.cluster import Cluster
+from tests.slurm.light.runs import LightRun, expected_metrics, wait_until_clean
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import cli, job_id, submit, wait_for_end, wait_for_step
+
+pytestmark = pytest.mark.slurm
+
+# Slurm lists the old nodes first, but the head and the policy must stand on the new one. The third kind has no GPU.
+KINDS = [
+    "cluster.num_nodes=3",
+    "cluster.accelerator=nvidia",
+    "cluster.gpus_per_node=2",
+    "rollout.colocate=true",
+    "policy.node_feature=new",
+    "+cluster.nodes.old={count: 1, gpus_per_node: 1}",
+    "+cluster.nodes.new={count: 1, cpus_per_node: 1}",
+    "+cluster.nodes.cpu={count: 1, gpus_per_node: 0, partition: main, mem_gb_per_node: 2}",
+    # nvidia-smi is not there.
+    "preflight.level=off",
+]
+
+
+def hosts_of(run: Path, attempt: int) -> list[str]:
+    return [read_json(run / "attempts" / str(attempt) / f"node-{rank}.json")["host"] for rank in range(3)]
+
+
+@pytest.mark.versions
+def test_a_job_of_three_kinds_runs_is_requeued_cancelled_resumed_and_finishes(
+    cluster: Cluster, shared_dir: Path
+) -> None:
+    run = shared_dir / "run"
+    submit(cluster, run, make_light_python(shared_dir), *KINDS, f"+cluster.env.DEVICES={cluster.root}/dev")
+    wait_for_step(run)
+    hosts = hosts_of(run, 1)
+    assert hosts[0] in cluster.nodes[2:] and hosts[1] in cluster.nodes[:2], hosts
+    assert f"running: on {hosts[0]}, attempt 1" in cli(cluster, shared_dir, "status", str(run)).stdout
+    assert "sees 0,1 opens " in (run / "attempts" / "1" / "logs" / "driver.log").read_text()
+    for host, number in zip(hosts, (2, 1, 0), strict=True):
+        ray = [process.cmdline for process in cluster.processes(host) if "ray_start" in process.cmdline]
+        assert ray and all(f"--num-gpus={number} " in cmdline for cmdline in ray), ray
+    # What Slurm sends before the time limit.
+    cluster.run(["scancel", "--batch", "--signal=USR2", job_id(run)])
+    wait_for_step(run, attempt=2)
+    assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
+    assert wait_for_end(run)["state"] == "interrupted"
+    assert cli(cluster, shared_dir, "resume", str(run)).returncode == 0
+    wait_for_step(run, attempt=3)
+    (run / "finish").touch()
+    assert wait_for_end(run)["state"] == "finished"
+    started = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "attempt/started"]
+    assert [row["gpus"] for row in started] == [3, 3, 3] and all("start_time" in row for row in started)
+    wait_until_clean(cluster)
+
+
+@pytest.mark.slow
+def test_ray_spans_the_kinds_and_a_requeue_leaves_the_numbers_as_they_are(cluster: Cluster, shared_dir: Path) -> None:
+    kinds = ["+cluster.nodes.old={count: 2, cpus_per_node: 2}", "+cluster.nodes.new={count: 1, cpus_per_node: 1}"]
+    words = ["cluster.num_nodes=3", *kinds, "policy.node_feature=new"]
+    run = LightRun(cluster, shared_dir / "run", *words, num_steps=40)
+    run.wait_for_training(1)
+    run.send_stop()
+    end = run.wait_for_end()
+    assert end["state"] == "finished", end
+    assert run.outcomes == ["checkpointed", "finished"]
+    assert run.metrics() == expected_metrics(40, 3)
+    for attempt in (1, 2):
+        hosts = run.hosts(attempt)
+        assert hosts[0] in cluster.nodes[2:] and set(hosts[1:]) == set(cluster.nodes[:2])
+    wait_until_clean(cluster)
+
+
+def test_what_a_node_says_before_its_agent_is_found_by_its_name(cluster: Cluster, shared_dir: Path) -> None:
+    """srun numbers the tasks of each component from 0, and their logs otherwise."""
+    run, python = shared_dir / "run", make_light_python(shared_dir)
+    words = ["cluster.num_nodes=3", "+cluster.nodes.new.count=1", "+cluster.nodes.old.count=2", "job.max_failures=0"]
+    broken = cluster.nodes[1]
+    words += ["policy.node_feature=new", f'cluster.setup=["test $SLURMD_NODENAME != {broken}"]']
+    submit(cluster, run, python, *words)
+    end = wait_for_end(run)
+    assert f"{broken}: each line of cluster.setup and container.setup must succeed" in end["cause"], end

@@ -1,0 +1,191 @@
+"""Nodes of several kinds: which role stands where, what each component of the job asks for, and what fits there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slurm_rl.config.load import load_config, parse_config
+from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError
+from slurm_rl.plan.explain import render_explanation
+from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
+from slurm_rl.plan.known_models import load_known
+from slurm_rl.plan.memory import ModelShape
+from slurm_rl.plan.render import render_plan
+from slurm_rl.plan.sbatch import submission_argv
+
+# The reference of a run on H100 nodes on the older V100 nodes, of half as many and smaller GPUs.
+KINDS = [
+    "cluster.num_nodes=3",
+    "+cluster.nodes.v100={count: 1, gpus_per_node: 4, gpu_type: v100, gpu_mem_gb: 32, cpus_per_node: 40}",
+    "+cluster.nodes.h100.count=2",
+    "algorithm.kl.coefficient=0.001",
+]
+PINNED = ["policy.node_feature=h100", "rollout.node_feature=h100"]
+REFERENCE = ["reference.num_workers=4", "reference.node_feature=v100"]
+
+
+def config_of(*words: str) -> RunConfig:
+    return load_config(["+exp=demo", "+cluster=nvidia_h100", "model=hf", "model.path=/m", *KINDS, *words])
+
+
+def plan_of(*words: str, shape: ModelShape | None = None) -> JobPlan:
+    return build_plan(config_of(*words), "/runs/a", SubmitFacts("/usr/bin/python3", 8, "test", shape))
+
+
+def nodes_of(plan: JobPlan, role: str) -> list[int]:
+    return [actor.node for actor in plan.actors if actor.role == role]
+
+
+def test_the_reference_stands_on_the_small_gpus_and_the_rest_on_the_large_ones() -> None:
+    plan = plan_of(*PINNED, *REFERENCE)
+    assert [(kind.name, kind.count, kind.gpus_per_node) for kind in plan.kinds] == [("h100", 2, 8), ("v100", 1, 4)]
+    assert plan.gpus_by_node == [8, 8, 4]
+    assert nodes_of(plan, "reference") == [2] * 4
+    assert {gpu for actor in plan.actors if actor.node == 2 for gpu in actor.gpus} == {0, 1, 2, 3}
+    assert set(nodes_of(plan, "policy")) | set(nodes_of(plan, "rollout")) == {0, 1}
+
+
+def test_each_kind_is_a_component_with_what_it_has() -> None:
+    plan = plan_of(*PINNED, *REFERENCE, "cluster.slurm.account=a1")
+    argv = submission_argv(plan)
+    first, second = argv[: argv.index(":")], argv[argv.index(":") + 1 :]
+    assert {"--nodes=2", "--gres=gpu:h100:8", "--constraint=h100", "--account=a1", "--requeue"} <= set(first)
+    assert {"--nodes=1", "--gres=gpu:v100:4", "--cpus-per-task=40", "--account=a1", "--requeue"} <= set(second)
+    # A type of its own tells the kind; what concerns the whole job, and the batch step, is said once.
+    assert not any(word.startswith(("--constraint", "--signal", "--output", "--job-name")) for word in second)
+
+
+def test_the_step_starts_on_both_components_and_plan_shows_it() -> None:
+    shown = render_plan(plan_of(*PINNED, *REFERENCE))
+    assert "nodes      2 x 8 nvidia GPUs, Slurm default cores (h100)\nnodes      1 x 4 nvidia GPUs, 40 cores" in shown
+    step = shown.splitlines()[-1]
+    assert step.count("slurm_rl.node.agent") == 2 and " : --het-group=1 --nodes=1 " in step
+    assert "task-0-%t.log" in step and "task-1-%t.log" in step
+
+
+def test_a_plan_is_the_same_after_its_file() -> None:
+    plan = plan_of(*PINNED, *REFERENCE)
+    assert JobPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def test_roles_on_kinds_of_their_own_take_all_of_them() -> None:
+    plan = plan_of("policy.node_feature=h100", "rollout.node_feature=v100")
+    assert len(nodes_of(plan, "policy")) == 16
+    assert nodes_of(plan, "rollout") == [2] * 4
+
+
+def test_no_gpu_is_given_twice() -> None:
+    plan = plan_of("reference.num_workers=3")
+    given = [(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus]
+    assert len(given) == len(set(given))
+    assert len(nodes_of(plan, "reference")) == 3
+
+
+def test_a_critic_stands_on_its_kind() -> None:
+    plan = plan_of("+algorithm=ppo", *PINNED, "critic.num_workers=4", "critic.node_feature=v100")
+    assert nodes_of(plan, "critic") == [2] * 4
+
+
+def test_a_kind_without_gpus_gets_no_process_that_needs_one() -> None:
+    cpu = "+cluster.nodes.cpu={count: 2, gpus_per_node: 0, partition: long, mem_gb_per_node: 64}"
+    plan = plan_of(cpu, "cluster.num_nodes=5", *PINNED, *REFERENCE)
+    assert plan.gpus_by_node == [8, 8, 4, 0, 0]
+    assert {actor.node for actor in plan.actors} == {0, 1, 2}
+    last = plan.het[-1]
+    assert (last["nodes"], last["partition"], last["mem"]) == (2, "long", "64G")
+    assert "gres" not in last and "constraint" not in last
+
+
+def test_each_role_must_fit_the_gpus_that_it_has() -> None:
+    shape = load_known()["qwen/qwen3-4b"]
+    plan = plan_of(*PINNED, *REFERENCE, shape=shape)
+    assert plan.layout.capacities_gb == {"policy": 80.0, "rollout": 80.0, "reference": 32.0}
+    assert plan.layout.reference is not None and plan.layout.reference.total_gb < 32
+    config = config_of(*PINNED, *REFERENCE)
+    assert "reference GPU, of 32" in render_explanation(config, plan, shape)
+    with pytest.raises(ConfigError, match="a reference worker must fit its GPU") as caught:
+        plan_of(*PINNED, *REFERENCE, "cluster.nodes.v100.gpu_mem_gb=10", shape=shape)
+    assert "> 10.0 GB" in str(caught.value)
+
+
+def test_what_an_earlier_version_saved_says_the_same_today() -> None:
+    tree = config_of(*PINNED, *REFERENCE).model_dump(mode="json")
+    tree["cluster"] |= {"node_features": {"h100": 2, "v100": 1}}
+    tree["cluster"]["slurm"]["extra"] = {"switches": "1@10:00", "hold": True}
+    for new in ("nodes", "topology"):
+        del tree["cluster"][new]
+    cluster = parse_config(tree).cluster
+    assert {name: (kind.count, kind.constraint) for name, kind in cluster.nodes.items()} == {
+        "h100": (2, "h100"),
+        "v100": (1, "v100"),
+    }
+    assert (cluster.topology.switches, cluster.slurm.extra) == ("1@10:00", {"hold": True})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["policy.node_feature=a100"], ["policy.node_feature", "'a100'", "v100, h100"]),
+        (["cluster.num_nodes=4"], ["3", "4", "cluster.num_nodes=3"]),
+        (["job.num_spare_nodes=1"], ["job.num_spare_nodes", "1"]),
+        (["reference.node_feature=v100"], ["reference.num_workers"]),
+        (["+algorithm=ppo", "critic.node_feature=v100"], ["critic.node_feature", "critic.apart=true"]),
+        (["reference.num_workers=1", "algorithm.kl.coefficient=0"], ["algorithm.kl.coefficient"]),
+        (["cluster.slurm.constraint=ib"], ["cluster.slurm.constraint", "'ib'"]),
+        (["cluster.slurm.nodelist=n1"], ["cluster.slurm.nodelist", "'n1'"]),
+        (["+cluster.slurm.extra.gpus_per_node=2"], ["cluster.slurm.extra.gpus_per_node", "'2'"]),
+        (["cluster.topology.segment=2"], ["cluster.nodes.v100.count must be divisible", "1 and 2", "count=2"]),
+        ([*PINNED, "reference.num_workers=9", "reference.node_feature=v100"], ["reference.num_workers", "9 > 1 * 4"]),
+        (["policy.node_feature=v100", "policy.num_workers=9"], ["policy.num_workers", "9 > 1 * 4"]),
+        (["policy.num_workers=99"], ["policy.num_workers", "99 > 20"]),
+        (
+            ["cluster.nodes.v100.gpus_per_node=0", "policy.node_feature=v100"],
+            ["policy.node_feature", "with GPUs", "'v100'"],
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(words: list[str], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(*words)
+    assert all(word in str(caught.value) for word in said), str(caught.value)
+
+
+def test_ranks_of_torchrun_need_nodes_that_are_alike() -> None:
+    words = ["+exp=sft_llama3_8b", "+cluster=nvidia_h100", *KINDS[:3]]
+    with pytest.raises(ConfigError, match=r"v100: 4, h100: 8"):
+        load_config(words)
+
+
+def alike(*words: str) -> JobPlan:
+    config = load_config(
+        ["+exp=demo", "+cluster=nvidia_h100", "model=hf", "model.path=/m", "cluster.num_nodes=3", KINDS[3], *words]
+    )
+    return build_plan(config, "/runs/a", SubmitFacts("/usr/bin/python3", 8, "test"))
+
+
+def test_a_critic_with_gpus_of_its_own_shares_none() -> None:
+    plan = alike("+algorithm=ppo", "critic.num_workers=3", "reference.num_workers=2")
+    given = [(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus]
+    assert len(given) == len(set(given)) == 24, "every GPU once"
+    assert nodes_of(plan, "critic") == [2, 2, 2] and nodes_of(plan, "reference") == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["critic.num_workers=2"], ["critic.num_workers", "+algorithm=ppo"]),
+        (["reward.model.path=/rm", "reward.model.device=critic"], ["reward.model.device=critic", "+algorithm=ppo"]),
+        (
+            ["+algorithm=ppo", "reward.model.path=/rm", "reward.model.device=critic", "reward.service.enabled=true"],
+            ["reward.service.enabled", "reward.model.device=cpu"],
+        ),
+        (["+algorithm=ppo", "critic.num_workers=25"], ["critic.num_workers", "25 > 3 * 8"]),
+    ],
+)
+def test_a_critic_that_cannot_be_is_refused(words: list[str], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        alike(*words)
+    assert all(word in str(caught.value) for word in said), str(caught.value)
