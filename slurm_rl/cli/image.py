@@ -20,7 +20,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.image.files import check_image_file, image_path
 from slurm_rl.image.make import How, Target, build_image, import_image
-from slurm_rl.image.recipe import RECIPES, Recipe, raise_bases
+from slurm_rl.image.recipe import OTHERS, RECIPES, Recipe, raise_bases
 from slurm_rl.job.agents import agent_environment, choose_telling, explain_image
 from slurm_rl.job.create import snapshot_code
 from slurm_rl.launchers.jobs import open_launcher
@@ -59,7 +59,8 @@ def _recipe(config: RunConfig, args: argparse.Namespace) -> Recipe:
     pairs = dict(_split(pair) for pair in args.build_arg)
     if args.base:
         pairs["BASE"] = args.base
-    return Recipe(RECIPES[config.cluster.accelerator], pairs)
+    name = config.task if config.task in OTHERS else RECIPES[config.cluster.accelerator]
+    return Recipe(name, pairs)
 
 
 def _split(pair: str) -> tuple[str, str]:

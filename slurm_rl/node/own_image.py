@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterable
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.node.image_report import parse_report
@@ -25,7 +26,7 @@ def check_own_image(plan: JobPlan) -> Versions | None:
     """
     if plan.container["image"] is None:
         return None
-    versions = _read_versions()
+    versions = _read_versions(plan.expected)
     check_versions(plan, versions)
     return versions
 
@@ -41,9 +42,9 @@ def check_same_image(head: HeadRecord, host: str, versions: Versions | None) -> 
         raise ConfigError("all nodes must have the same image", seen="\n  " + "\n  ".join(differences))
 
 
-def _read_versions() -> Versions:
+def _read_versions(names: Iterable[str]) -> Versions:
     # By a process of its own: RCCL, asked for its version, starts threads that stay.
-    argv = [sys.executable, "-m", "slurm_rl.node.image_report"]
+    argv = [sys.executable, "-m", "slurm_rl.node.image_report", *names]
     try:
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", timeout=_DEADLINE_S)
         report, seen = parse_report(done.stdout), done.stderr.strip()[-500:] or "no word"

@@ -16,6 +16,7 @@ Versions = Mapping[str, "str | None"]
 # Newest first: the oldest driver that runs a major version of CUDA (NVIDIA, CUDA Compatibility, table 1).
 _DRIVER_OF_CUDA = {13: 580, 12: 525, 11: 450}
 _OF_THE_NODE = {"nvidia driver", "amdgpu driver"}
+_OF_OTHERS = "another image of that trainer, or external.needs, which asks for it"
 _REBUILD = "build it again: python -m slurm_rl image build --force"
 
 
@@ -34,7 +35,8 @@ class Mismatch:
 
 def check_versions(plan: JobPlan, versions: Versions) -> None:
     """Raise ConfigError when the image is not as the plan expects: what is wrong by the line, each with its remedy."""
-    wrong = find_mismatches(versions, plan.expected, plan.container["runtime"])
+    elsewhere = plan.external is not None
+    wrong = find_mismatches(versions, plan.expected, plan.container["runtime"], is_elsewhere=elsewhere)
     if wrong:
         raise ConfigError(
             f"the image must be as the plan expects ({plan.container['image'] or 'no container'})",
@@ -56,7 +58,9 @@ def find_differences(one: str, its: Versions, other: str, others: Versions) -> l
     ]
 
 
-def find_mismatches(versions: Versions, expected: Mapping[str, str], runtime: str) -> list[Mismatch]:
+def find_mismatches(
+    versions: Versions, expected: Mapping[str, str], runtime: str, *, is_elsewhere: bool = False
+) -> list[Mismatch]:
     """What of `expected` (see plan/expected.py) is not in `versions`, and what to do about each.
 
     >>> find_mismatches({"ray": "2.9.0"}, {"ray": "==2.60.0"}, "podman")[0].seen
@@ -67,7 +71,8 @@ def find_mismatches(versions: Versions, expected: Mapping[str, str], runtime: st
         seen = versions.get(name)
         if seen is None or not satisfies(seen, conditions):
             wanted = conditions.replace("==", "") or "any version"
-            found.append(Mismatch(name, seen, wanted, _remedy(name, runtime)))
+            remedy = _OF_OTHERS if is_elsewhere else _remedy(name, runtime)
+            found.append(Mismatch(name, seen, wanted, remedy))
     cuda, driver = versions.get("cuda"), versions.get("nvidia driver")
     least = _DRIVER_OF_CUDA.get(int(cuda.partition(".")[0])) if cuda else None
     if "cuda" in expected and least and driver and not satisfies(driver, f">={least}"):

@@ -55,7 +55,7 @@ def wrap_report(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
     Args:
         folder: holds `code/`, the snapshot; the run directory, or one made for the question.
     """
-    return _wrap_question(plan, ["slurm_rl.node.image_report"], folder, name, user)
+    return _wrap_question(plan, ["slurm_rl.node.image_report", *plan.expected], folder, name, user)
 
 
 def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:

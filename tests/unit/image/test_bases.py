@@ -16,7 +16,7 @@ from slurm_rl.__main__ import main
 from slurm_rl.errors import ConfigError
 from slurm_rl.image import parts
 from slurm_rl.image import recipe as recipe_module
-from slurm_rl.image.recipe import RECIPES, Recipe, pin_bases, read_bases, resolve_digest, write_context
+from slurm_rl.image.recipe import OTHERS, RECIPES, Recipe, pin_bases, read_bases, resolve_digest, write_context
 
 DIGEST = "sha256:" + "5" * 64
 
@@ -110,7 +110,7 @@ def test_the_command_raises_what_is_recorded_and_keeps_what_no_registry_tells(
 
 def test_all_bases_of_the_recipes_are_recorded(tmp_path: Path) -> None:
     found: set[str] = set()
-    for name in RECIPES.values():
+    for name in (*RECIPES.values(), *OTHERS):
         recipe = Recipe(name)
         write_context(recipe, tmp_path / name)
         found |= set(read_bases(recipe, tmp_path / name).values())
