@@ -213,3 +213,24 @@ def test_the_comment_is_no_yaml() -> None:
 if __name__ == "__main__":
     for case, case_words in CASES.items():
         (GOLDEN / f"export-{case}.txt").write_text(export(case_words))
+
+
+def test_each_word_of_the_xpk_script_is_one_command_of_xpk(tmp_path: Path) -> None:
+    fake, script = tmp_path / "xpk", tmp_path / "run.sh"
+    fake.write_text('#!/bin/bash\nprintf "%s\\n" "$*"\n')
+    fake.chmod(0o755)
+    words = ["xpk", *XPK, "+cluster=nvidia_h100", "+exp=maxtext_grpo_llama3_70b", BUCKET]
+    assert main(["export", *words, f"--out={script}"]) == 0
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    said = {
+        word: subprocess.run([str(script), word], env=env, capture_output=True, text=True).stdout
+        for word in ("status", "wait", "delete")
+    }
+    where = "--cluster=tpus --project=my-project\n"
+    assert said == {
+        "status": f"workload list --filter-by-job=maxtext-grpo-llama3-70b {where}",
+        "wait": f"workload list --wait-for-job-completion=maxtext-grpo-llama3-70b {where}",
+        "delete": f"workload delete --workload=maxtext-grpo-llama3-70b {where}",
+    }
+    wrong = subprocess.run([str(script), "stop"], env=env, capture_output=True, text=True)
+    assert wrong.returncode == 2 and "status, wait or delete; got stop" in wrong.stderr
