@@ -1,0 +1,61 @@
+"""external/layouts.py against the sources: where each trainer saves, and what it writes last."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+
+def text_of(module: str) -> str:
+    from importlib.util import find_spec
+
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).read_text()
+
+
+def test_verl_writes_data_pt_and_then_its_tracker(packages: Path) -> None:
+    text = (packages / "verl/verl/trainer/ppo/ray_trainer.py").read_text()
+    save = text[text.index("def _save_checkpoint") : text.index("def _load_checkpoint")]
+    order = ['f"global_step_{self.global_steps}"', '"actor"', '"data.pt"', '"latest_checkpointed_iteration.txt"']
+    assert sorted(order, key=save.index) == order
+    # It reads the tracker whatever it is told to load: an empty one ends it, so ours is mended.
+    load = text[text.index("def _load_checkpoint") :]
+    assert load.index("find_latest_ckpt_path(checkpoint_folder)") < load.index('"resume_path"')
+    reader = (packages / "verl/verl/utils/checkpoint/checkpoint_manager.py").read_text()
+    assert "iteration = int(f.read().decode())" in reader
+
+
+def test_openrlhf_saves_by_deepspeed_below_actor(packages: Path) -> None:
+    actor = (packages / "dotted/openrlhf/trainer/ray/ppo_actor.py").read_text()
+    assert re.search(r'os\.path\.join\(args\.ckpt\.path, "_actor"\)', actor)
+    for name in ("sft", "rm", "dpo"):
+        assert 'f"global_step{global_step}"' in (packages / f"dotted/openrlhf/trainer/{name}_trainer.py").read_text()
+    engine = text_of("deepspeed.runtime.engine")
+    assert "os.path.join(save_dir, 'latest'), 'w'" in engine
+
+
+def test_transformers_writes_the_trainers_state_last() -> None:
+    from transformers import Trainer
+    from transformers.trainer_jit_checkpoint import CheckpointManager
+
+    save = inspect.getsource(Trainer._save_checkpoint)
+    order = ["self.save_model(", "_save_optimizer_and_scheduler(", "_save_rng_state(", "TRAINER_STATE_NAME", "rotate_"]
+    assert sorted(order, key=save.index) == order and 'f"{PREFIX_CHECKPOINT_DIR}-{' in save
+    jit = inspect.getsource(CheckpointManager.execute_jit_checkpoint)
+    assert "checkpoint-is-incomplete.txt" in jit
+
+
+def test_trls_scripts_hand_the_checkpoint_on() -> None:
+    for name in ("grpo", "sft", "dpo", "reward", "kto", "rloo"):
+        text = text_of(f"trl.scripts.{name}")
+        assert "trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)" in text
+
+
+def test_torch_writes_the_metadata_of_a_distributed_checkpoint_last() -> None:
+    """prime-rl's trainer saves by it: .metadata is renamed when every rank has written."""
+    from torch.distributed.checkpoint.filesystem import _FileSystemWriter
+
+    finish = inspect.getsource(_FileSystemWriter.finish)
+    assert ".tmp" in finish and "self.fs.rename(" in finish

@@ -1,0 +1,93 @@
+"""TRL's own SFT script under our torchrun: two ranks on this machine, stopped, and resumed from its own checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.model import TinyModelConfig
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import RunDir
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+ROOT = Path(__file__).parents[3]
+NUM_STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The preset as shipped, but for a model, data and a machine of this size."""
+    from slurm_rl.engine.tiny import build_tiny_model
+
+    folder = tmp_path_factory.mktemp("trl")
+    build_tiny_model(TinyModelConfig(hidden_size=32, num_layers=1), seed=0, folder=folder / "model")
+    (folder / "data").mkdir()
+    rows = [{"prompt": f"{n}+{n + 1}=", "completion": str(2 * n + 1)} for n in range(64)]
+    (folder / "data/train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sizes = {
+        "model_name_or_path": folder / "model",
+        "dataset_name": folder / "data",
+        "max_steps": NUM_STEPS,
+        "save_steps": 3,
+        "logging_steps": 1,
+        "gradient_accumulation_steps": 1,
+        "use_cpu": "true",
+        "bf16": "false",
+        "gradient_checkpointing": "false",
+    }
+    program = f"external.argv=[{sys.executable},-m,trl.scripts.sft]"
+    return ["+exp=trl_sft_capybara", program, "external.ranks_per_node=2", "job.signal_lead_s=120"] + [
+        f"external.args.{name}={value}" for name, value in sizes.items()
+    ]
+
+
+def cli(*words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_rl", *words], env=env, capture_output=True, text=True, timeout=1000
+    )
+    assert not check or done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def losses(run: Path) -> dict[int, float]:
+    state: dict[str, Any] = json.loads((run / f"checkpoints/checkpoint-{NUM_STEPS}/trainer_state.json").read_text())
+    return {row["step"]: row["loss"] for row in state["log_history"] if "loss" in row}
+
+
+def log_of(run: Path) -> str:
+    return "\n".join(path.read_text()[-3000:] for path in run.glob("attempts/*/logs/driver.log"))
+
+
+def test_it_saves_at_a_stop_and_a_resumed_run_has_the_numbers_of_an_undisturbed_one(
+    words: list[str], tmp_path: Path
+) -> None:
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    done = cli(*words, f"run_dir={whole}", check=False)
+    assert done.returncode == 0, done.stderr + log_of(whole)
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    with subprocess.Popen([sys.executable, "-m", "slurm_rl", *words, f"run_dir={cut}"], env=env) as running:
+        give_up = time.monotonic() + 400
+        while not (cut / "checkpoints/checkpoint-3/trainer_state.json").is_file():
+            assert running.poll() is None and time.monotonic() < give_up, log_of(cut)
+            time.sleep(0.1)
+        cli("cancel", str(cut))
+        running.wait(200)
+    saved = [int(path.name.partition("-")[2]) for path in (cut / "checkpoints").glob("checkpoint-*")]
+    assert saved and max(saved) < NUM_STEPS, "stopped before its end"
+    # What a kill leaves of a save.
+    (cut / "checkpoints/checkpoint-99").mkdir()
+    done = cli("resume", str(cut), check=False)
+    assert done.returncode == 0, done.stderr + log_of(cut)
+    started = [row["checkpoint"] for row in read_rows(RunDir(cut).events) if row["kind"] == "external/started"]
+    assert started == [None, f"checkpoint-{max(saved)}"]
+    assert len(losses(whole)) == NUM_STEPS and losses(cut) == pytest.approx(losses(whole), rel=1e-4)
+    assert (cut / "checkpoints/model.safetensors").is_file()
