@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -74,6 +75,8 @@ def main() -> int:
     parser = attempt_parser("Copy what an attempt leaves to checkpoint.url.")
     parser.add_argument("--url", required=True)
     args = parser.parse_args()
+    # Slurm tells the whole step that the end is near; the agent ends this process when there is no more time.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     run, attempt = open_attempt(args)
     try:
         key = functools.partial(checkpoint_key, run, os.environ)

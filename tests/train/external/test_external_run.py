@@ -51,3 +51,32 @@ def test_a_script_that_dies_is_started_again_and_told_to_resume(tmp_path: Path) 
     assert json.loads(run.end.read_text())["state"] == "finished"
     ends = [row for row in read_rows(run.events) if row["kind"] == "attempt/ended"]
     assert "ended with exit status 5" in ends[0]["cause"] and ends[-1]["outcome"] == "finished"
+
+
+LEAVES = """
+import os, sys
+os.makedirs(sys.argv[1], exist_ok=True)
+open(sys.argv[1] + "/model.safetensors", "w").write("weights")
+sys.exit(0 if os.environ["SLURM_RL_RESUME"] == "1" else 5)
+"""
+
+
+@pytest.mark.slow
+def test_what_an_attempt_leaves_goes_to_the_url(tmp_path: Path) -> None:
+    script, run_dir = tmp_path / "mine.py", tmp_path / "run"
+    script.write_text(LEAVES)
+    words = ["+exp=command", "external.start=torchrun", f"external.argv=[{sys.executable},{script},${{plan:export}}]"]
+    words += [f"run_dir={run_dir}", "job.max_failures=1", f"checkpoint.url='file://{tmp_path}/bucket'"]
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_rl", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    copies = sorted((tmp_path / "bucket/run").iterdir())
+    assert [copy.name[:10] for copy in copies] == ["attempt-1-", "attempt-2-", "export"]
+    assert all((copy / "complete.json").is_file() for copy in copies)
+    assert (copies[0] / "files/logs/driver.log").is_file() and (copies[2] / "files/model.safetensors").is_file()
