@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.beats.pulse import BEATS
 from slurm_rl.jsonl import read_rows
-from slurm_rl.node.hang import read_told
+from slurm_rl.node.hang import read_beats
 from slurm_rl.run_dir import RunDir
 from tests.train.test_run import find_processes
 from tests.whole_run import exact_rows, start_run
@@ -21,20 +23,32 @@ pytestmark = pytest.mark.slow
 
 
 def wait_for_engine(run: RunDir, process: subprocess.Popen[str], *, is_known: bool) -> int:
-    """The engine's pid while it samples, after two steps.
+    """The engine's pid while it samples, after two steps; by its own beats, since the whole run takes seconds.
 
     Args:
         is_known: it has sampled often enough to have a deadline of its own.
     """
-    deadline = time.monotonic() + 600
+    deadline, folder = time.monotonic() + 600, None
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()[0]
-        if len([row for row in read_rows(run.metrics) if row.get("stage") == "grpo"]) >= 2:
-            for beat in (beat for told in read_told(run.attempt(1)) for beat in told["beats"]):
-                if beat["name"] == "rollout-0" and (not is_known or beat["num_calls"] >= 5):
-                    return int(beat["pid"])
-        time.sleep(0.02)
+        folder = folder or find_beats(run)
+        if folder and len([row for row in read_rows(run.metrics) if row.get("stage") == "grpo"]) >= 2:
+            for beat in read_beats(folder, time.monotonic()):
+                is_it = beat.name == "rollout-0" and beat.phase == "generate"
+                if is_it and (not is_known or beat.num_calls >= 5):
+                    return beat.pid
+        time.sleep(0.005)
     raise AssertionError("the engine never sampled")
+
+
+def find_beats(run: RunDir) -> Path | None:
+    """The folder of the beats, as the run's processes know it; None before there are any."""
+    for pid in find_processes(run.path):
+        with contextlib.suppress(OSError):
+            for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if variable.startswith(f"{BEATS}=".encode()):
+                    return Path(os.fsdecode(variable.partition(b"=")[2]))
+    return None
 
 
 def finish(run: RunDir, process: subprocess.Popen[str]) -> list[dict[str, Any]]:

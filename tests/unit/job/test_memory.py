@@ -154,6 +154,8 @@ def test_the_remedy_comes_before_the_rule_of_two_attempts_without_progress() -> 
     assert decide(ends, stopped_by="scheduler", max_failures=0) == "requeue"
     assert decide(ends, stopped_by="user", max_failures=0) == "interrupt"
     assert decide([*ends, AttemptEnd("failed", "again", 1)], stopped_by="", max_failures=0) == "fail"
+    further = AttemptEnd("failed", "a crash", 1, saved_step=5)
+    assert decide([*ends, further], stopped_by="", max_failures=1) == "retry", "an end with a remedy is no failure"
 
 
 def test_each_rank_under_torchrun_says_it_for_itself(tmp_path: Path) -> None:
