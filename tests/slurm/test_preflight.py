@@ -132,7 +132,8 @@ def test_what_was_missed_is_made_up_for_by_one_requeue(cluster: Cluster, shared_
     cluster.run(["scontrol", "update", f"JobId={job}", f"NodeList={bad}"])
     cluster.run(["scontrol", "release", job])
     wait_until(lambda: events(run, "nodes/avoided"), "the first start to remember")
-    cluster.run(["scontrol", "update", f"JobId={job}", "NodeList="])
+    clear = ["scontrol", "update", f"JobId={job}", "NodeList="]
+    wait_until(lambda: cluster.run(clear).returncode == 0, "Slurm to take any node")
     wait_until(lambda: (run / "end.json").is_file() or events(run, "preflight/passed"), "the second start")
     assert bad not in events(run, "preflight/passed")[0]["nodes"]
     assert excluded(cluster, job) == bad
