@@ -13,9 +13,10 @@ from slurm_rl.gate.verdict import Verdict
 Pair = tuple[str, str]
 Rates = Mapping[Pair, float | None]
 """Megabytes a second of the slower way; None: silent until the deadline."""
-_SLOW = 0.5
-# A third of what gigabit Ethernet does: a node of a busy cluster may well be half as fast as another at times.
-_PLENTY_MB_S = 40.0
+# Nodes that are busy may well be half as fast as others at times.
+_SLOW = 1 / 3
+# A quarter of what gigabit Ethernet does.
+_PLENTY_MB_S = 30.0
 
 
 def first_round(hosts: Sequence[str]) -> list[list[Pair]]:

@@ -206,7 +206,7 @@ def full_shm(cluster: Cluster, node: str) -> Iterator[None]:
 def test_a_throttled_network_is_named_and_its_partner_is_not(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     slow = cluster.nodes[1]
-    with changed_network(cluster, slow, "tc qdisc {} dev eth0 root tbf rate 100mbit burst 64kb latency 50ms"):
+    with changed_network(cluster, slow, "tc qdisc {} dev eth0 root tbf rate 200mbit burst 64kb latency 50ms"):
         run, job = start(cluster, shared_dir, "cluster.num_nodes=3", "job.num_spare_nodes=1")
         wait_until(lambda: events(run, "preflight/passed"), "the preflight")
     (passed,) = events(run, "preflight/passed")

@@ -19,7 +19,8 @@ from slurm_rl.launchers.slurm.srun import srun_argv
 from slurm_rl.node.rendezvous import own_address
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 
-_MEETING_S = 30.0
+_MEETING_S = 60.0
+_MORE_TRIES = 2
 _TRANSFER_S = 10.0
 _NUM_BYTES = 32 << 20
 _END_S = 5.0
@@ -116,8 +117,9 @@ def lead(leader: Leader, hosts: Sequence[str], step: subprocess.Popen[str]) -> d
     for pairs in second_round(first):
         second |= leader.measure(pairs)
         # A busy moment is no slow network.
-        slow = [pair for pair in pairs if is_slow(second[pair], first)]
-        second |= {pair: max_rate(second[pair], rate) for pair, rate in leader.measure(slow).items()}
+        for _ in range(_MORE_TRIES):
+            slow = [pair for pair in pairs if second.get(pair) is not None and is_slow(second[pair], first)]
+            second |= {pair: max_rate(second[pair], rate) for pair, rate in leader.measure(slow).items()}
     return judge_pairs(hosts, first, second, missing)
 
 
