@@ -17,6 +17,8 @@ from slurm_rl.errors import RunDirError
 from slurm_rl.hang import ANSWER_S, LOST_S, run_beside
 from slurm_rl.launchers.jobs import cancel_by_number, cancel_runs, cancel_unseen, is_job_number
 from slurm_rl.run_dir import RunDir
+from slurm_rl.runs.find import parse_path
+from slurm_rl.runs.pipeline import find_stages
 from slurm_rl.sweep.ledger import runs_of
 
 _SAVES = "asked to save and end"
@@ -34,6 +36,9 @@ def _cancel(rest: Sequence[str]) -> int:
     if sweep := find_sweep(rest):
         number = cancel_runs(runs_of(sweep))
         print(f"asked {number} runs to save and end: {sweep.path}", file=sys.stderr)
+        return 0
+    if len(rest) == 1 and (stages := find_stages(parse_path(rest[0]))):
+        print(f"asked {cancel_runs(stages)} stages to save and end: {rest[0]}", file=sys.stderr)
         return 0
     directory = find_run(rest)
     word = _SAVES if cancel_runs([directory]) else "not running"

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from slurm_rl.cli.find import find_run
+from slurm_rl.cli.pipeline import start_stages
 from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.job.create import require_own_run
-from slurm_rl.runs.find import load_plan
+from slurm_rl.runs.find import load_plan, parse_path
+from slurm_rl.runs.pipeline import find_stages
 from slurm_rl.runs.start import resume_run
 
 
 def run(words: list[str]) -> int:
-    directory = require_own_run(find_run(read_words("resume", words).rest))
+    rest = read_words("resume", words).rest
+    if len(rest) == 1 and (stages := find_stages(parse_path(rest[0]))):
+        return start_stages([require_own_run(stage) for stage in stages])
+    directory = require_own_run(find_run(rest))
     if LAUNCHERS[load_plan(directory).launcher].by_node:
         from slurm_rl.cli.node import run as run_node
 

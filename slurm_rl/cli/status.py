@@ -24,6 +24,7 @@ from slurm_rl.report.columns import find_screen
 from slurm_rl.report.summary import format_seconds
 from slurm_rl.run_dir import RunDir, read_json
 from slurm_rl.runs.find import parse_path
+from slurm_rl.runs.pipeline import find_stages
 from slurm_rl.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
 
 _TAIL_BYTES = _HEAD_BYTES = 1 << 16
@@ -41,6 +42,10 @@ def run(words: list[str]) -> int:
         _print_table([_look(run, state, name, now) for run, state, name in told])
         return 0
     folder = parse_path(rest[0]) if len(rest) == 1 else None
+    if folder is not None and (stages := find_stages(folder)):
+        in_order, now = zip(stages, read_states(stages), strict=True), time.time()
+        _print_table([_look(run, state, run.path.name, now) for run, state in in_order])
+        return 0
     if folder is not None and (lines := look_below(folder)):
         _print_table(lines)
         return 0

@@ -49,6 +49,15 @@ VERBS = {
         ),
         details=_OVERRIDES,
     ),
+    "pipeline": Verb(
+        "run the stages of a file, each when the one before it has finished: SFT, then GRPO from its export",
+        "file [overrides]",
+        "pipeline sft-then-grpo.yaml",
+        (_CONFIG_DIR, flag("--dir", type=Path, metavar="DIR", help="new folder; ./runs/<file>-<time> by default")),
+        details="One line a stage, its name and its words; {sft} in them is the directory of the stage sft:"
+        "\n\n  sft: +exp=sft_tiny\n  grpo: +exp=demo model=hf model.path={sft}/export\n\n"
+        "status, cancel and resume take the folder; overrides are for all stages.\n\n" + _OVERRIDES,
+    ),
     "here": Verb(
         "run in the Slurm allocation around it, from plain sbatch (--print-template: the script)",
         "[overrides]",

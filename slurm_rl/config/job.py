@@ -53,6 +53,9 @@ class JobConfig(Section):
     hang_after_s: PositiveFloat = 300.0
     """Shortest time without a sign of life after which a rank or an engine hangs. Each phase has its own deadline: five
     times its longest silence so far, and trainer.step_timeout_s until it has been there five times."""
+    after: str | None = None
+    """Directory of a run that must have finished before this one starts; Slurm holds the job until then. model.path may
+    be the export that it will leave, <run>/export."""
     debug: bool = False
     """Ray's debugger, a larger flight recorder of NCCL or RCCL, and verbose logs; `plan` shows each with its reason."""
     debugger: Literal["distributed", "legacy"] = "distributed"

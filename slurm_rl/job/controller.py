@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from slurm_rl.disk import explain_refusal, find_refusal, keep_room, say
 from slurm_rl.errors import LeaseError, RunDirError, SlurmRLError
 from slurm_rl.image.files import check_image_file, image_path
+from slurm_rl.job.after import require_finished
 from slurm_rl.job.allocation import Allocation
 from slurm_rl.job.attempts import (
     EXIT_FAILED,
@@ -105,6 +106,8 @@ class Controller:
             # Current Slurms requeue a job that was preempted once more when it ends, finished or not.
             return EXIT_FINISHED
         self.run_dir.end.unlink(missing_ok=True)
+        if self.plan.after is not None and not self.run_dir.attempt_numbers():
+            require_finished(RunDir(self.plan.after))
         report_damage(self.run_dir)
         for number in settle_killed_attempts(self.run_dir, self.job_key):
             gone = self.allocation.find_lost(number)

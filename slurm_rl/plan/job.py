@@ -124,6 +124,8 @@ class JobPlan:
     """That URL, for logs and export at the end of an attempt."""
     preflight: PreflightPlan = field(default_factory=PreflightPlan)
     """What the nodes are asked before an attempt."""
+    after: str | None = None
+    """Directory of the run that must have finished before this one starts."""
 
     def gpus_on(self, rank: int) -> int:
         """GPUs that the run has on the node with this rank."""
@@ -236,6 +238,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         external=_external(config, run_dir),
         expected=expected_for(config, cluster.accelerator),
         address=cluster.address,
+        after=job.after,
     )
 
 

@@ -14,9 +14,12 @@ from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
 from slurm_rl.image.files import check_image_is_there
+from slurm_rl.job.after import has_finished, not_finished
 from slurm_rl.job.create import check_is_free
+from slurm_rl.launchers.jobs import read_states
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
+from slurm_rl.runs.find import open_run
 from slurm_rl.runs.model_checks import check_lora_targets, check_reward_model, check_same_model
 from slurm_rl.runs.model_shape import read_object, sees_images
 
@@ -24,14 +27,19 @@ Tell = Callable[[str], object]
 """Is given what the user should know of a run that is not refused, a line at a time."""
 
 
-def check_submission(config: RunConfig, plan: JobPlan, directory: RunDir, tell: Tell) -> None:
+def check_submission(
+    config: RunConfig, plan: JobPlan, directory: RunDir, tell: Tell, *, is_stage: bool = False
+) -> None:
     """All that `submit` refuses without a word to a cluster; nothing is written.
+
+    Args:
+        is_stage: of a pipeline: the run of job.after will be submitted before it.
 
     Raises:
         ConfigError, DataError: every refusal at once.
     """
     place, image = (lambda: _check_place(directory)), (lambda: check_image_is_there(plan))
-    _raise_all([place, *_checks_of_inputs(config, tell), image])
+    _raise_all([place, *_checks_of_inputs(config, tell, is_stage=is_stage), image])
 
 
 def check_inputs(config: RunConfig, tell: Tell, *, is_new: bool = True) -> None:
@@ -46,13 +54,16 @@ def check_inputs(config: RunConfig, tell: Tell, *, is_new: bool = True) -> None:
     _raise_all(_checks_of_inputs(config, tell, is_new=is_new))
 
 
-def _checks_of_inputs(config: RunConfig, tell: Tell, *, is_new: bool = True) -> list[Callable[[], None]]:
+def _checks_of_inputs(
+    config: RunConfig, tell: Tell, *, is_new: bool = True, is_stage: bool = False
+) -> list[Callable[[], None]]:
+    after = [functools.partial(_check_after, config)] if is_new and not is_stage else []
     if config.external is not None:  # its program checks its own
-        return []
+        return [*after]
     named = named_functions(config) if is_new else {}
     functions = [functools.partial(check_function, config, key, spec) for key, spec in named.items()]
     if LAUNCHERS[config.cluster.launcher].existing:  # its nodes see other folders than this machine does
-        return [*functions]
+        return [*after, *functions]
     checks = [
         _check_model,
         lambda config: _check_data(config, tell),
@@ -60,7 +71,7 @@ def _checks_of_inputs(config: RunConfig, tell: Tell, *, is_new: bool = True) -> 
     ]
     if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's
         checks = [_check_checkpoint_url, lambda config: check_engine_args(config.rollout.engine_args), *checks]
-    return [*(functools.partial(check, config) for check in checks), *functions]
+    return [*after, *(functools.partial(check, config) for check in checks), *functions]
 
 
 def _raise_all(checks: Sequence[Callable[[], None]]) -> None:
@@ -99,6 +110,24 @@ def _check_checkpoint_url(config: RunConfig) -> None:
     open_filesystem(config.checkpoint.url)
 
 
+def _check_after(config: RunConfig) -> None:
+    """Refuse to come after a run that is none, that will not finish, or that nobody would wait for."""
+    if config.job.after is None:
+        return
+    launcher, before = config.cluster.launcher, open_run(expand_user(config.job.after))
+    if has_finished(before):
+        return
+    [state] = read_states([before])
+    if not LAUNCHERS[launcher].is_queue:
+        raise ConfigError(
+            f"with cluster.launcher={launcher} the run of job.after must have finished: there is no queue to wait in",
+            seen=f"{before.path} is {state}",
+            action="wait for its end, or put both into one file: python -m slurm_rl pipeline --help",
+        )
+    if not state.is_alive and state.error is None:
+        raise not_finished(before, state)
+
+
 def _check_model(config: RunConfig) -> None:
     folders = {
         "model.path": config.model.path,
@@ -106,7 +135,10 @@ def _check_model(config: RunConfig) -> None:
         "critic.init_from": config.critic.init_from,
         "reward.model.path": config.reward.model.path,
     }
+    comes = None if config.job.after is None else RunDir(expand_user(config.job.after)).export
     for field, value in folders.items():
+        if value and comes is not None and expand_user(value).absolute() == comes:
+            continue
         # A name without a slash in front may be one of the hub; the node looks that up in its cache.
         if value and value.startswith(("/", "./", "../", "~")) and not expand_user(value).is_dir():
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")

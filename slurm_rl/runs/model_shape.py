@@ -7,11 +7,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from slurm_rl.config.load import parse_config
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.known_models import find_known
 from slurm_rl.plan.memory import ModelShape, parse_shape
+from slurm_rl.run_dir import RunDir
 
 _AGAIN = "fetch it again"
 _NUM_SPECIAL = 2
@@ -27,6 +31,8 @@ def find_shape(model: ModelConfig) -> ModelShape | None:
     """
     if model.path is None:
         return _shape_of_tiny(model)
+    if (planned := find_planned(model.path)) is not None:
+        return find_shape(planned)
     tree = _load_config(model)
     return find_known(model.path) if tree is None else parse_shape(tree)
 
@@ -35,11 +41,22 @@ def sees_images(model: ModelConfig) -> bool | None:
     """Whether it is a vision-language model; None when its config.json cannot be seen from here."""
     if model.path is None:
         return model.tiny_vl is not None
+    if (planned := find_planned(model.path)) is not None:
+        return sees_images(planned)
     tree = _load_config(model)
     if tree is not None:
         return "vision_config" in tree
     shape = find_known(model.path)
     return None if shape is None else shape.vision_parameters > 0
+
+
+def find_planned(path: str) -> ModelConfig | None:
+    """The model that a run will export to this path; None where it is no such export, or is there already."""
+    folder = expand_user(path).absolute()
+    run = RunDir(folder.parent)
+    if folder != run.export or folder.exists() or not run.config.is_file():
+        return None
+    return parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8"))).model
 
 
 def _shape_of_tiny(model: ModelConfig) -> ModelShape | None:

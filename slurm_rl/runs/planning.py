@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from slurm_rl import __version__
+from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
@@ -49,4 +51,5 @@ def plan_in(config: RunConfig, run: RunDir) -> JobPlan:
         model_shape=find_shape(config.model),
     )
     root = config.cluster.remote_root
-    return build_plan(config, path if root is None else str(Path(root) / run.path.name), facts)
+    plan = build_plan(config, path if root is None else str(Path(root) / run.path.name), facts)
+    return plan if plan.after is None else replace(plan, after=str(expand_user(plan.after).absolute()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from slurm_rl.config.run import RunConfig
@@ -46,6 +46,27 @@ def start_run(config: RunConfig, tell: Callable[[str], object]) -> Started:
         remove_run(directory)
         raise
     return Started(directory, plan, submitted)
+
+
+def create_stages(configs: Sequence[RunConfig], tell: Callable[[str], object]) -> list[RunDir]:
+    """The run directories of a pipeline, each checked when those before it are there; no job is started.
+
+    Raises:
+        SlurmRLError: one is refused; nothing is left of any.
+    """
+    made: list[RunDir] = []
+    try:
+        for config in configs:
+            directory = choose_directory(config)
+            plan = plan_in(config, directory)
+            check_submission(config, plan, directory, tell, is_stage=True)
+            create_run(directory, config, ask_cluster(plan, tell))
+            made.append(directory)
+    except SlurmRLError:
+        for directory in made:
+            remove_run(directory)
+        raise
+    return made
 
 
 def resume_run(directory: RunDir, tell: Callable[[str], object]) -> Started:

@@ -140,6 +140,16 @@ def sweep(folder: Path) -> Case:
     )
 
 
+@writer("pipeline.yaml", "cli.pipeline.run")
+def pipeline(folder: Path) -> Case:
+    from slurm_rl.runs.pipeline import PIPELINE_FILE, find_stages
+
+    def write() -> None:
+        write_text(folder / PIPELINE_FILE, "a: seed=1\nb: seed=2\n")
+
+    return Case(write, lambda: len(find_stages(folder)) == 2, lambda: len(find_stages(folder)) in (0, 2))
+
+
 @writer(
     "submitit/job.sh",
     "launchers.slurm.submitit_slurm.PlanExecutor._submit_command",

@@ -13,6 +13,7 @@ from slurm_rl.launchers.protocol import Launcher, Submitted, load_entry
 from slurm_rl.launchers.slurm import commands
 from slurm_rl.launchers.slurm.admission import check_admission
 from slurm_rl.launchers.slurm.commands import JobInfo
+from slurm_rl.launchers.slurm.dependency import explain_end, run_before
 from slurm_rl.launchers.slurm.memory import avoid_bad_nodes
 from slurm_rl.launchers.slurm.shared_paths import warn_of_local_paths
 from slurm_rl.launchers.slurm.silent import STOPPED, explain_silent_job
@@ -24,6 +25,8 @@ from slurm_rl.plan.step import with_host_setup
 from slurm_rl.run_dir import RunDir
 
 _CANCEL_DEADLINE_S = 10.0
+_DEPENDENCY = "Dependency"
+"""squeue's reason for a job that waits for another."""
 # Where a job may run and what a node must have; the rest is the batch job's own business.
 _PROBE_OPTIONS = (
     *("partition", "account", "qos", "constraint", "reservation", "nodelist", "exclude", "gres", "gpus-per-node"),
@@ -95,10 +98,11 @@ class SlurmLauncher(Launcher):
 
 def _read_state(job: Job, found: JobInfo | None) -> RunState:
     if found is None:
-        return RunState("dead", f"Slurm knows job {job.job_id} no more")
+        return _end_unstarted(job) or RunState("dead", f"Slurm knows job {job.job_id} no more")
     attempts = len(job.run.attempt_numbers())
     if found.state == JobState.PENDING:
-        parts = [found.reason or "no reason given"]
+        before = run_before(job) if found.reason == _DEPENDENCY else None
+        parts = [f"after {before.path}" if before else found.reason or "no reason given"]
         if found.start_time:
             parts.append(f"starts about {_clock(found.start_time)}")
         if attempts:
@@ -111,6 +115,8 @@ def _read_state(job: Job, found: JobInfo | None) -> RunState:
         if found.end_time:
             parts.append(f"until {_clock(found.end_time)} at the latest")
         return RunState(found.state.value, ", ".join(parts), is_alive=True)
+    if ended := _end_unstarted(job) if found.state == JobState.CANCELLED and not found.nodelist else None:
+        return ended
     if not job.run.end.is_file() and (cause := explain_silent_job(job.run, found)):
         if not cause.startswith(STOPPED):
             return record_failed(job.run, cause)
@@ -121,6 +127,16 @@ def _read_state(job: Job, found: JobInfo | None) -> RunState:
     exit_code = f", exit code {found.exit_code}" if found.exit_code else ""
     reason = f" ({found.reason}{exit_code})" if found.reason or exit_code else ""
     return RunState("dead", f"Slurm says {found.slurm_state}{reason}; {SILENT_END}")
+
+
+def _end_unstarted(job: Job) -> RunState | None:
+    """Of a job that Slurm took out of its queue because the run before it did not finish."""
+    before = run_before(job)
+    if before is None or job.run.end.is_file():
+        return None
+    with contextlib.suppress(OSError):
+        record_end(job.run, "cancelled", EXIT_INTERRUPTED, explain_end(before))
+    return RunState("cancelled", explain_end(before))
 
 
 def _clock(seconds: float) -> str:

@@ -6,12 +6,14 @@ submitit keeps what it is good at: the pickle with the callable, its place on di
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor
 
 from slurm_rl.launchers.slurm.commands import submit
+from slurm_rl.launchers.slurm.dependency import with_dependency
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.sbatch import controller_command, render_batch_script, submission_argv
 from slurm_rl.run_dir import write_text
@@ -33,7 +35,8 @@ class PlanExecutor(SlurmExecutor):
     def _submit_command(self, command: str) -> Any:
         script = Path(self.plan.run_dir) / "submitit" / "job.sh"
         write_text(script, render_batch_script(self.plan, controller_command(self.plan, self.plan.host_python)))
-        job_id = submit([*submission_argv(self.plan), str(script)])
+        options = with_dependency(self.plan.sbatch, self.plan.after)
+        job_id = submit([*submission_argv(replace(self.plan, sbatch=options)), str(script)])
         return self.job_class(folder=self.folder, job_id=job_id, tasks=[0])
 
 

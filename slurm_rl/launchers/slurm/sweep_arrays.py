@@ -16,6 +16,7 @@ from pathlib import Path
 from slurm_rl.errors import SlurmRLError, SubmitError
 from slurm_rl.job.record import record_job
 from slurm_rl.launchers.slurm import commands
+from slurm_rl.launchers.slurm.dependency import with_dependency
 from slurm_rl.launchers.slurm.memory import avoid_bad_nodes
 from slurm_rl.plan.sbatch import SbatchOptions, escape_percent, render_batch_script, sbatch_argv
 from slurm_rl.run_dir import write_text
@@ -60,7 +61,7 @@ def group_runs(runs: Sequence[PlannedRun]) -> list[list[int]]:
     groups: dict[str, list[int]] = {}
     for position, run in enumerate(runs):
         options = {name: value for name, value in run.plan.sbatch.items() if name not in _OWN_OPTIONS}
-        key = json.dumps([options, run.plan.setup, run.plan.host_python, run.max_parallel])
+        key = json.dumps([options, run.plan.setup, run.plan.host_python, run.plan.after, run.max_parallel])
         groups.setdefault(key, []).append(position)
     return list(groups.values())
 
@@ -88,7 +89,8 @@ def array_argv(array: Sequence[PlannedRun], folder: Path, name: str, previous_jo
         previous_job: the array before this one; where max_parallel_runs is set, this one waits for its end, since
             together they would break it.
     """
-    asked, max_parallel = array[0].plan.sbatch, array[0].max_parallel
+    plan, max_parallel = array[0].plan, array[0].max_parallel
+    asked = with_dependency(plan.sbatch, plan.after)
     options: SbatchOptions = {
         **asked,
         "job-name": name,

@@ -1,0 +1,73 @@
+"""`pipeline`: stages of one file one after the other, each when the one before it has finished.
+
+On a cluster all of them are in the queue at once and wait there; on this machine each is followed to its end.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from slurm_rl.cli.common import check_overrides
+from slurm_rl.cli.foreground import follow_to_the_end
+from slurm_rl.cli.told import tell
+from slurm_rl.cli.words import read_words
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import ConfigError
+from slurm_rl.job.after import has_finished
+from slurm_rl.job.record import load_job
+from slurm_rl.launchers.jobs import cancel_runs, read_states, submit_run
+from slurm_rl.run_dir import RunDir, write_text
+from slurm_rl.runs.find import load_plan, parse_path
+from slurm_rl.runs.pipeline import PIPELINE_FILE, parse_stages, place_stages
+from slurm_rl.runs.start import create_stages, resume_run
+
+
+def run(words: list[str]) -> int:
+    told = read_words("pipeline", words)
+    if not told.rest or "=" in told.rest[0]:
+        raise ConfigError("name the file of the pipeline first", seen=" ".join(words) or "none")
+    file, more = parse_path(told.rest[0]), told.rest[1:]
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the file of a pipeline must be readable ({error})", seen=str(file)) from None
+    folder = (told.flags.dir or Path("runs") / f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+    if folder.exists() and any(folder.iterdir()):
+        action = f"go on with it: python -m slurm_rl resume {shlex.quote(str(folder))}, or choose another --dir"
+        raise ConfigError("--dir must be a new or empty folder", seen=str(folder), action=action)
+    placed = place_stages(parse_stages(text, str(file)), folder, check_overrides(more) if more else [])
+    configs = [load_config(check_overrides(each), config_dir=told.flags.config_dir) for each in placed]
+    runs = create_stages(configs, tell)
+    write_text(folder / PIPELINE_FILE, text)
+    quoted = shlex.quote(str(folder))
+    tell(f"pipeline  {folder}\nstatus    python -m slurm_rl status {quoted}")
+    return start_stages(runs)
+
+
+def start_stages(runs: Sequence[RunDir]) -> int:
+    """Start, or resume, what has neither finished nor runs; returns at once from a queue, here at the end of all.
+
+    Raises:
+        SlurmRLError: a stage is refused; those before it are on their way.
+    """
+    is_moved = False
+    for run in runs:
+        if has_finished(run):
+            continue
+        [state] = read_states([run])
+        if state.is_alive and not is_moved:
+            tell(f"stage     {run.path.name} is {state}")
+            continue
+        if state.is_alive:
+            cancel_runs([run])  # it waits for a job of the stage before that is no more
+        started = resume_run(run, tell).submitted if load_job(run) else submit_run(run, load_plan(run))
+        is_moved = True
+        tell(f"stage     {run.path.name}, job {started.job_id}")
+        if started.process is not None and (code := follow_to_the_end(run, started.process)):
+            path = shlex.quote(str(run.path.parent))
+            tell(f"stage {run.path.name} has not finished, so those after it wait: python -m slurm_rl resume {path}")
+            return code
+    return 0
