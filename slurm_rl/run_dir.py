@@ -9,6 +9,7 @@ file or the new one, never half of either. Standard library alone: the node agen
       secrets/                      0700; the Ray token of each attempt, 0600
       model/ reference/             built for this run: the tiny model; the policy after the warm-up
       job.json end.json             the launcher's job; how it ended
+      learned.json                  times of saves and of lost attempts, over all attempts
       lease/                        which controller has the run: see lease.py
       remedy.json                   smaller micro-batches, once an attempt was out of memory
       machines.json                 where the head listens, on machines without Slurm
@@ -62,6 +63,8 @@ class RunDir:
         """Number and checksum of the prompts, which a resumed run must find again."""
         self.end = self.path / "end.json"
         """How the job ended, written by the controller as its last act."""
+        self.learned = self.path / "learned.json"
+        """What saves and lost attempts have taught the run; see goodput/learned.py."""
         self.lease = self.path / "lease"
         self.submitit = self.path / "submitit"
         self.job = self.path / "job.json"

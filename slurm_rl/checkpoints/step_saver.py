@@ -51,7 +51,7 @@ class StepSaver:
         url: str | None = None,
         verify: bool = True,
         is_stopped: Callable[[], bool] = lambda: False,
-        stop_s: float = 60.0,
+        stop_s: Callable[[], float] = lambda: 60.0,
     ) -> None:
         self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
         self.is_stopped, self.stop_s = is_stopped, stop_s
@@ -100,6 +100,7 @@ class StepSaver:
         Raises:
             CheckpointError: this one, or the one before it, could not be written; older ones are untouched.
         """
+        began = time.perf_counter()
         self.wait()
         if step == self.saved_step:
             return
@@ -111,7 +112,8 @@ class StepSaver:
                 raise cannot_write(self.store.root, error) from error
             raise
         self.saved_step = step
-        self._pending = self._thread.submit(self.finish, step, dict(meta), frozenset(spare), files)
+        stall_s = time.perf_counter() - began if self.background else None
+        self._pending = self._thread.submit(self.finish, step, dict(meta), frozenset(spare), files, stall_s)
         if not self.background:
             self.wait()
 
@@ -120,8 +122,19 @@ class StepSaver:
         self.started = time.perf_counter()
         return self.store.begin(step)
 
-    def finish(self, step: int, meta: dict[str, Any], spare: Collection[int] = (), files: Sequence[Path] = ()) -> None:
-        """Make it the newest, once the files that others write are there too."""
+    def finish(
+        self,
+        step: int,
+        meta: dict[str, Any],
+        spare: Collection[int] = (),
+        files: Sequence[Path] = (),
+        stall_s: float | None = None,
+    ) -> None:
+        """Make it the newest, once the files that others write are there too.
+
+        Args:
+            stall_s: how long the loop waited, where it has gone on since; None: it waits until this returns.
+        """
         try:
             wait_for_files(files, self.timeout_s, self._given_up)
             self._sync_rows()
@@ -132,7 +145,8 @@ class StepSaver:
         self.saved_step = step
         self.store.prune(self.keep, spare=spare)
         seconds = round(time.perf_counter() - self.started, 3)
-        append_event(self.run_dir, "checkpoint/saved", step=step, seconds=seconds)
+        stall_s = seconds if stall_s is None else round(stall_s, 3)
+        append_event(self.run_dir, "checkpoint/saved", step=step, seconds=seconds, stall_s=stall_s)
         if self.remote is not None:
             self.remote.copy(step)
             self.remote.prune(self.keep, spare)
@@ -168,7 +182,7 @@ class StepSaver:
         while not wait_for_futures([pending], _POLL_S).done:
             if stopped_at is None and self.is_stopped():
                 stopped_at = time.monotonic()
-            if stopped_at is not None and time.monotonic() > stopped_at + self.stop_s:
+            if stopped_at is not None and time.monotonic() > stopped_at + self.stop_s():
                 self._given_up.set()
 
     def close(self, within_s: float) -> None:

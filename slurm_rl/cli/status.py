@@ -14,6 +14,7 @@ from slurm_rl.cli.status_table import STYLES, RunLine, format_age, join_row, ren
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import SlurmRLError
+from slurm_rl.goodput.learned_file import read_learned
 from slurm_rl.goodput.read import read_ledger
 from slurm_rl.goodput.words import render_line
 from slurm_rl.job.record import RunState, load_job, read_last_row
@@ -137,10 +138,22 @@ def render_status(run: RunDir) -> str:
     lines += _tell_trouble(run, is_alive=state.is_alive)
     if ledger := read_ledger(run):
         lines.append(f"time    {render_line(ledger)}")
+    lines += _tell_learned(run)
     lines.append(f"logs    {run.attempts / 'latest' / 'logs'}")
     if not state.is_alive and state.word not in ("finished", "unknown"):
         lines.append(f"resume  python -m slurm_rl resume {shlex.quote(str(run.path))}")
     return "\n".join(lines)
+
+
+def _tell_learned(run: RunDir) -> list[str]:
+    """What its own saves have taught it of when to stop; nothing before."""
+    measured = read_learned(run)
+    if measured.lead_s is None:
+        return []
+    saves, rest = format_seconds(measured.save_s), format_seconds(measured.rest_s)
+    return [
+        f"lead    {measured.lead_s} s to stop before a limit: {rest} until the loop looks, {saves} to save, 80 s more"
+    ]
 
 
 def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:

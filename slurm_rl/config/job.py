@@ -9,6 +9,7 @@ from pydantic import Field
 
 from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, checked_by
 
+PLANNED_LEAD_S = 120
 _TIME_FORMS = {
     r"(?P<m>\d+)": "minutes",
     r"(?P<m>\d+):(?P<s>\d+)": "MM:SS",
@@ -42,8 +43,9 @@ class JobConfig(Section):
     time_limit: Annotated[str | int, checked_by(parse_minutes)] | None = None
     """When the job ends at the latest, in Slurm's forms (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS); null:
     the partition's default."""
-    signal_lead_s: PositiveInt = 120
-    """Seconds before the limit at which the run is told to save."""
+    signal_lead_s: PositiveInt | Literal["auto"] = "auto"
+    """Seconds before the limit at which the run is told to save; auto: 120, and more once its own saves and steps have
+    shown that they need it."""
     max_failures: NonNegativeInt = 0
     """Attempts that may fail before the run gives up; bad input is never tried again."""
     num_spare_nodes: NonNegativeInt = 0
@@ -60,6 +62,11 @@ class JobConfig(Section):
     """Ray's debugger, a larger flight recorder of NCCL or RCCL, and verbose logs; `plan` shows each with its reason."""
     debugger: Literal["distributed", "legacy"] = "distributed"
     """With debug: Ray's debugger of VS Code, in which a task that raises waits; or `ray debug`."""
+
+    @property
+    def planned_lead_s(self) -> int:
+        """The lead as far as it is known before a run has saved."""
+        return PLANNED_LEAD_S if self.signal_lead_s == "auto" else self.signal_lead_s
 
     @property
     def time_limit_min(self) -> int | None:

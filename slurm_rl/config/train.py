@@ -254,8 +254,9 @@ class EvalConfig(Section):
 class CheckpointConfig(Section):
     """What survives a crash."""
 
-    every: PositiveInt = 10
-    """Save every so many steps, and always at the end and on a stop signal."""
+    every: PositiveInt | Literal["auto"] = 10
+    """Save every so many steps, and always at the end and on a stop signal; auto: as often as costs least, by what a
+    save stalls the loop and how often attempts are lost (Young and Daly), from 10 on."""
     background: bool = True
     """Copy the state to host memory, then write, hash and rename it while training goes on; false waits.
     DeepSpeed writes in the foreground; hashing is in the background with it, too."""

@@ -104,7 +104,7 @@ def build_task(
     if config.job.time_limit_min is not None:
         task["max_duration"] = f"{config.job.time_limit_min}m"
     # Between the notice and the end: the run saves.
-    task["stop_duration"] = f"{config.job.signal_lead_s}s"
+    task["stop_duration"] = f"{config.job.planned_lead_s}s"
     if config.checkpoint.url is not None:
         # New machines have nothing but the copies.
         task["retry"] = {"on_events": ["no-capacity", "interruption"], "duration": "1d"}

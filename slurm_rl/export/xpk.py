@@ -97,7 +97,7 @@ def build_xpk_argv(config: RunConfig, target: XpkTarget) -> list[str]:
     argv += [f"--project={target.project}"] if target.project else []
     # A failed attempt is one that MaxText resumes by itself.
     argv += [f"--max-restarts={config.job.max_failures}"] if config.job.max_failures else []
-    argv += [f"--termination-grace-period-seconds={config.job.signal_lead_s}"]
+    argv += [f"--termination-grace-period-seconds={config.job.planned_lead_s}"]
     return [*argv, f"--command={command}"]
 
 

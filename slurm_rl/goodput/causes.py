@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from slurm_rl.goodput.holds import is_settled
+from slurm_rl.goodput.holds import is_settled, number
 from slurm_rl.goodput.nouns import Cause
 from slurm_rl.jsonl import Row
 
 _LONGEST = 60
+_EARLY_S = 90.0
 _STOPPED = {"limit": Cause("limit"), "scheduler": Cause("preemption"), "user": Cause("user")}
 
 
@@ -31,13 +32,22 @@ def find_cause(events: Sequence[Row], ended: Row | None, *, is_requeued: bool) -
         # Slurm's SIGTERM is that of `scancel`; what follows tells them apart.
         return Cause("requeue", reason="no warning" if is_settled(ended) else "")
     stopped = _STOPPED.get(str(ended.get("stopped_by", "")))
-    if stopped is not None and any(event.get("kind") == "job/stop_raised" for event in events):
+    if stopped is not None and _is_at_limit(events, ended):
         return _STOPPED["limit"]
     if stopped is not None:
         return stopped
     if is_settled(ended):
         return Cause("program", reason="its controller was killed")
     return Cause("program", reason=_shorten(str(ended.get("cause", ""))))
+
+
+def _is_at_limit(events: Sequence[Row], ended: Row) -> bool:
+    """The controller raised the stop, or Slurm did so near the end that it had announced: up to 60 s early, on a tick
+    of 30 s. A preemption at that time is taken for the limit, which would have come anyway."""
+    if any(event.get("kind") == "job/stop_raised" for event in events):
+        return True
+    begun = next((event for event in events if event.get("kind") == "attempt/started"), {})
+    return "ends_at" in begun and number(ended, "time") >= number(begun, "ends_at") - number(begun, "lead_s") - _EARLY_S
 
 
 def _find_node(events: Sequence[Row]) -> Cause | None:

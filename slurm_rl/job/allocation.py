@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -53,6 +52,9 @@ class Allocation(Protocol):
     job: Mapping[str, str] | None = None
     """As job.json has it; None where that file is not on this machine."""
 
+    signals_limit: bool = False
+    """Whoever lends the machines signals `limits.signal_lead_s` before it takes them back."""
+
     @property
     def has_nodes(self) -> bool:
         """Enough healthy ones for a further attempt."""
@@ -60,7 +62,11 @@ class Allocation(Protocol):
 
     @property
     def notice(self) -> str | None:
-        """Why the machines are taken back soon, as by a time limit; None while nobody said so."""
+        """Why the machines are taken back soon, apart from the time limit; None while nobody said so."""
+        return None
+
+    def ends_at(self) -> float | None:
+        """When the job ends at the latest as things are now, in seconds since 1970; None where nobody knows."""
         return None
 
     def holder(self) -> Holder:
@@ -125,12 +131,11 @@ class UnscheduledAllocation(Allocation):
 
     def __init__(self, run: RunDir, plan: JobPlan, job_key: str) -> None:
         self.run_dir, self.plan, self.job_key = run, plan, job_key
-        limit, lead_s = plan.limits.time_limit_min, plan.limits.signal_lead_s
-        self._leave_at = math.inf if limit is None else time.monotonic() + max(0.0, limit * 60.0 - lead_s)
+        limit = plan.limits.time_limit_min
+        self._ends_at = None if limit is None else time.monotonic() + limit * 60.0
 
-    @property
-    def notice(self) -> str | None:
-        return "job.time_limit is near" if time.monotonic() > self._leave_at else None
+    def ends_at(self) -> float | None:
+        return None if self._ends_at is None else time.time() + self._ends_at - time.monotonic()
 
     def holder(self) -> Holder:
         return Holder.of_this_process(self.plan.launcher, self.job["job_id"] if self.job else self.job_key)

@@ -34,6 +34,7 @@ from slurm_rl.job.attempts import (
 )
 from slurm_rl.job.ends import KILLED, load_ends, newest_step, read_end, settle_killed_attempts
 from slurm_rl.job.holding import take_run
+from slurm_rl.job.limit import LimitWatch
 from slurm_rl.job.memory import remedy_memory
 from slurm_rl.job.watch import AttemptWatch, end_nodes
 from slurm_rl.lease import Lease
@@ -163,7 +164,9 @@ class Controller:
         spare = max(0, nodes - plan.num_nodes) * each
         # Nodes of several kinds have no spares; each has the GPUs of its kind.
         gpus = {"gpus": sum(plan.gpus_by_node) + spare} if plan.gpus_per_node else {}
-        return {"nodes": nodes, **gpus, "spare": spare, **known}
+        ends_at = known.get("ends_at") if known else self.allocation.ends_at()
+        limit = {"lead_s": plan.limits.signal_lead_s, "ends_at": ends_at} if ends_at else {}
+        return {"nodes": nodes, **gpus, "spare": spare, **known, **limit}
 
     def _run_attempt(self, attempt: AttemptDir) -> AttemptEnd:
         start = time.monotonic()
@@ -199,13 +202,14 @@ class Controller:
         if nodes is None:
             return AttemptEnd("lost", "asked to stop before the nodes were started")
         watch = AttemptWatch(self.run_dir, self.plan, attempt, nodes, self.allocation)
+        limit = LimitWatch(self.run_dir, self.plan, self.allocation)
         while nodes.poll() is None:
             if self.lease is not None and self.lease.lost is not None:
                 end_nodes(nodes)
                 raise self.lease.lost
             # Whoever lends the machines takes them back, as Slurm does at the time limit.
-            if not self.stopped_by and self.allocation.notice:
-                say(self.allocation.notice)
+            if not self.stopped_by and (notice := self.allocation.notice or limit.look()):
+                say(notice)
                 self.stopped_by = "scheduler"
             watch.look(is_stopped=self.is_stopped())
             time.sleep(_POLL_S)

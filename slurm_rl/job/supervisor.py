@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 
 from slurm_rl.disk import say
+from slurm_rl.goodput.learned_file import lead_in_force
 from slurm_rl.hang import LOST_S, Beside, Watch
 from slurm_rl.job.allocation import Allocation
 from slurm_rl.job.attempts import EXIT_FAILED, EXIT_INTERRUPTED
@@ -57,7 +58,7 @@ def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
         Controller(run, plan, allocation).main,
         run.path,
         # Told to leave, the trainer may take as long as before a time limit.
-        patience_s=plan.limits.signal_lead_s + _CLEANING_S,
+        patience_s=lead_in_force(run, plan.limits.signal_lead_s, learns=plan.limits.learns_lead) + _CLEANING_S,
         on_death=note,
         on_hang=allocation.abandon,
         # Other nodes are cleaned by the run's next attempt on them.

@@ -167,6 +167,8 @@ def _files(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> Iterat
     if plan.external is not None:
         yield "checkpoints", "the program's own, where its arguments say"
         return
+    chosen = config.checkpoint.every
+    every = f"every {chosen} steps" if chosen != "auto" else "every 10 steps, then by what saves take"
     checkpoint, best = config.checkpoint, config.checkpoint.keep_best and config.eval.every > 0
     size = None if shape is None else checkpoint_bytes(config, shape) / GB
     kept = checkpoint.keep + best
@@ -174,7 +176,7 @@ def _files(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> Iterat
     sizes = "" if size is None else f", {_gigabytes(size)} each, {_gigabytes(size * (kept + 1))} at most"
     yield (
         "checkpoints",
-        f"every {checkpoint.every} steps; the newest {checkpoint.keep}{' and the best' * best} stay{sizes}",
+        f"{every}; the newest {checkpoint.keep}{' and the best' * best} stay{sizes}",
     )
     if checkpoint.url is not None:
         yield "copies", f"of each checkpoint, at {checkpoint.url}"
@@ -190,7 +192,8 @@ def _ends(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
     again = "is requeued and goes on" if row.is_queue else "ends with 130"
     if limits.time_limit_min or row.is_queue:
         time = f"{limits.time_limit_min} min" if limits.time_limit_min else "the partition's"
-        yield "time limit", f"{time}; {limits.signal_lead_s} s before, it {saves}, {again}"
+        more = " (more once its saves are known to need it)" if limits.learns_lead else ""
+        yield "time limit", f"{time}; {limits.signal_lead_s} s before{more}, it {saves}, {again}"
     if row.is_queue:
         spare = "a spare one takes its place, else " if plan.num_spare_nodes else ""
         yield "lost node", f"{spare}it is requeued and goes on from the newest checkpoint"

@@ -68,6 +68,8 @@ class LimitsPlan:
     start_timeout_s: float
     hang_after_s: float = 300.0
     step_timeout_s: float = 3600.0
+    learns_lead: bool = False
+    """job.signal_lead_s is auto: the lead grows with what saves take."""
 
 
 @dataclass(frozen=True)
@@ -223,11 +225,12 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard, config.ray.dashboard_port),
         limits=LimitsPlan(
             job.time_limit_min,
-            job.signal_lead_s,
+            job.planned_lead_s,
             job.max_failures,
             job.start_timeout_s,
             job.hang_after_s,
             config.trainer.step_timeout_s,
+            learns_lead=job.signal_lead_s == "auto" and config.external is None,
         ),
         container=config.container.model_dump(mode="json"),
         sbatch=sbatch,

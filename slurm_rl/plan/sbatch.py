@@ -61,7 +61,7 @@ def _component(config: RunConfig, run_dir: str, kind: NodeKind | None, *, is_fir
         "mem": _mem(cluster.mem_gb_per_node),
         "time": job.time_limit_min,
         # To the batch step alone (B:), where the controller is; it tells the others.
-        "signal": f"B:USR2@{job.signal_lead_s}",
+        "signal": f"B:USR2@{job.planned_lead_s}",
         "requeue": True,
         "open-mode": "append",
         "output": f"{escape_percent(run_dir)}/submitit/%j_0_log.out",

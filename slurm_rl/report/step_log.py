@@ -11,6 +11,7 @@ waited for a checkpoint; `phases` may overlap where sampling goes ahead.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from slurm_rl.disk import say
 from slurm_rl.jsonl import append_row
 
 SAVE = "save"
+_NO_STEP = ("eval", "warmup")
+_RECENT = 20
 _WHOLE = ("step", "eval")
 """Names of timers around a whole row, which is no phase of it."""
 
@@ -32,11 +35,16 @@ class StepLog:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._is_told = False
+        self._recent: dict[bool, deque[float]] = {True: deque(maxlen=_RECENT), False: deque(maxlen=_RECENT)}
         self.mark()
 
     def mark(self) -> None:
         """What was before this is no part of the next row."""
         self._start, self._since = time.time(), time.perf_counter()
+
+    def recent(self, *, save: bool) -> list[float]:
+        """Seconds of the newest steps of this attempt, or of the newest saves."""
+        return list(self._recent[save])
 
     def add(self, step: int, stage: str, timers: Mapping[str, float] = {}) -> None:
         """The row of what has just ended; a run can do without it, so a full disk costs a word alone.
@@ -46,6 +54,8 @@ class StepLog:
             timers: seconds by key; those of metrics.jsonl (`time/<phase>_s`) are its phases, others are passed over.
         """
         seconds = time.perf_counter() - self._since
+        if stage not in _NO_STEP:
+            self._recent[stage == SAVE].append(seconds)
         phases = {key[5:-2]: round(value, 4) for key, value in timers.items() if is_phase(key)}
         row = {"step": step, "stage": stage, "start": round(self._start, 4), "seconds": round(seconds, 4)}
         if self._path is not None:

@@ -28,6 +28,7 @@ from slurm_rl.supervised.objective import (
     micro_batches_of,
 )
 from slurm_rl.supervised.state import LoopState, PolicySaver
+from slurm_rl.train.cadence import open_cadence
 from slurm_rl.train.stop import StopFlag, Timer
 
 
@@ -59,11 +60,13 @@ class SupervisedLoop:
         self.order = PromptOrder(len(objective.train), config.seed)
         self.num_steps = count_steps(config, len(objective.train))
         self.state = LoopState()
+        self.cadence = open_cadence(run, config)
 
     def run(self) -> LoopState:
         """Train to the end, or save and raise StopRequested when asked to stop."""
         restored = self.saver.restore()
         self.state = restored or self.state
+        self.cadence.resume(self.state.step)
         if self.metrics:
             self.metrics.rewind(self.state.step if restored else -1, self.state.num_metric_rows)
             self.metrics.steps.mark()
@@ -150,7 +153,11 @@ class SupervisedLoop:
         return patience is not None and self.state.num_worse >= patience
 
     def save_if_due(self) -> None:
-        if self.state.step % self.config.checkpoint.every == 0 or self.state.best_step == self.state.step:
+        due = self.cadence.is_due(self.state.step)
+        if not self.cadence.is_fixed:
+            # Clocks differ, and all ranks save or none does.
+            due = distributed.call_on_rank_0(lambda: due)
+        if due or self.state.best_step == self.state.step:
             self.save()
 
     def save(self) -> None:
@@ -158,6 +165,7 @@ class SupervisedLoop:
         self.saver.save(self.state)
         if self.metrics:
             self.metrics.steps.add(self.state.step, SAVE)
+            self.cadence.saved(self.state.step, self.metrics.steps)
 
     def leave_if_asked(self) -> None:
         """Save and raise StopRequested, on all ranks, once a signal reached one of them."""

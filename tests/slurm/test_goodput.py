@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from slurm_rl.goodput.holds import find_holds
@@ -47,3 +50,21 @@ def test_what_it_held_is_what_slurm_billed(accounting_cluster: Cluster) -> None:
     causes = {(charge.cause.who, charge.cause.name): charge for charge in ledger.charges}
     assert set(causes) == {("program", ""), ("requeue", ""), ("node", lost)}, ledger.charges
     assert all(0 < charge.seconds < ledger.held_s for charge in ledger.charges)
+
+
+@pytest.mark.slow
+def test_a_slow_save_is_begun_in_time(cluster: Cluster, shared_dir: Path) -> None:
+    """Slurm would signal 10 s before the end, and a save takes 15 s: the run has learned that when it matters."""
+    words = ("cluster.num_nodes=1", "job.time_limit=3")
+    hurried: dict[str, Any] = {"num_steps": 400, "step_s": 0.5, "save_every": 4, "save_s": 15.0}
+    run = LightRun(cluster, shared_dir / "run", *words, net_s=10, **hurried)
+    run.wait_for_events("job/requeued", timeout_s=240)
+    [raised] = run.events("job/stop_raised")
+    assert 95 <= raised["lead_s"] <= 130 and raised["measured"]["save_s"] >= 15.0
+    [ended] = run.events("attempt/ended")
+    started = run.events("attempt/started")[0]
+    assert ended["outcome"] == "checkpointed" and ended["time"] < started["ends_at"]
+    assert run.events("checkpoint/saved")[-1]["time"] > raised["time"]
+    run.cluster.run(["scancel", run.job])
+    ledger = check_ledger(run)
+    assert [charge.cause.who for charge in ledger.charges] == ["limit"]

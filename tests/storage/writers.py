@@ -426,6 +426,16 @@ def metrics(folder: Path) -> Case:
     )
 
 
+@writer("learned.json", "goodput.learned_file.learn")
+def learned(folder: Path) -> Case:
+    from slurm_rl.goodput.learned_file import learn, read_learned
+
+    run = RunDir(folder)
+    for seconds in (3.0, 4.0):
+        append_row(run.events, {"time": 1.0, "kind": "checkpoint/saved", "seconds": seconds})
+    return Case(lambda: learn(run), lambda: read_learned(run).save_s == 4.0, old_or_new(run.learned, b""), raises=False)
+
+
 @writer("attempts/<n>/steps.jsonl", "report.step_log.StepLog.add")
 def steps(folder: Path) -> Case:
     from slurm_rl.report.step_log import StepLog

@@ -116,7 +116,9 @@ def test_a_checkpoint_that_finds_no_room_costs_none_and_the_next_is_written_when
 def test_a_stop_ends_the_wait_for_a_file_that_never_comes(tmp_path: Path) -> None:
     """Whatever has become of its writer, as with a file system that went away."""
     stopped = threading.Event()
-    saver = StepSaver(RunDir(tmp_path), 2, background=True, timeout_s=NEVER, is_stopped=stopped.is_set, stop_s=0.0)
+    saver = StepSaver(
+        RunDir(tmp_path), 2, background=True, timeout_s=NEVER, is_stopped=stopped.is_set, stop_s=lambda: 0.0
+    )
     saver.save(1, {}, lambda folder: [folder / "rank-0.pt"])
     threading.Timer(0.2, stopped.set).start()
     with pytest.raises(CheckpointError, match="before the run is left"):

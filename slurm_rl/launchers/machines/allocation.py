@@ -37,8 +37,8 @@ class MachineAllocation(HereAllocation):
 
     @property
     def notice(self) -> str | None:
-        """Which of the machines was told to stop, or the time limit."""
-        return self._hub.notice or super().notice
+        """Which of the machines was told to stop."""
+        return self._hub.notice
 
     @property
     def has_nodes(self) -> bool:

@@ -48,6 +48,8 @@ _FORBIDDEN = "operation is presently disabled"
 class SlurmAllocation(Allocation):
     """See `Allocation`. Slurm's own notice is a signal, and it sees the exit status."""
 
+    signals_limit = True
+
     def __init__(self, run: RunDir, plan: JobPlan) -> None:
         self.run_dir, self.plan = run, plan
         self.job_key = os.environ["SLURM_JOB_ID"]
@@ -117,6 +119,11 @@ class SlurmAllocation(Allocation):
         with contextlib.suppress(SlurmRLError):
             times = query_hold(self.job_id)
         return {"nodes": len(self.hosts.names), **times}
+
+    def ends_at(self) -> float | None:
+        with contextlib.suppress(SlurmRLError):
+            return query_hold(self.job_id).get("ends_at")
+        return None
 
     def find_lost(self, attempt: int) -> list[str]:
         events = read_rows(self.run_dir.events)

@@ -97,14 +97,15 @@ def query_jobs(job_ids: Iterable[str]) -> dict[str, JobInfo]:
 
 
 def query_hold(job_id: str) -> dict[str, float]:
-    """Of a running job, or element of an array: since when it waited (`queued_since`) and has its nodes (`start_time`).
+    """Of a running job, or element of an array: since when it waited (`queued_since`) and has its nodes (`start_time`),
+    and when its time limit or a preemption ends it (`ends_at`).
 
     Slurm counts a requeued job as submitted when its nodes were given back. What it does not say is left out.
     """
-    done = execute_slurm(["squeue", "-h", "-j", job_id, "-o", "%V|%S"], SLURM_TIME_FORMAT="%s")
+    done = execute_slurm(["squeue", "-h", "-j", job_id, "-o", "%V|%S|%e"], SLURM_TIME_FORMAT="%s")
     # Of a heterogeneous job one line a component; all start at once.
     said = [] if done.returncode else done.stdout.strip().partition("\n")[0].split("|")
-    found = zip(("queued_since", "start_time"), map(_read_time, said), strict=False)
+    found = zip(("queued_since", "start_time", "ends_at"), map(_read_time, said), strict=False)
     return {name: time for name, time in found if time is not None}
 
 

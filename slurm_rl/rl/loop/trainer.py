@@ -21,12 +21,13 @@ from slurm_rl.rl.loop.evaluation import Evaluator
 from slurm_rl.rl.loop.learner import Learned, Learner
 from slurm_rl.rl.loop.pipeline import RolloutPipeline, staleness_metrics
 from slurm_rl.rl.loop.step_metrics import kept_metrics, sampling_metrics, training_metrics
-from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState, log_samples
+from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState, lead_s, log_samples
 from slurm_rl.rl.loop.warmup import prepare_models, warm_up
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.rl.rollout.single_turn import Rollouts
 from slurm_rl.rl.weights.sync import WeightSync
 from slurm_rl.run_dir import RunDir
+from slurm_rl.train.cadence import open_cadence
 from slurm_rl.train.stop import Timer
 
 # A run that fails gives a checkpoint in progress so long; its workers may be dead.
@@ -66,6 +67,7 @@ class GRPOTrainer:
         self.learner, self.sampler, self.sync = learner, sampler, sync
         self.saver, self.metrics, self.policy_lock = saver, metrics, policy_lock
         self.state = TrainerState()
+        self.cadence = open_cadence(run, config)
         source = BatchSource(config, prompts.train, rollouts)
         self.pipeline = RolloutPipeline(
             source.start,
@@ -86,6 +88,7 @@ class GRPOTrainer:
         if restored:
             self.state, rollouts = restored
             self.pipeline.restore(rollouts)
+            self.cadence.resume(self.steps_done)
         self.metrics.rewind(self.state.step if restored else -1, self.state.num_metric_rows)
         try:
             self.begin(wait_for_engines)
@@ -98,7 +101,7 @@ class GRPOTrainer:
             self.metrics.steps.add(self.state.step, SAVE)
         except StopRequested:
             self.metrics.steps.mark()  # the step that it interrupted is nothing that a row could have
-            self.save(wait_s=self.config.job.signal_lead_s / 2)
+            self.save(wait_s=lead_s(self.run_dir, self.config) / 2)
             self.saver.wait()
             self.metrics.steps.add(self.state.step, SAVE)
             raise
@@ -212,7 +215,7 @@ class GRPOTrainer:
     def save_if_due(self) -> None:
         self.saver.check()
         if (
-            self.steps_done % self.config.checkpoint.every == 0
+            self.cadence.is_due(self.steps_done)
             or self.steps_done == self.config.trainer.num_steps
             or self.state.best_step == self.state.step
         ):
@@ -222,3 +225,4 @@ class GRPOTrainer:
         """A checkpoint of this step, with the batches in flight that are there within `wait_s`."""
         self.saver.save_run(self.state, self.pipeline.settle(wait_s))
         self.metrics.steps.add(self.state.step, SAVE)
+        self.cadence.saved(self.steps_done, self.metrics.steps)

@@ -14,6 +14,7 @@ from pathlib import Path
 from slurm_rl.checkpoints.step_saver import StepSaver, parse_state
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import DataError
+from slurm_rl.goodput.learned_file import lead_in_force
 from slurm_rl.jsonl import read_lines
 from slurm_rl.rl.groups import Group
 from slurm_rl.rl.loop.pipeline import load_rollouts, parse_group, save_rollouts
@@ -68,7 +69,7 @@ class RunSaver(StepSaver):
             url=saving.url,
             verify=saving.verify,
             is_stopped=is_stopped,
-            stop_s=config.job.signal_lead_s / 2,
+            stop_s=lambda: lead_s(run, config) / 2,
         )
 
     def restore(self) -> tuple[TrainerState, dict[int, list[Group]]] | None:
@@ -105,6 +106,11 @@ class RunSaver(StepSaver):
             return [path for paths in pending for path in paths]
 
         self.save(state.step, asdict(state), write, spare={state.best_step})
+
+
+def lead_s(run: RunDir, config: RunConfig) -> int:
+    """Seconds from a stop signal to the limit, as the controller has it now."""
+    return lead_in_force(run, config.job.planned_lead_s, learns=config.job.signal_lead_s == "auto")
 
 
 def dump_groups(folder: Path, step: int, groups: Sequence[Group]) -> None:

@@ -35,8 +35,12 @@ class LightRun:
     script = TRAINER
     settings: Mapping[str, float] = {"num_steps": 60, "step_s": 0.1, "save_every": 5}
 
-    def __init__(self, cluster: Cluster, folder: Path, *words: str, **trainer: float) -> None:
-        """Make the run directory as submit does, with the light trainer in its plan, and submit it."""
+    def __init__(self, cluster: Cluster, folder: Path, *words: str, net_s: int | None = None, **trainer: float) -> None:
+        """Make the run directory as submit does, with the light trainer in its plan, and submit it.
+
+        Args:
+            net_s: how long before the limit Slurm signals, in place of what the config plans.
+        """
         self.cluster, self.run_dir = cluster, RunDir(folder)
         settings = {**self.settings, **trainer}
         # A dashboard would be a third of the CPU time of each bring-up, and these runs need none.
@@ -50,6 +54,9 @@ class LightRun:
             argv = [sys.executable, "-u", "-m", "slurm_rl.node.rank", str(RANKS), str(folder)]
         argv += [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
         self.plan = replace(plan, driver_argv=tuple(argv))
+        if net_s is not None:
+            limits, sbatch = replace(plan.limits, signal_lead_s=net_s), {**plan.sbatch, "signal": f"B:USR2@{net_s}"}
+            self.plan = replace(self.plan, limits=limits, sbatch=sbatch)
         with slurm_environment(cluster):
             create_run(self.run_dir, config, self.plan)
         self.submit()

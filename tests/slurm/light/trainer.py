@@ -88,11 +88,14 @@ class LightTrainer:
     def save(self) -> None:
         if self.step == self.saved:
             return
+        began = time.monotonic()
         folder = self.store.begin(self.step)
+        time.sleep(self.args.save_s)
         (folder / "values.json").write_text(json.dumps(self.values))
         self.store.commit(self.step, {})
         self.saved = self.step
-        append_event(self.run_dir, "checkpoint/saved", step=self.step)
+        seconds = round(time.monotonic() - began, 3)
+        append_event(self.run_dir, "checkpoint/saved", step=self.step, seconds=seconds, stall_s=seconds)
         self.metrics.steps.add(self.step, SAVE)
 
 
@@ -114,6 +117,7 @@ def main() -> int:
     parser.add_argument("--num-steps", type=int, required=True)
     parser.add_argument("--step-s", type=float, required=True)
     parser.add_argument("--save-every", type=int, required=True)
+    parser.add_argument("--save-s", type=float, default=0.0)
     # Stands for the seconds that torch takes to import, in which a trainer has no handlers yet.
     parser.add_argument("--import-s", type=float, default=0.0)
     args = parser.parse_args()

@@ -1,0 +1,54 @@
+"""When a run saves changes none of its numbers, so clocks may decide it (checkpoint.every=auto)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from slurm_rl.jsonl import read_rows
+from slurm_rl.supervised.rank_info import RankInfo
+from slurm_rl.supervised.run_supervised import train
+from slurm_rl.train import cadence
+from slurm_rl.train.stop import StopFlag
+from tests.train.test_supervised import TASKS, make_run
+from tests.whole_run import exact_rows, start_run
+
+
+def saved_steps(run: Path) -> list[int]:
+    return [row["step"] for row in read_rows(run / "events.jsonl") if row["kind"] == "checkpoint/saved"]
+
+
+def test_the_interval_changes_no_digit_of_a_supervised_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cadence, "FIRST_EVERY", 1)
+    # So that steps of milliseconds reach another interval at once.
+    monkeypatch.setattr(cadence, "LEAST_SAVES", 1)
+    rows, saves = {}, {}
+    RankInfo().join(timeout_s=300)
+    try:
+        for every in ("1", "3", "auto"):
+            run, config = make_run(tmp_path / every, TASKS["dpo-cached"][0], f"checkpoint.every={every}")
+            train(run, config, RankInfo(), StopFlag())
+            rows[every], saves[every] = exact_rows(run.path), saved_steps(run.path)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert rows["1"] == rows["3"] == rows["auto"]
+    assert len(rows["1"]) > 3 and len(saves["1"]) > len(saves["3"])
+    assert saves["auto"][0] == 0 and saves["auto"] != saves["3"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("words", [(), ("rollout.max_staleness=2", "algorithm.correction.kind=token_tis")])
+def test_the_interval_changes_no_digit_of_a_grpo_run(words: tuple[str, ...], tmp_path: Path) -> None:
+    rows, saves = [], []
+    for every in ("1", "4", "auto"):
+        run = tmp_path / every
+        process = start_run(run, f"checkpoint.every={every}", *words)
+        output = process.communicate(timeout=900)[0]
+        assert process.returncode == 0, output
+        rows.append(exact_rows(run))
+        saves.append(saved_steps(run))
+    assert rows[0] == rows[1] == rows[2]
+    assert len({tuple(each) for each in saves}) == 3, saves
