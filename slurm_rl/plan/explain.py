@@ -192,8 +192,8 @@ def _ends(config: RunConfig, plan: JobPlan) -> Iterator[tuple[str, str]]:
     again = "is requeued and goes on" if row.is_queue else "ends with 130"
     if limits.time_limit_min or row.is_queue:
         time = f"{limits.time_limit_min} min" if limits.time_limit_min else "the partition's"
-        more = " (more once its saves are known to need it)" if limits.learns_lead else ""
-        yield "time limit", f"{time}; {limits.signal_lead_s} s before{more}, it {saves}, {again}"
+        least = ">= " if limits.learns_lead else ""  # more where its own saves turn out to need it
+        yield "time limit", f"{time}; {least}{limits.signal_lead_s} s before, it {saves}, {again}"
     if row.is_queue:
         spare = "a spare one takes its place, else " if plan.num_spare_nodes else ""
         yield "lost node", f"{spare}it is requeued and goes on from the newest checkpoint"
