@@ -19,7 +19,7 @@ from slurm_rl.run_dir import RunDir
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parents[3]
-NUM_STEPS = 30
+NUM_STEPS = 400
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         "model_name_or_path": folder / "model",
         "dataset_name": folder / "data",
         "max_steps": NUM_STEPS,
-        "save_steps": 3,
+        "save_steps": 20,
         "logging_steps": 1,
         "gradient_accumulation_steps": 1,
         "use_cpu": "true",
@@ -76,7 +76,7 @@ def test_it_saves_at_a_stop_and_a_resumed_run_has_the_numbers_of_an_undisturbed_
     env = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen([sys.executable, "-m", "slurm_rl", *words, f"run_dir={cut}"], env=env) as running:
         give_up = time.monotonic() + 400
-        while not (cut / "checkpoints/checkpoint-3/trainer_state.json").is_file():
+        while not (cut / "checkpoints/checkpoint-20/trainer_state.json").is_file():
             assert running.poll() is None and time.monotonic() < give_up, log_of(cut)
             time.sleep(0.1)
         cli("cancel", str(cut))
@@ -84,7 +84,7 @@ def test_it_saves_at_a_stop_and_a_resumed_run_has_the_numbers_of_an_undisturbed_
     saved = [int(path.name.partition("-")[2]) for path in (cut / "checkpoints").glob("checkpoint-*")]
     assert saved and max(saved) < NUM_STEPS, "stopped before its end"
     # What a kill leaves of a save.
-    (cut / "checkpoints/checkpoint-99").mkdir()
+    (cut / "checkpoints/checkpoint-9999").mkdir()
     done = cli("resume", str(cut), check=False)
     assert done.returncode == 0, done.stderr + log_of(cut)
     started = [row["checkpoint"] for row in read_rows(RunDir(cut).events) if row["kind"] == "external/started"]
