@@ -49,6 +49,6 @@ class Guard:
         is_there = self._step is not None and self._step.poll() is None
         if is_there or not own or not others or not self.plan.sbatch.get("no-kill"):
             return
-        argv = [*srun_argv(self.plan, others[-1:]), "--no-kill", "--output=none"]
+        guard = ["--no-kill", "--output=none", "/bin/sh", "-c", render_guard(own, self.job_id)]
         # srun ends its task at SIGTERM: when this process dies, its successor starts another.
-        self._step = start_child([*argv, "/bin/sh", "-c", render_guard(own, self.job_id)], env, log, signal.SIGTERM)
+        self._step = start_child(srun_argv(self.plan, others[-1:], guard), env, log, signal.SIGTERM)
