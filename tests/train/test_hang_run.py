@@ -51,35 +51,3 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     process.communicate(timeout=300)
     end = read_json(run.attempt(1).end)
     assert end["outcome"] == "lost" and "rank-1" in end["cause"]
-
-
-SLOW_RANK = """
-import os, sys, threading, time
-
-def slow_down():
-    while not hasattr(sys.modules.get("slurm_rl.engine.policy"), "PolicyEngine"):
-        time.sleep(0.05)
-    engine = sys.modules["slurm_rl.engine.policy"].PolicyEngine
-    compute = engine._compute_loss
-
-    def compute_slowly(*args, **kwargs):
-        time.sleep(0.3)
-        return compute(*args, **kwargs)
-
-    engine._compute_loss = compute_slowly
-
-if os.environ.get("RANK") == "1":
-    threading.Thread(target=slow_down, daemon=True).start()
-"""
-
-
-def test_a_slow_rank_is_named_and_no_other(tmp_path: Path) -> None:
-    """A sleep in the forward pass of one of two ranks, from outside: the run goes on, and says who is slow."""
-    (tmp_path / "sitecustomize.py").write_text(SLOW_RANK)
-    run = RunDir(tmp_path / "slow")
-    process = start(run.path, words=(*WORDS, "supervised.num_epochs=1000"), path=tmp_path)
-    wait_for(lambda: any(row["kind"] == "rank/straggling" for row in read_rows(run.events)), "the slow rank")
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=300)
-    told = [row for row in read_rows(run.events) if row["kind"] == "rank/straggling"]
-    assert [row["rank"] for row in told] == ["rank-1"] and told[0]["score"] < 0.75
