@@ -35,8 +35,7 @@ def run(words: list[str]) -> int:
         return 0
     totals = [total for unit in ("GPU", "node") if (total := add_ledgers([it for _, it in both if it.unit == unit]))]
     if args.svg:
-        with expect_writable(args.svg, "or name another file", what="--svg"):
-            write_text(args.svg, render_bar_file(totals[0]))
+        save_bar(args.svg, totals[0])
     if args.json:
         print(json.dumps([{"run_dir": str(it.path), **ledger.to_json()} for it, ledger in both], indent=2))
     elif len(both) == 1:
@@ -44,6 +43,16 @@ def run(words: list[str]) -> int:
     else:
         print(show_plainly("\n".join([render_many(both, find_width()), "", *map(render_line, totals)])))
     return 0
+
+
+def save_bar(path: Path, total: Ledger) -> None:
+    """The picture of a ledger as a file.
+
+    Raises:
+        RunDirError: it cannot be written there.
+    """
+    with expect_writable(path, "or name another file", what="--svg"):
+        write_text(path, render_bar_file(total))
 
 
 def parse_since(text: str, now: float) -> float:

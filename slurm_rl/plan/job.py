@@ -185,9 +185,8 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     Raises:
         ConfigError: the layout is impossible; the message holds both numbers.
     """
-    cluster, job = config.cluster, config.job
+    cluster = config.cluster
     launcher = LAUNCHERS[cluster.launcher]
-    # Machines of one run are alike.
     cpus = cluster.cpus_per_node or (facts.num_cpus if launcher.on_this_machine else None)
     # What an external program places, and with which model, is its own affair.
     shape = None if config.external else facts.model_shape
@@ -223,25 +222,30 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         weight_transfer=choose_transfer(config, actors)[0],
         layout=build_layout(config, shape, actors, tensor_parallel_size),
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard, config.ray.dashboard_port),
-        limits=LimitsPlan(
-            job.time_limit_min,
-            job.planned_lead_s,
-            job.max_failures,
-            job.start_timeout_s,
-            job.hang_after_s,
-            config.trainer.step_timeout_s,
-            learns_lead=job.signal_lead_s == "auto" and config.external is None,
-        ),
+        limits=_limits(config),
         container=config.container.model_dump(mode="json"),
         sbatch=sbatch,
         het=tuple(het),
-        num_spare_nodes=job.num_spare_nodes if launcher.is_queue else 0,
+        num_spare_nodes=config.job.num_spare_nodes if launcher.is_queue else 0,
         kinds=list_kinds(config),
         torchrun=_torchrun(config, actors),
         external=_external(config, run_dir),
         expected=expected_for(config, cluster.accelerator),
         address=cluster.address,
-        after=job.after,
+        after=config.job.after,
+    )
+
+
+def _limits(config: RunConfig) -> LimitsPlan:
+    job = config.job
+    return LimitsPlan(
+        job.time_limit_min,
+        job.planned_lead_s,
+        job.max_failures,
+        job.start_timeout_s,
+        job.hang_after_s,
+        config.trainer.step_timeout_s,
+        learns_lead=job.signal_lead_s == "auto" and config.external is None,
     )
 
 

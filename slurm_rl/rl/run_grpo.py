@@ -43,7 +43,9 @@ from slurm_rl.rl.loop.trainer import GRPOTrainer
 from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
 from slurm_rl.rl.rollout.care import EngineCare
 from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
-from slurm_rl.rl.workers.ray_driver import Cluster
+from slurm_rl.rl.workers.critic import Critic
+from slurm_rl.rl.workers.ray_driver import Actor, Cluster
+from slurm_rl.rl.workers.worker_group import WorkerGroup
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 from slurm_rl.train.model_folder import load_text_config, prepare_model, tell_rows
 from slurm_rl.train.remedy import load_plan
@@ -160,6 +162,43 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     append_event(run, "trainer/finished", step=state.step)
 
 
+def _start_models(
+    run: RunDir, config: RunConfig, cluster: Cluster, model_path: str
+) -> tuple[WorkerGroup, WorkerGroup, Critic | None]:
+    """Policy, reference and critic, when all of them are up."""
+    policy = start_policy(cluster, config, model_path)
+    reference = start_reference(cluster, config, policy)
+    critic = start_critic(cluster, config)
+    groups = [policy, reference, *([critic.workers] if critic else [])]
+    models = {worker.name: worker for group in groups for worker in group.workers}
+    wait_until_ready(cluster, [*models.values()], config.rollout.start_timeout_s, "starting the policy")
+    tell_rows(run, "policy", policy.note_rows(policy.call("check_rows")))
+    append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
+    return policy, reference, critic
+
+
+def _build_sync(
+    config: RunConfig,
+    cluster: Cluster,
+    model_path: str,
+    prompts: Prompts,
+    policy: WorkerGroup,
+    engines: Sequence[Actor],
+    care: EngineCare,
+) -> WeightSync:
+    num_layers = load_text_config(model_path, config.model.trust_remote_code).num_hidden_layers
+    return WeightSync(
+        cluster,
+        build_transport(cluster, policy, engines),
+        engines,
+        # The engine samples one token after the probe.
+        probe=choose_probe(prompts, config.data.max_prompt_tokens + config.rollout.max_tokens - 1),
+        tolerance=choose_tolerance(config.rollout.probe_tolerance, config.model.dtype, num_layers),
+        timeout_s=config.trainer.step_timeout_s,
+        recover=care.recover,
+    )
+
+
 def _train(
     run: RunDir,
     config: RunConfig,
@@ -194,26 +233,9 @@ def _train(
         # and it ends when more becomes free (determine_available_memory in vllm/v1/worker/gpu_worker.py).
         wait_for_engines()
         sampler.sleep()
-    policy = start_policy(cluster, config, model_path)
-    reference = start_reference(cluster, config, policy)
-    critic = start_critic(cluster, config)
-    groups = [policy, reference, *([critic.workers] if critic else [])]
-    models = {worker.name: worker for group in groups for worker in group.workers}
-    wait_until_ready(cluster, [*models.values()], start_timeout_s, "starting the policy")
-    tell_rows(run, "policy", policy.note_rows(policy.call("check_rows")))
-    append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
-    num_layers = load_text_config(model_path, config.model.trust_remote_code).num_hidden_layers
+    policy, reference, critic = _start_models(run, config, cluster, model_path)
     scoring_critic = critic if config.reward.model.beside_critic else None
-    sync = WeightSync(
-        cluster,
-        build_transport(cluster, policy, engines),
-        engines,
-        # The engine samples one token after the probe.
-        probe=choose_probe(prompts, config.data.max_prompt_tokens + config.rollout.max_tokens - 1),
-        tolerance=choose_tolerance(config.rollout.probe_tolerance, config.model.dtype, num_layers),
-        timeout_s=config.trainer.step_timeout_s,
-        recover=care.recover,
-    )
+    sync = _build_sync(config, cluster, model_path, prompts, policy, engines, care)
     care.reload, cluster.while_waiting = sync.resend, care.check
     trainer = GRPOTrainer(
         config,

@@ -265,6 +265,7 @@ def agent_records(folder: Path) -> Case:
     "node.torchrun.start_torchrun",
     "node.agent.NodeAgent._start_ray",
     "job.agents.start_agent",
+    "launchers.slurm.guard.Guard.keep",
     "launchers.slurm.srun.start_slurm_agents",
     "launchers.session.SessionExecutor._submit_command",
     "rewards.supervise.RewardServices._start",
@@ -807,6 +808,15 @@ def exported_text(folder: Path) -> Case:
     return Case(
         lambda: _write(path, "type: task\n", 0o644), lambda: path.read_text() == "type: task\n", old_or_new(path, b"")
     )
+
+
+@writer("goodput --svg", "cli.goodput.save_bar")
+def bar_of_a_ledger(folder: Path) -> Case:
+    from slurm_rl.cli.goodput import save_bar
+    from slurm_rl.goodput.nouns import Ledger
+
+    path, total = folder / "bar.svg", Ledger("GPU", 1, 100.0, 10.0, 10.0, {"trained": 90.0, "bring_up": 10.0})
+    return Case(lambda: save_bar(path, total), lambda: path.read_text().endswith("</svg>\n"), old_or_new(path, b""))
 
 
 @writer("`site`'s preset", "cli.site.save_preset")

@@ -35,7 +35,11 @@ def remove_network(slot: Slot) -> None:
     """Remove every interface and namespace that bears this slot's name."""
     # The interfaces first: those that a dying namespace takes with it linger a moment and block their names.
     for path in Path("/sys/class/net").glob(f"{slot.namespace(slot.letter)}*"):
-        _ip("link", "del", path.name)
+        try:
+            _ip("link", "del", path.name)
+        except ClusterError:
+            if path.exists():  # else its namespace took it meanwhile
+                raise
     for path in Path("/run/netns").glob(f"{slot.namespace(slot.letter)}*"):
         _ip("netns", "del", path.name)
 
