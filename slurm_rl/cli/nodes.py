@@ -8,6 +8,7 @@ import json
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from slurm_rl.cli.find import find_run
@@ -15,9 +16,9 @@ from slurm_rl.cli.words import choose, read_words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.launchers.slurm.partitions import boot_times
-from slurm_rl.nodes.evidence import Evidence, find_bad, make_clearing, note_evidence, read_evidence
+from slurm_rl.nodes.evidence import Evidence, find_bad, make_clearing, read_evidence
 from slurm_rl.nodes.site import publish, read_site
-from slurm_rl.run_dir import RunDir, append_row
+from slurm_rl.run_dir import RunDir, append_row, expect_writable
 from slurm_rl.runs.find import load_plan
 
 _ACTIONS = ("list", "clear", "add")
@@ -94,12 +95,12 @@ def _list(places: Places, *, as_json: bool) -> int:
 def _write(places: Places, node: str, why: str | None, holds_s: float) -> None:
     now, who = time.time(), getpass.getuser()
     row = make_clearing(node, now, who)
-    evidence = None
     if why is not None:
         evidence = Evidence.found(node, "operator", why, "hard", attempt=None, now=now, holds_s=holds_s)
         row = {**evidence.to_row(), "run": f"by {who}"}
-    publish(places.site, [row])
-    if places.run is not None and evidence is not None:
-        note_evidence(places.run, evidence)
-    elif places.run is not None:
-        append_row(places.run, places.run.nodes, row)
+    if places.site is not None:
+        with expect_writable(Path(places.site), "and say it again", what="the site's memory of nodes"):
+            publish(places.site, [row], strict=True)
+    if places.run is not None:
+        with expect_writable(places.run.nodes, "and say it again"):
+            append_row(places.run, places.run.nodes, row)

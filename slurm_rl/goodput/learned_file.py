@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import asdict
 
+from slurm_rl.disk import describe_disk, say
 from slurm_rl.errors import RunDirError
 from slurm_rl.goodput.learned import Measured, measure
 from slurm_rl.jsonl import read_last_rows, read_rows
@@ -15,13 +15,17 @@ _ATTEMPTS, _TAIL_BYTES = 3, 1 << 19
 
 
 def learn(run: RunDir) -> Measured:
-    """Measure anew, and write it down when it has changed; a full disk costs the file alone."""
-    newest = run.attempt_numbers()[-_ATTEMPTS:]
-    steps = {number: read_last_rows(run.attempt(number).steps, _TAIL_BYTES) for number in newest}
-    measured = measure(read_rows(run.events), steps)
-    if measured.num_saves and measured != read_learned(run):
-        with contextlib.suppress(OSError):
+    """Measure anew, and write it down when it has changed; a disk that refuses costs what is new alone."""
+    known = read_learned(run)
+    try:
+        newest = run.attempt_numbers()[-_ATTEMPTS:]
+        steps = {number: read_last_rows(run.attempt(number).steps, _TAIL_BYTES) for number in newest}
+        measured = measure(read_rows(run.events), steps)
+        if measured.num_saves and measured != known:
             write_json(run.learned, asdict(measured))
+    except OSError as error:
+        say(f"{run.learned} is as before ({error}; {describe_disk(run.path)})")
+        return known
     return measured
 
 

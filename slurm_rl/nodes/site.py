@@ -43,8 +43,12 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
-def publish(site_dir: str | None, rows: Iterable[Row], now: float | None = None) -> None:
-    """Add rows to the files of their nodes; those that are there already, and those long over, are left out."""
+def publish(site_dir: str | None, rows: Iterable[Row], now: float | None = None, *, strict: bool = False) -> None:
+    """Add rows to the files of their nodes; those that are there already, and those long over, are left out.
+
+    Args:
+        strict: raise the OSError of a folder that cannot be written, of which a run is only told.
+    """
     if site_dir is None:
         return
     of_node: dict[str, list[Row]] = {}
@@ -60,6 +64,8 @@ def publish(site_dir: str | None, rows: Iterable[Row], now: float | None = None)
         try:
             write_json(path, {"node": node, "rows": merged}, mode=0o644)
         except OSError as error:
+            if strict:
+                raise
             say(f"{path} could not be written ({error.strerror}): other runs do not learn of {node}")
 
 

@@ -39,6 +39,4 @@ def describe_preflight(launcher: str, said: PreflightPlan) -> str:
         return f"none with launcher {launcher}: Slurm's nodes alone are checked; see python -m slurm_rl doctor"
     if said.level == "off":
         return "off: no node is checked before an attempt"
-    site = f" and {said.site_dir}" if said.site_dir else ""
-    share = f"{said.max_excluded_share:.0%} of the partition at most"
-    return f"{said.level}, {said.budget_s:g} s; bad nodes stay out, {share}, as in nodes.jsonl{site}"
+    return f"{said.level}, {said.budget_s:g} s; bad nodes stay out: {said.site_dir or 'nodes.jsonl'}"

@@ -11,8 +11,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from slurm_rl.image.recipe import OTHERS as OF_OTHERS
+
 ROOT = Path(__file__).parents[2]
-RECIPES = sorted((ROOT / "containers").glob("*/Containerfile"))
+ALL = sorted((ROOT / "containers").glob("*/Containerfile"))
+OTHERS = [recipe for recipe in ALL if recipe.parent.name in OF_OTHERS]
+"""Over images that other trainers publish: these bring their own packages and users."""
+RECIPES = [recipe for recipe in ALL if recipe not in OTHERS]
 
 
 def requirements_of(extra: str) -> list[str]:
@@ -58,8 +63,17 @@ def test_a_recipe_pins_nothing_that_the_extras_pin(recipe: Path) -> None:
     assert not pinned & {name_of(requirement) for requirement in requirements_of(recipe.parent.name)}
 
 
-def test_there_is_a_recipe_for_each_accelerator() -> None:
+def test_there_is_a_recipe_for_each_accelerator_and_each_trainer_of_others() -> None:
     assert [recipe.parent.name for recipe in RECIPES] == ["cpu", "cuda", "rocm"]
+    assert [recipe.parent.name for recipe in OTHERS] == ["maxtext", "openrlhf", "verl"]
+
+
+@pytest.mark.parametrize("recipe", OTHERS, ids=lambda path: path.parent.name)
+def test_an_image_over_one_of_others_adds_one_version_of_the_trainer_and_no_code(recipe: Path) -> None:
+    text = recipe.read_text()
+    added = re.findall(rf"{recipe.parent.name}(?:\[[\w-]+\])?==\$\{{(\w+)\}}", text)
+    assert added and all(re.search(rf"^ARG {name}=\d", text, re.MULTILINE) for name in added)
+    assert not re.search(r"^(COPY|ADD) ", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.parent.name)

@@ -146,7 +146,7 @@ def test_80_columns_are_enough(name: str, capsys: pytest.CaptureFixture[str]) ->
         (["optim.lrr"], "did you mean optim.lr?"),
         (["lr"], "did you mean optim.lr or critic.optim.lr or warmup.optim.lr?"),
         (["+algoritm"], "did you mean +algorithm?"),
-        (["frobnicate"], "config lists the sections"),
+        (["xyzzy"], "config lists the sections"),
         (["optim", "model"], "one at a time"),
         (["optim", "optim.lr=-1"], "optim.lr: Input should be greater than 0; got -1"),
         (["optim", "+exp=dem"], "demo"),

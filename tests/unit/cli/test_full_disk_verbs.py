@@ -16,7 +16,7 @@ from slurm_rl.cli.verbs import VERBS
 from slurm_rl.config.load import load_config
 from slurm_rl.job.create import create_run
 from slurm_rl.plan.job import SubmitFacts, build_plan
-from slurm_rl.run_dir import RunDir, write_text
+from slurm_rl.run_dir import RunDir, append_event, write_text
 from slurm_rl.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
 from tests.small_disk import small_disk
 from tests.storage.disks import fill
@@ -30,12 +30,16 @@ WRITES = {
     "resume": ["resume @/run"],
     "report": ["report @/run", "report @/sweep"],
     "convert": ["convert @/run"],
+    "goodput": ["goodput @/begun --svg @/bar.svg"],
+    "nodes": ["nodes add n1 --why slow --site-dir @/site"],
+    "pipeline": ["pipeline @/stages --dir @/new"],
     "export": ["export dstack +exp=demo +cluster=dstack --out @/train.dstack.yml"],
 }
 ELSEWHERE = {"image": "unit/image/test_make_image.py", "prepare": "unit/prepare/test_text_sets.py"}
 ELSEWHERE |= {"site": "unit/cli/test_site.py"}
 """Those that need an engine, a hub or a Slurm."""
 READS = {"plan", "explain", "config", "completion", "status", "logs", "tunnel", "attach", "results", "reward-server"}
+READS |= {"episodes"}
 """They make no file; `status` leaves out to note what it found."""
 ASKS = {"cancel"}
 """Writes, for a job that waited, how it ended; the job is cancelled before."""
@@ -51,6 +55,13 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         save_ledger(sweep, Ledger("a", "reward/mean", False, (SweepRun(0, ("seed=1",)),)))
         write_text(sweep.run(0).plan, run.plan.read_text())
         write_text(sweep.run(0).config, run.config.read_text())
+        begun = RunDir(folder / "begun")
+        write_text(begun.plan, run.plan.read_text())
+        write_text(begun.config, run.config.read_text())
+        append_event(begun, "attempt/started", attempt=1, job="7", slurm_restarts=0, nodes=1, gpus=0)
+        append_event(begun, "attempt/ended", attempt=1, outcome="failed", cause="it was to be", seconds=1.0)
+        (folder / "site" / "nodes").mkdir(parents=True)
+        (folder / "stages").write_text("first: +exp=demo\n")
         fill(folder)
         yield folder
 

@@ -88,7 +88,7 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
     [
         (["plan", "--jsno"], "did you mean --json?"),
         (["plan", "-m", "seed=1,2"], "-m is of submit"),
-        (["logs", "--json"], "--json is of doctor and plan and results"),
+        (["logs", "--json"], "--json is of doctor and plan and nodes and results and goodput"),
         (["submit", "--frobnicate=1"], "must be one of --config-dir, -m"),
         (["logs", "--wo=driver"], "did you mean --who?"),
         (["plan", "--config-dir"], "--config-dir: expected one argument"),

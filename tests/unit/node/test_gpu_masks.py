@@ -76,5 +76,5 @@ def test_who_trains_on_a_gpu_has_its_part_of_the_cores(
     nodes = OwnRayNodes.__new__(OwnRayNodes)
     nodes.cpus = [4, 100]
     cluster: Any = Cluster.__new__(Cluster)
-    cluster.nodes, cluster.plan = nodes, type("Plan", (), {"gpus_per_node": 8})
+    cluster.nodes, cluster.plan = nodes, type("Plan", (), {"gpus_per_node": 8, "gpus_on": lambda self, rank: 8})()
     assert cluster._threads(ActorPlan(role, 0, node=1, gpus=gpus, num_threads=num_threads)) == expected

@@ -27,7 +27,7 @@ NEEDED = {
     "ray": ["cluster.address=http://head:8265"],
 }
 # Of a screen; a critic and a reward model take the last of them.
-MOST_LINES = 41
+MOST_LINES = 42
 # Nodes, and GPUs of each.
 SIZES = [(1, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (1, 7), (1, 8), (2, 2), (2, 8), (4, 8)]
 
