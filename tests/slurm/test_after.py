@@ -22,6 +22,7 @@ def state(run: LightRun) -> RunState:
         return read_states([run.run_dir])[0]
 
 
+@pytest.mark.slow
 def test_it_waits_through_a_requeue_is_refused_with_its_cause_and_comes_back(
     cluster: Cluster, shared_dir: Path
 ) -> None:

@@ -142,7 +142,7 @@ def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     assert seconds_from(run, moment) < SOON_S
 
 
-@scenario
+@slow_scenario
 def a_rank_is_stopped(cluster: Cluster, folder: Path) -> None:
     """It is named with its node, no failure is charged (none is allowed), and the numbers stay."""
     run = LightRun(cluster, folder, "job.hang_after_s=10", "job.max_failures=0", num_steps=300)
