@@ -35,7 +35,7 @@ from slurm_rl.jsonl import read_rows
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rewards.pool import RewardPool
-from slurm_rl.rl.build import build_sampler
+from slurm_rl.rl.build import build_rollouts, build_sampler
 from slurm_rl.rl.groups import Completion, Prompts, SamplingSpec
 from slurm_rl.rl.loop.learner import Learner
 from slurm_rl.rl.loop.trainer import GRPOTrainer
@@ -184,16 +184,17 @@ def measure(folder: Path, staleness: int, continuous: bool, args: argparse.Names
     run = RunDir(folder)
     metrics = MetricsLogger(run, config.logging.wandb, "many_engines", {})
     with RewardPool(config.reward) as rewards:
+        sampler = build_sampler(cluster, engines, config)
         trainer = GRPOTrainer(
-            *(
-                config,
-                run,
-                Prompts(rows, rows[:1], []),
-                Learner(config, policy, policy),
-                build_sampler(cluster, engines, config),
-                sync,
-            ),
-            *(rewards, RunSaver(run, config, policy), metrics),
+            config,
+            run,
+            Prompts(rows, rows[:1], []),
+            Learner(config, policy, policy),
+            sampler,
+            build_rollouts(config, sampler, rewards, None, ""),
+            sync,
+            RunSaver(run, config, policy),
+            metrics,
         )
         trainer.run(lambda: wait_until_ready(cluster, engines))
     metrics.close()

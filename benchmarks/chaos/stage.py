@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.chaos.disk import Disk
 from benchmarks.chaos.light import TRAINER, make_python
@@ -31,7 +32,7 @@ class ChaosRun(LightRun):
     settings: Mapping[str, float] = {"step_s": 0.25, "save_every": 8}
 
 
-def start_light(cluster: Cluster, folder: Path, num_nodes: int, words: Sequence[str], **trainer: float) -> LightRun:
+def start_light(cluster: Cluster, folder: Path, num_nodes: int, words: Sequence[str], **trainer: Any) -> LightRun:
     """A run of the light trainer, without Ray."""
     python = make_python(folder)
     name = [f"cluster.num_nodes={num_nodes}", f"cluster.python={python}"]
