@@ -62,8 +62,9 @@ def main(folder: Path) -> None:
         "versions": [[[v, len(list(run))] for v, run in groupby(c.versions())] for _, c in completions],
         "lengths": [len(c.token_ids) for _, c in completions],
     }
-    # On a line of its own: Gloo writes to this, too, without an end of line.
-    print("\n" + json.dumps(found), flush=True)
+    # Not to standard output: vLLM turns that off while Gloo connects (suppress_stdout), here in two threads at once,
+    # and the last of them may put back what the first had made of it.
+    (folder / "found.json").write_text(json.dumps(found))
 
 
 class OneEngine:

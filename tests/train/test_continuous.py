@@ -16,11 +16,11 @@ from slurm_rl.plan.accelerator import accelerator_env
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     env = {var.name: var.value for var in accelerator_env("cpu")}
-    command = [sys.executable, "-m", "tests.train.continuous_script", str(tmp_path_factory.mktemp("continuous"))]
+    folder = tmp_path_factory.mktemp("continuous")
+    command = [sys.executable, "-m", "tests.train.continuous_script", str(folder)]
     done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    # Gloo writes to this, too, when the process ends.
-    found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return found
 
 
