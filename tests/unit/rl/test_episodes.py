@@ -121,7 +121,8 @@ def test_what_others_do_changes_no_seed(pool: EnvironmentPool) -> None:
 def test_a_failed_episode_is_no_number_and_its_group_goes_on(pool: EnvironmentPool, bad: str) -> None:
     [group], _ = play(pool, ["2"], replies={"?aa": bad}, limits=Limits(3, 8, 40))
     failed, well = group.results
-    assert failed.value is None and failed.failure in ("exception", "bad score") and failed.detail
+    assert failed.value is None and failed.failure == ("exception" if bad == "raise" else "bad score")
+    assert {"raise": "no such door", "nan": "nan", "nothing": "None"}[bad] in failed.detail
     assert well.value == 1.0
     metrics = sampling_metrics([group])
     assert metrics["reward/failed"] == 1.0 and metrics["reward/mean"] == 1.0
