@@ -116,7 +116,8 @@ class Limits:
 
     @classmethod
     def of(cls, config: EnvironmentConfig, max_tokens: int) -> Limits:
-        return cls(config.max_turns, config.turn_tokens or max_tokens, max_tokens)
+        assert config.turn_tokens is not None, "the config was checked"
+        return cls(config.max_turns, config.turn_tokens, max_tokens)
 
 
 @dataclass(frozen=True)
