@@ -19,6 +19,7 @@ file or the new one, never half of either. Standard library alone: the node agen
       attempts/latest               link to the newest attempt
       events.jsonl metrics.jsonl    append-only; one JSON object a line: see jsonl.py
       nodes.jsonl                   evidence against nodes: see nodes/evidence.py
+      journal/                      turns of episodes that are under way
       samples.jsonl                 a few completions of each logged step, for the report
       checkpoints/step-<k>/         see checkpoints/store.py
       tensorboard/ export/          curves; the trained model in Hugging Face format
@@ -78,6 +79,8 @@ class RunDir:
         """Evidence against nodes; which of them stay out of the next attempt follows from it."""
         self.checkpoints = self.path / "checkpoints"
         self.rollouts = self.path / "rollouts"
+        self.journal = self.path / "journal"
+        """Turns of episodes under way; see rl/rollout/journal.py."""
         self.tensorboard = self.path / "tensorboard"
         self.wandb = self.path / "wandb"
         self.export = self.path / "export"

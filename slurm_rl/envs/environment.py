@@ -70,9 +70,12 @@ class Step:
 class Environment:
     """One world, for one episode."""
 
-    resume: ClassVar[Literal["replay", "restart"]] = "replay"
-    """What brings back a world whose process is gone: `replay`, the same replies again, of which the same must come;
-    `restart`: nothing does, and its episode has failed."""
+    resume: ClassVar[Literal["snapshot", "replay", "restart"]] = "replay"
+    """What brings back a world whose process is gone. `replay`: the same replies again, of which the same steps must
+    come. `snapshot`: what `snapshot` returned after its newest step. `restart`: nothing does; its episode has failed,
+    or in a resumed run begins anew."""
+    version: ClassVar[str] = ""
+    """Names what of this class must be the same where a resumed run goes on with an episode; "": its file's bytes."""
 
     def reset(self, row: Row, seed: int) -> Awaitable[None] | None:
         """Begin. All episodes of a prompt in a step get the same seed."""
@@ -80,4 +83,12 @@ class Environment:
 
     def step(self, reply: Reply) -> Step | Awaitable[Step]:
         """Take a reply."""
+        raise NotImplementedError
+
+    def snapshot(self) -> bytes:
+        """All that `restore` needs; asked for after each step, with resume="snapshot"."""
+        raise NotImplementedError
+
+    def restore(self, row: Row, data: bytes) -> None:
+        """Be, without `reset`, as the world was that said this of itself."""
         raise NotImplementedError

@@ -6,19 +6,24 @@ What goes back are plain values alone; an exception is turned into words here, a
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import json
 import math
+import os
+import threading
 import traceback
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from numbers import Real
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 from slurm_rl.data.lines import shorten
 from slurm_rl.envs.environment import Environment, Reply, Row, Step
-from slurm_rl.functions.load import load_function
+from slurm_rl.functions.load import find_file, is_file, load_function
 from slurm_rl.rewards.results import Failure
 
 _SHOWN_CHARS = 200
@@ -26,42 +31,79 @@ _LONGEST_CHARS = 1_000_000
 """Of one observation; no context holds more."""
 
 
+class Snapshot(NamedTuple):
+    """A world as it was."""
+
+    num_replies: int
+    """So many it had had."""
+    data: bytes
+
+
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """A reply on its way to the world of its episode."""
 
     episode: str
-    """Names the episode in its batch."""
+    """Names the episode among all under way."""
     row: Row
     seed: int
     replies: Sequence[Reply]
     """All of the episode, the newest last: whoever has not seen the others plays them first."""
+    expected: Sequence[int] = ()
+    """What `digest_step` said of the steps of the first replies, of which the same must come again."""
+    snapshot: Snapshot | None = None
+
+
+class NextCall(NamedTuple):
+    """The same where the process holds the world."""
+
+    episode: str
+    reply: Reply
 
 
 Outcome: TypeAlias = Step | Failure
-Message: TypeAlias = tuple[int, Outcome | None]
-"""(place of a call, what came of it); None: it begins now."""
+
+
+class Answer(NamedTuple):
+    """What came of a call."""
+
+    episode: str
+    outcome: Outcome | None
+    """None: it begins now."""
+    snapshot: bytes | None = None
+    """Of the world after it, with resume="snapshot"."""
+
+
+class Facts(NamedTuple):
+    """What a class says of itself."""
+
+    resume: str
+    version: str
 
 
 def serve(connection: Connection, spec: str, timeout_s: float) -> None:
-    """Answer batches of calls until the other side is gone: a message as each begins, one as it ends."""
+    """Answer calls until the other side is gone: a message as each begins, one as it ends.
+
+    Lists of calls come in at any time; a list of names says whose worlds are wanted no more.
+    """
     try:
         make = load_function(spec)
-        connection.send({"replays": getattr(make, "resume", Environment.resume) == "replay"})
+        facts = Facts(getattr(make, "resume", Environment.resume), find_version(make, spec))
+        connection.send(facts)
     except BaseException as error:
         connection.send(_describe(error))
         return
-    worlds = Worlds(make, timeout_s, connection.send)
     with asyncio.Runner() as runner:
-        while True:
-            try:
-                batch = connection.recv()
-            except (EOFError, OSError):
-                return
-            if batch is None:
-                worlds.forget()
-            else:
-                runner.run(worlds.play(batch))
+        worlds = Worlds(make, timeout_s, connection.send, facts.resume)
+        runner.run(worlds.serve(connection))
+
+
+def find_version(make: Any, spec: str) -> str:
+    """What the class calls itself, or a hash of its file."""
+    if own := getattr(make, "version", ""):
+        return str(own)
+    file = find_file(spec) if is_file(spec) else Path(inspect.getfile(make))
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 @dataclass
@@ -70,43 +112,114 @@ class Worlds:
 
     make: Callable[[], Any]
     timeout_s: float
-    send: Callable[[Message], None]
-    _held: dict[str, tuple[Any, int]] = field(default_factory=dict)
-    """Environment, and how many replies it has had."""
+    send: Callable[[Answer], None]
+    resume: str = "replay"
+    _held: dict[str, Any] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def forget(self) -> None:
-        """The batch is over."""
-        self._held.clear()
+    async def serve(self, connection: Connection) -> None:
+        """Until the other side is gone."""
+        loop = asyncio.get_running_loop()
 
-    async def play(self, calls: Sequence[Call]) -> None:
-        """All at once where the environment waits by `await`; else one after the other."""
-        await asyncio.gather(*(self._answer(place, call) for place, call in enumerate(calls)))
+        def read() -> None:
+            try:
+                while True:
+                    loop.call_soon_threadsafe(self.take, connection.recv())
+            except BaseException:
+                os._exit(0)  # also from a step that would go on for ever: nobody hears of it any more
 
-    async def _answer(self, place: int, call: Call) -> None:
-        self.send((place, None))
+        threading.Thread(target=read, name="calls", daemon=True).start()
+        await loop.create_future()
+
+    def take(self, asked: Sequence[Call | NextCall | str]) -> None:
+        """Begin calls: all at once where environments wait by `await`, else one after the other; or forget worlds."""
+        for one in asked:
+            if isinstance(one, str):
+                self._held.pop(one, None)
+                continue
+            task = asyncio.get_running_loop().create_task(self.answer(one))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def answer(self, call: Call | NextCall) -> None:
+        self._say(Answer(call.episode, None))
+        outcome: Outcome
+        snapshot = None
         try:
             # Not `wait_for`, which would begin all before the first plain function has returned: who hangs is the
             # one that began last.
             async with asyncio.timeout(self.timeout_s):
                 outcome = check_step(await self._step(call))
+                if self.resume == "snapshot" and isinstance(outcome, Step) and not outcome.done:
+                    snapshot = _check_snapshot(await _wait(self._held[call.episode].snapshot()))
         except TimeoutError:
             outcome = Failure("hang", f"no step within {self.timeout_s:g} s")
-        except Exception as error:
+        except _Failed as failed:
+            outcome = failed.failure
+        except (SystemExit, KeyboardInterrupt) as end:
+            code = getattr(end, "code", None)
+            os._exit(code if isinstance(code, int) else 1)  # in order it would end the others' steps with words
+        except (Exception, asyncio.CancelledError) as error:
             outcome = Failure("exception", _describe(error))
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, Failure) or outcome.done:
             self._held.pop(call.episode, None)
-        self.send((place, outcome))
+        self._say(Answer(call.episode, outcome, snapshot))
 
-    async def _step(self, call: Call) -> Any:
-        world, seen = self._held.get(call.episode, (None, 0))
-        if seen != len(call.replies) - 1 or world is None:
-            world, seen = self.make(), 0
+    def _say(self, answer: Answer) -> None:
+        try:
+            self.send(answer)
+        except OSError:
+            os._exit(1)  # a world has closed what does not belong to it
+
+    async def _step(self, call: Call | NextCall) -> Any:
+        if isinstance(call, NextCall):
+            return await _wait(self._held[call.episode].step(call.reply))
+        world = await self._bring_back(call)
+        self._held[call.episode] = world
+        return await _wait(world.step(call.replies[-1]))
+
+    async def _bring_back(self, call: Call) -> Any:
+        """The world as it was before the newest reply."""
+        world = self.make()
+        if call.snapshot is not None:
+            await _wait(world.restore(call.row, call.snapshot.data))
+        elif len(call.replies) > 1 and self.resume == "restart":
+            raise _Failed("crash", 'its world went with its process, and resume="restart" says that none comes back')
+        else:
             await _wait(world.reset(call.row, call.seed))
-        step: Any = None
-        for reply in call.replies[seen:]:
-            step = await _wait(world.step(reply))
-        self._held[call.episode] = world, len(call.replies)
-        return step
+        first = 0 if call.snapshot is None else call.snapshot.num_replies
+        for turn in range(first, len(call.replies) - 1):
+            step = check_step(await _wait(world.step(call.replies[turn])))
+            if isinstance(step, Failure):
+                raise _Failed(step.cause, f"as its replies were played again: {step.detail}")
+            if turn < len(call.expected) and digest_step(step) != call.expected[turn]:
+                said = shorten(ascii(step.observation), _SHOWN_CHARS)
+                raise _Failed("exception", f"turn {turn + 1}, played again, has another step than before; now {said}")
+        return world
+
+
+class _Failed(Exception):
+    """Has its own words."""
+
+    def __init__(self, cause: Any, detail: str) -> None:
+        super().__init__(detail)
+        self.failure = Failure(cause, detail)
+
+
+def digest_step(step: Step) -> int:
+    """A checksum of all that a step says.
+
+    >>> digest_step(Step("go on", 1.0)) == digest_step(Step("go on", 1.0)) != digest_step(Step("go on", 0.5))
+    True
+    """
+    said = [step.observation, step.reward, step.done, dict(step.scores)]
+    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
+
+
+def _check_snapshot(data: Any) -> bytes:
+    if not isinstance(data, bytes):
+        raise _Failed("bad score", f"snapshot() must return bytes; got {shorten(ascii(data), _SHOWN_CHARS)}")
+    return data
 
 
 async def _wait(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from slurm_rl.config.run import RunConfig
@@ -12,7 +13,9 @@ from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.rollout.care import EngineCare
 from slurm_rl.rl.rollout.dispatch import RolloutEngine, max_calls
-from slurm_rl.rl.rollout.episodes import Episodes, Limits
+from slurm_rl.rl.rollout.episode import Limits
+from slurm_rl.rl.rollout.episodes import Episodes
+from slurm_rl.rl.rollout.journal import Journal
 from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
 from slurm_rl.rl.rollout.single_turn import Rollouts, SingleTurn
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
@@ -21,6 +24,7 @@ from slurm_rl.rl.workers.critic import Critic, CriticWorker
 from slurm_rl.rl.workers.policy_worker import PolicyWorker, ReferenceWorker
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.rl.workers.worker_group import WorkerGroup, WorkerRank
+from slurm_rl.run_dir import RunDir, append_event
 
 
 def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_images: int | None) -> list[Actor]:
@@ -62,7 +66,12 @@ def build_sampler(
 
 
 def build_rollouts(
-    config: RunConfig, sampler: Sampler, scorer: Scorer | None, pool: EnvironmentPool | None, model_path: str
+    config: RunConfig,
+    sampler: Sampler,
+    scorer: Scorer | None,
+    pool: EnvironmentPool | None,
+    model_path: str,
+    journal: Journal | None = None,
 ) -> Rollouts:
     """Completions that are scored, or episodes with the environments of a pool."""
     if pool is None:
@@ -73,7 +82,19 @@ def build_rollouts(
 
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     renderer = TurnRenderer(tokenizer, open_template(tokenizer, config.data))
-    return Episodes(sampler, pool, renderer, Limits.of(config.env, config.rollout.max_tokens), scorer)
+    return Episodes(sampler, pool, renderer, Limits.of(config.env, config.rollout.max_tokens), scorer, journal)
+
+
+def open_journal(run: RunDir, config: RunConfig, pool: EnvironmentPool) -> Journal:
+    """Where turns of episodes are noted as they end."""
+    return Journal(
+        run.journal,
+        pool.facts,
+        keeps_all=True,
+        staleness=config.rollout.max_staleness,
+        report=functools.partial(append_event, run),
+        require_ours=run.require_ours,
+    )
 
 
 def build_transport(cluster: Cluster, policy: WorkerGroup, engines: Sequence[Actor]) -> WeightTransport:

@@ -102,3 +102,5 @@ class SamplingSpec:
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    batch: str = ""
+    """Names what is sampled, such as `rollout-12`: the purpose and the step."""

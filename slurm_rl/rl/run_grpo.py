@@ -30,6 +30,7 @@ from slurm_rl.rl.build import (
     build_rollouts,
     build_sampler,
     build_transport,
+    open_journal,
     start_critic,
     start_engine,
     start_engines,
@@ -234,6 +235,7 @@ def _train(
         wait_for_engines()
         sampler.sleep()
     policy, reference, critic = _start_models(run, config, cluster, model_path)
+    journal = open_journal(run, config, pool) if pool is not None else None
     scoring_critic = critic if config.reward.model.beside_critic else None
     sync = _build_sync(config, cluster, model_path, prompts, policy, engines, care)
     care.reload, cluster.while_waiting = sync.resend, care.check
@@ -243,9 +245,9 @@ def _train(
         prompts,
         Learner(config, policy, reference, critic),
         sampler,
-        build_rollouts(config, sampler, rewards or scoring_critic, pool, model_path),
+        build_rollouts(config, sampler, rewards or scoring_critic, pool, model_path, journal),
         sync,
-        RunSaver(run, config, policy, critic, is_stopped=cluster.stop.is_set),
+        RunSaver(run, config, policy, critic, is_stopped=cluster.stop.is_set, journal=journal),
         metrics,
         policy_lock=care.lock,
     )

@@ -501,6 +501,41 @@ def rollouts(folder: Path) -> Case:
 
 
 @writer(
+    "journal/ and its copy in a checkpoint",
+    "rl.rollout.journal.Journal.resume",
+    "rl.rollout.journal.Journal.open",
+    "rl.rollout.journal.Journal.save",
+)
+def journal(folder: Path) -> Case:
+    from slurm_rl.envs.worker import Facts
+    from slurm_rl.rl.groups import SamplingSpec
+    from slurm_rl.rl.rollout.journal import BatchJournal, Journal
+    from slurm_rl.rl.rollout.journal_lines import TurnPlace, render_reply
+
+    spec = SamplingSpec(1, 8, 1.0, 1.0, seed=7, batch="rollout-3")
+    line = render_reply(TurnPlace(0, 0, 0), _group().completions[0])
+
+    def open_again() -> BatchJournal:
+        again = Journal(folder / "run", Facts("replay", "a"), keeps_all=True, report=lambda *_, **__: None)
+        again.resume(3, folder / "step-3")
+        return again.open(spec, [_group().prompt])
+
+    def write() -> None:
+        (folder / "step-3").mkdir(parents=True, exist_ok=True)
+        mine = Journal(folder / "run", Facts("replay", "a"), keeps_all=True, report=lambda *_, **__: None)
+        batch = mine.open(spec, [_group().prompt])
+        batch.write([line])
+        batch.sync()
+        mine.save(folder / "step-3", 3)
+        batch.close()
+
+    def is_kept() -> bool:
+        return all(it.replies == _group().completions for it in open_again().histories.values())
+
+    return Case(write, lambda: bool(open_again().histories) and is_kept(), is_kept)
+
+
+@writer(
     "prompts.json wandb_id",
     "data.load_data.check_same_rows",
     "report.wandb_run.load_id",

@@ -214,6 +214,7 @@ class GRPOTrainer:
 
     def save_if_due(self) -> None:
         self.saver.check()
+        self.saver.tidy(self.state.step)
         if (
             self.cadence.is_due(self.steps_done)
             or self.steps_done == self.config.trainer.num_steps

@@ -18,6 +18,7 @@ from slurm_rl.goodput.learned_file import lead_in_force
 from slurm_rl.jsonl import read_lines
 from slurm_rl.rl.groups import Group
 from slurm_rl.rl.loop.pipeline import load_rollouts, parse_group, save_rollouts
+from slurm_rl.rl.rollout.journal import Journal
 from slurm_rl.rl.workers.critic import Critic
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 from slurm_rl.run_dir import RunDir, append_event, append_row, write_text
@@ -57,8 +58,10 @@ class RunSaver(StepSaver):
         critic: Critic | None = None,
         *,
         is_stopped: Callable[[], bool] = lambda: False,
+        journal: Journal | None = None,
     ) -> None:
-        self.config, self.policy, self.critic = config, policy, critic
+        self.config, self.policy, self.critic, self.journal = config, policy, critic, journal
+        self._whole = 0
         self.restored: Path | None = None
         saving = config.checkpoint
         super().__init__(
@@ -75,8 +78,11 @@ class RunSaver(StepSaver):
     def restore(self) -> tuple[TrainerState, dict[int, list[Group]]] | None:
         """Load the newest checkpoint that verifies: state, and batches in flight; None when there is none."""
         newest = self.newest()
+        if self.journal is not None:
+            self.journal.resume(*(0, None) if newest is None else (newest.step, newest.path))
         if newest is None:
             return None
+        self._whole = newest.step
         state = parse_state(TrainerState, newest.meta)
         if state.stage == "grpo" and self.config.warmup.num_steps:
             self.policy.call("use_optimizer", self.config.optim)
@@ -103,9 +109,18 @@ class RunSaver(StepSaver):
                 (folder / name).mkdir()
                 pending += workers.call("save", folder / name, self.config.checkpoint.background)
             save_rollouts(folder, rollouts)
+            if self.journal is not None:
+                self.journal.save(folder, state.step)
             return [path for paths in pending for path in paths]
 
+        before = max(self.saved_step, 0)
         self.save(state.step, asdict(state), write, spare={state.best_step})
+        self._whole = before if self.background else state.step
+
+    def tidy(self, step: int) -> None:
+        """Remove what the journal has of batches that no resumed run would go on with; `step` is to come."""
+        if self.journal is not None:
+            self.journal.prune(step, self._whole)
 
 
 def lead_s(run: RunDir, config: RunConfig) -> int:

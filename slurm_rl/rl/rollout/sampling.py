@@ -204,6 +204,7 @@ def build_spec(
         temperature=0.0,
         top_p=1.0,
         seed=derive_seed(config.seed, purpose, step),
+        batch=f"{purpose}-{step}",
         stop=rollout.stop,
         stop_token_ids=rollout.stop_token_ids,
     )

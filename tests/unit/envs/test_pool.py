@@ -43,7 +43,7 @@ def test_an_episode_finds_its_world_where_it_left_it(bad: EnvironmentPool) -> No
 
 def test_a_world_that_was_forgotten_comes_back_by_its_replies(bad: EnvironmentPool) -> None:
     bad.play([call("a", "x")])
-    bad.forget()
+    bad.forget(["a"])
     assert bad.play([call("a", "x", "y")]) == [Step("x y", 1.0, True, {"replies": 2.0})]
 
 
@@ -81,11 +81,11 @@ CAUSES = {
     "exit": "crash",
     "os exit": "crash",
     "interrupt": "crash",
-    "cancel": "crash",
     "close": "crash",
     "stop": "hang",
     "loop": "hang",
     "stop iteration": "exception",
+    "cancel": "exception",
     "memory": "exception",
     "recursion": "exception",
     "scores": "exception",

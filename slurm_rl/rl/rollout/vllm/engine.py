@@ -201,6 +201,7 @@ def _sampling_params(spec: SamplingSpec, seed: int) -> Any:
 
     # Its other fields have vLLM's names.
     fields = asdict(spec) | {"stop": list(spec.stop), "stop_token_ids": list(spec.stop_token_ids)}
+    del fields["batch"]
     return SamplingParams(
         n=fields.pop("num_completions"),
         **fields | {"seed": seed},  # completion i of the prompt gets seed + i

@@ -1,0 +1,177 @@
+"""What the journal of a batch of episodes says, and how a line of it is written. Pure.
+
+    9f3b11c2 {"k": "batch", "name": "rollout-12", "seed": 81, "env": ["replay", "5c1f..."], ...}
+    1d0aa6e7 {"k": "reply", "p": 3, "m": 0, "t": 1, "ids": "...", "logprobs": "...", "weight_version": 12, "text": "5"}
+    77c2d210 {"k": "step",  "p": 3, "m": 0, "t": 1, "observation": "<", "reward": null, "done": false, "scores": {}}
+
+Before each line its CRC: a file counts up to its first line that is damaged or has no end. Token ids and logprobs are
+bytes of int32 and float64 in base 64, so that every bit comes back.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from slurm_rl.envs.environment import Step
+from slurm_rl.envs.worker import Outcome, Snapshot
+from slurm_rl.rewards.results import Failure
+from slurm_rl.rl.groups import Completion
+
+
+class TurnPlace(NamedTuple):
+    """Which turn of a batch."""
+
+    place: int
+    """Of the prompt in the batch."""
+    member: int
+    """Of the prompt's group."""
+    turn: int
+
+
+@dataclass
+class History:
+    """What is known of one episode."""
+
+    replies: list[Completion] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    """Of the first replies; of the newest there may be none."""
+    snapshot: Snapshot | None = None
+    verdict: dict[str, Any] | None = None
+    """What the reward of the config said of it, where it judges."""
+
+
+def render_header(name: str, seed: int, facts: Mapping[str, Any]) -> bytes:
+    return _render({"k": "batch", "name": name, "seed": seed, **facts})
+
+
+def render_reply(at: TurnPlace, completion: Completion) -> bytes:
+    fields = dict(vars(completion))
+    ids, logprobs = array("i", fields.pop("token_ids")), array("d", fields.pop("logprobs"))
+    row = {
+        "ids": _pack(ids),
+        "logprobs": _pack(logprobs),
+        **{name: value for name, value in fields.items() if value != []},
+    }
+    return _render({"k": "reply", **_at(at), **row})
+
+
+def render_outcome(at: TurnPlace, outcome: Outcome, snapshot: bytes | None) -> bytes:
+    if isinstance(outcome, Failure):
+        return _render({"k": "failure", **_at(at), "cause": outcome.cause, "detail": outcome.detail})
+    kept = {} if snapshot is None else {"snapshot": base64.b64encode(snapshot).decode()}
+    return _render({"k": "step", **_at(at), **vars(outcome), **kept})
+
+
+def render_verdict(place: int, member: int, verdict: Mapping[str, Any]) -> bytes:
+    return _render({"k": "verdict", "p": place, "m": member, "said": dict(verdict)})
+
+
+def parse_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
+    """Rows up to the first line that is not whole, and how many bytes those have.
+
+    >>> parse_lines(render_header("rollout-1", 7, {}) + b"5c1f77aa {")[1]
+    56
+    """
+    rows: list[dict[str, Any]] = []
+    end = 0
+    for line in data.split(b"\n")[:-1]:
+        row = _parse(line)
+        if row is None:
+            break
+        rows.append(row)
+        end += len(line) + 1
+    return rows, end
+
+
+def build_histories(rows: Iterable[Mapping[str, Any]], newest_version: int | None) -> dict[tuple[int, int], History]:
+    """Episodes by place and member.
+
+    A reply of a turn that is known takes its place, and what came after goes.
+
+    Args:
+        newest_version: a reply of newer weights than these is dropped with all after it; None: none is.
+    """
+    found: dict[tuple[int, int], History] = {}
+    for row in rows:
+        if row["k"] == "batch":
+            continue
+        history = found.setdefault((row["p"], row["m"]), History())
+        if row["k"] == "verdict":
+            history.verdict = row["said"]
+        elif row["k"] == "reply":
+            _add_reply(history, row["t"], _parse_reply(row), newest_version)
+        elif row["t"] == len(history.outcomes) == len(history.replies) - 1:
+            _add_outcome(history, row)
+    return found
+
+
+def render_histories(histories: Mapping[tuple[int, int], History]) -> Iterator[bytes]:
+    """Lines that say the same; of snapshots the newest alone."""
+    for (place, member), history in histories.items():
+        for turn, reply in enumerate(history.replies):
+            yield render_reply(TurnPlace(place, member, turn), reply)
+            if turn < len(history.outcomes):
+                snapshot = history.snapshot
+                kept = snapshot.data if snapshot is not None and snapshot.num_replies == turn + 1 else None
+                yield render_outcome(TurnPlace(place, member, turn), history.outcomes[turn], kept)
+        if history.verdict is not None:
+            yield render_verdict(place, member, history.verdict)
+
+
+def _add_reply(history: History, turn: int, reply: Completion, newest_version: int | None) -> None:
+    if turn > len(history.replies):
+        return  # after one that was dropped
+    del history.replies[turn:], history.outcomes[turn:]
+    history.verdict = None
+    if history.snapshot is not None and history.snapshot.num_replies > turn:
+        history.snapshot = None
+    if newest_version is None or max(reply.versions(), default=reply.weight_version) <= newest_version:
+        history.replies.append(reply)
+
+
+def _add_outcome(history: History, row: Mapping[str, Any]) -> None:
+    if row["k"] == "failure":
+        history.outcomes.append(Failure(row["cause"], row["detail"]))
+        return
+    fields = {name: value for name, value in row.items() if name not in {"k", "p", "m", "t", "snapshot"}}
+    history.outcomes.append(Step(**fields))
+    if "snapshot" in row:
+        history.snapshot = Snapshot(row["t"] + 1, base64.b64decode(row["snapshot"]))
+
+
+def _parse_reply(row: Mapping[str, Any]) -> Completion:
+    fields = {name: value for name, value in row.items() if name not in {"k", "p", "m", "t", "ids", "logprobs"}}
+    return Completion(token_ids=_unpack("i", row["ids"]), logprobs=_unpack("d", row["logprobs"]), **fields)
+
+
+def _at(at: TurnPlace) -> dict[str, int]:
+    return {"p": at.place, "m": at.member, "t": at.turn}
+
+
+def _pack(values: array[Any]) -> str:
+    return base64.b64encode(values.tobytes()).decode()
+
+
+def _unpack(kind: str, text: str) -> list[Any]:
+    values: array[Any] = array(kind)
+    values.frombytes(base64.b64decode(text))
+    return values.tolist()
+
+
+def _render(row: Mapping[str, Any]) -> bytes:
+    text = json.dumps(row, separators=(",", ":")).encode()
+    return b"%08x %b\n" % (zlib.crc32(text), text)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line[9:])
+        return row if int(line[:8], 16) == zlib.crc32(line[9:]) and isinstance(row, dict) else None
+    except ValueError:
+        return None

@@ -1,0 +1,184 @@
+"""The journal: what was written comes back in every bit, whatever is torn, dropped or changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.envs.environment import Step
+from slurm_rl.envs.worker import Facts, Snapshot
+from slurm_rl.errors import ConfigError
+from slurm_rl.rewards.results import Failure
+from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.rl.rollout.journal_lines import (
+    TurnPlace,
+    build_histories,
+    parse_lines,
+    render_histories,
+    render_outcome,
+    render_reply,
+    render_verdict,
+)
+
+SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=7, batch="rollout-3")
+PROMPTS = [EncodedPrompt(index=0, token_ids=[5, 6], text="?", answer="")]
+STEP = Step("<", None, False, {"near": 0.5})
+FACTS = Facts("replay", "a")
+
+
+def reply(version: int = 3, text: str = "5") -> Completion:
+    return Completion([70000, 2], [-0.1, -1.0000001192092896e-7], text, False, version)
+
+
+def at(turn: int, member: int = 0) -> TurnPlace:
+    return TurnPlace(0, member, turn)
+
+
+class Events:
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def __call__(self, kind: str, **fields: Any) -> None:
+        self.rows.append({"kind": kind, **fields})
+
+    @property
+    def kinds(self) -> list[str]:
+        return [row["kind"] for row in self.rows]
+
+
+def open_journal(folder: Path, facts: Facts = FACTS, version: int = 3) -> tuple[Any, Events]:
+    events = Events()
+    journal = Journal(folder, facts, keeps_all=False, report=events)
+    journal.resume(version, None)
+    return journal, events
+
+
+LINES = [
+    render_reply(at(0), reply()),
+    render_outcome(at(0), STEP, b"\x00world"),
+    render_reply(at(1), reply(text="3 ö")),
+    render_outcome(at(1), Failure("crash", "gone"), None),
+    render_reply(at(0, 1), reply()),
+    render_verdict(0, 1, {"value": 0.25, "parts": {}}),
+]
+
+
+def test_what_was_written_comes_back_in_every_bit(tmp_path: Path) -> None:
+    journal, _ = open_journal(tmp_path)
+    journal.open(SPEC, PROMPTS).write(LINES)
+    journal.close()
+    again, events = open_journal(tmp_path)
+    histories = again.open(SPEC, PROMPTS).histories
+    first, second = histories[0, 0], histories[0, 1]
+    assert first.replies == [reply(), reply(text="3 ö")] and first.outcomes == [STEP, Failure("crash", "gone")]
+    assert first.snapshot == Snapshot(1, b"\x00world")
+    assert second.replies == [reply()] and not second.outcomes and second.verdict == {"value": 0.25, "parts": {}}
+    assert events.rows == [{"kind": "journal/opened", "batch": "rollout-3", "episodes": 2, "turns": 3}]
+    [file] = tmp_path.iterdir()
+    assert build_histories(parse_lines(file.read_bytes())[0], None) == {(0, 0): first, (0, 1): second}
+
+
+@pytest.mark.parametrize("lost", [1, 20])
+def test_a_torn_end_is_cut_and_what_follows_is_whole(tmp_path: Path, lost: int) -> None:
+    journal, _ = open_journal(tmp_path)
+    batch = journal.open(SPEC, PROMPTS)
+    batch.write(LINES)
+    journal.close()
+    batch.path.write_bytes(batch.path.read_bytes()[:-lost])
+    again, events = open_journal(tmp_path)
+    batch = again.open(SPEC, PROMPTS)
+    assert batch.histories[0, 1].verdict is None and batch.histories[0, 1].replies == [reply()]
+    assert events.kinds == ["journal/cut", "journal/opened"] and events.rows[0]["dropped"] == len(LINES[-1]) - lost
+    batch.write(LINES[-1:])
+    again.close()
+    third, events = open_journal(tmp_path)
+    assert third.open(SPEC, PROMPTS).histories[0, 1].verdict and events.kinds == ["journal/opened"]
+
+
+def test_a_damaged_line_ends_what_counts() -> None:
+    data = b"".join(LINES)
+    place = len(LINES[0]) + 30
+    damaged = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+    rows, end = parse_lines(damaged)
+    assert len(rows) == 1 and end == len(LINES[0])
+
+
+def test_a_turn_of_weights_that_were_never_saved_goes_with_all_after_it(tmp_path: Path) -> None:
+    lines = [LINES[0], LINES[1], render_reply(at(1), reply(version=4)), render_outcome(at(1), STEP, b"new")]
+    histories = build_histories(parse_lines(b"".join(lines))[0], 3)
+    assert len(histories[0, 0].replies) == 1 and histories[0, 0].snapshot == Snapshot(1, b"\x00world")
+    mixed = Completion([1, 2], [-1.0, -1.0], "a", False, 3, [3, 4])
+    assert not build_histories(parse_lines(render_reply(at(0), mixed))[0], 3)[0, 0].replies
+    journal, _ = open_journal(tmp_path)
+    journal.open(SPEC, PROMPTS).write(lines)
+    journal.close()
+    again, _ = open_journal(tmp_path, version=3)
+    again.open(SPEC, PROMPTS)
+    again.close()
+    # Gone from the file, too: the run trains again, and its next version 4 is another.
+    later, _ = open_journal(tmp_path, version=3)
+    later.version = 4
+    assert len(later.open(SPEC, PROMPTS).histories[0, 0].replies) == 1
+
+
+def test_a_reply_that_is_there_already_replaces_what_followed() -> None:
+    lines = [*LINES[:4], render_reply(at(0), reply(text="new"))]
+    [history] = build_histories(parse_lines(b"".join(lines))[0], None).values()
+    assert [it.text for it in history.replies] == ["new"] and not history.outcomes and history.snapshot is None
+    assert build_histories(parse_lines(b"".join(render_histories({(0, 0): history})))[0], None) == {(0, 0): history}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "refused"),
+    [
+        (Facts("snapshot", "a"), Facts("snapshot", "b"), True),
+        (Facts("snapshot", "a"), Facts("replay", "a"), True),
+        (Facts("replay", "a"), Facts("replay", "b"), False),
+        (Facts("snapshot", "a"), Facts("snapshot", "a"), False),
+    ],
+)
+def test_a_snapshot_of_another_environment_is_refused(tmp_path: Path, before: Facts, now: Facts, refused: bool) -> None:
+    journal, _ = open_journal(tmp_path, before)
+    journal.open(SPEC, PROMPTS).write(LINES[:2])
+    journal.close()
+    again, events = open_journal(tmp_path, now)
+    if refused:
+        with pytest.raises(ConfigError, match="must be the one that is to restore it"):
+            again.open(SPEC, PROMPTS)
+    else:
+        assert again.open(SPEC, PROMPTS).histories
+        assert ("journal/environment_changed" in events.kinds) == (before != now)
+
+
+def test_a_journal_of_other_prompts_is_dropped(tmp_path: Path) -> None:
+    journal, _ = open_journal(tmp_path)
+    journal.open(SPEC, PROMPTS).write(LINES)
+    journal.close()
+    again, events = open_journal(tmp_path)
+    other = [EncodedPrompt(index=0, token_ids=[5, 7], text="?", answer="")]
+    assert not again.open(SPEC, other).histories and events.kinds == ["journal/dropped"]
+
+
+def test_a_checkpoint_has_a_copy_of_what_is_under_way(tmp_path: Path) -> None:
+    journal, _ = open_journal(tmp_path / "run")
+    journal.open(SPEC, PROMPTS).write(LINES)
+    (tmp_path / "step-3").mkdir()
+    journal.save(tmp_path / "step-3", 3)
+    moved, _ = open_journal(tmp_path / "elsewhere")
+    moved.resume(3, tmp_path / "step-3")
+    assert len(moved.open(SPEC, PROMPTS).histories) == 2
+
+
+@pytest.mark.parametrize(
+    ("keeps_all", "staleness", "left"), [(True, 0, [3, 4, 5, 6]), (False, 0, [3, 6]), (False, 1, [3, 4, 6])]
+)
+def test_what_nothing_goes_on_from_is_removed(tmp_path: Path, keeps_all: bool, staleness: int, left: list[int]) -> None:
+    journal = Journal(tmp_path, FACTS, keeps_all=keeps_all, staleness=staleness, report=Events())
+    for step in range(2, 7):
+        journal.open(SamplingSpec(1, 8, 1.0, 1.0, seed=step, batch=f"rollout-{step}"), PROMPTS)
+    journal.prune(6, 3)
+    assert sorted(int(path.name.split("-")[1]) for path in tmp_path.iterdir()) == left
