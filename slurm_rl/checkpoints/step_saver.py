@@ -35,7 +35,7 @@ class StepSaver:
         timeout_s: for those files to be there.
         url: where checkpoints are copied to; None: nowhere.
         verify: take back only what was signed with the run's key.
-        is_stopped: the run was asked to leave; a checkpoint in progress then has `stop_s` to end.
+        left_s: seconds that a checkpoint in progress has to end once the run was asked to leave; None: it was not.
 
     Raises:
         ConfigError: nobody here can open the URL.
@@ -50,11 +50,10 @@ class StepSaver:
         timeout_s: float = 3600.0,
         url: str | None = None,
         verify: bool = True,
-        is_stopped: Callable[[], bool] = lambda: False,
-        stop_s: Callable[[], float] = lambda: 60.0,
+        left_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         self.run_dir, self.keep, self.background, self.timeout_s = run, keep, background, timeout_s
-        self.is_stopped, self.stop_s = is_stopped, stop_s
+        self.left_s = left_s
         self.store = CheckpointStore(run.checkpoints, run.require_ours)
         self.remote = None
         if url is not None:
@@ -178,11 +177,9 @@ class StepSaver:
 
     def _wait_for(self, pending: Future[None]) -> None:
         """Until it has ended; for files that never come, not beyond a stop."""
-        stopped_at = None
         while not wait_for_futures([pending], _POLL_S).done:
-            if stopped_at is None and self.is_stopped():
-                stopped_at = time.monotonic()
-            if stopped_at is not None and time.monotonic() > stopped_at + self.stop_s():
+            left_s = self.left_s()
+            if left_s is not None and left_s <= 0:
                 self._given_up.set()
 
     def close(self, within_s: float) -> None:

@@ -22,7 +22,7 @@ from slurm_rl.jsonl import Row
 FIRST_EVERY = 10
 """Of checkpoint.every=auto until saves were measured: steps."""
 LEAST_SAVES = 2
-_END_S, _EARLY_S = 20.0, 60.0
+END_S, _EARLY_S = 20.0, 60.0
 _PRIOR_ENDS, _PRIOR_NODE_DAYS = 1.0, 42.0
 _DAY_S = 86400.0
 _MOST_S = 3600.0
@@ -53,7 +53,17 @@ class Measured:
         """
         if self.num_saves < LEAST_SAVES:
             return None
-        return math.ceil(self.rest_s + self.save_s + _END_S + _EARLY_S)
+        return math.ceil(self.rest_s + self.save_s + END_S + _EARLY_S)
+
+    def settle_s(self, lead_s: float) -> float:
+        """Of a lead: seconds after the stop by which the save must begin, so that it ends before processes are ended.
+
+        Half of the lead at most, so that a save that takes longer than any before it has as much.
+
+        >>> Measured().settle_s(120), Measured(num_saves=3, save_s=1000.0, rest_s=12.5).settle_s(1093)
+        (60.0, 73.0)
+        """
+        return max(0.0, min(lead_s / 2, lead_s - END_S - self.save_s))
 
     def mean_time_s(self, num_nodes: int) -> float:
         """Between ends that lose steps, on so many nodes.

@@ -247,7 +247,7 @@ def _train(
         sampler,
         build_rollouts(config, sampler, rewards or scoring_critic, pool, model_path, journal),
         sync,
-        RunSaver(run, config, policy, critic, is_stopped=cluster.stop.is_set, journal=journal),
+        RunSaver(run, config, policy, critic, stopped_s=cluster.stop.age_s, journal=journal),
         metrics,
         policy_lock=care.lock,
     )

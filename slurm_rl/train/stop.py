@@ -43,6 +43,7 @@ class StopFlag:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._since = 0.0
 
     def install(self) -> None:
         for signum in (signal.SIGUSR2, signal.SIGTERM, signal.SIGINT):
@@ -51,12 +52,18 @@ class StopFlag:
     def is_set(self) -> bool:
         return self.signal is not None
 
+    def age_s(self) -> float | None:
+        """Seconds since the first signal; None before it."""
+        return None if self.signal is None else time.monotonic() - self._since
+
     def check(self) -> None:
         """Raise StopRequested once a signal came."""
         if self.signal is not None:
             raise StopRequested("the run was asked to save and leave", seen=signal.Signals(self.signal).name)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self.signal is None:
+            self._since = time.monotonic()
         self.signal = signum
 
 

@@ -117,7 +117,7 @@ def test_a_stop_ends_the_wait_for_a_file_that_never_comes(tmp_path: Path) -> Non
     """Whatever has become of its writer, as with a file system that went away."""
     stopped = threading.Event()
     saver = StepSaver(
-        RunDir(tmp_path), 2, background=True, timeout_s=NEVER, is_stopped=stopped.is_set, stop_s=lambda: 0.0
+        RunDir(tmp_path), 2, background=True, timeout_s=NEVER, left_s=lambda: 0.0 if stopped.is_set() else None
     )
     saver.save(1, {}, lambda folder: [folder / "rank-0.pt"])
     threading.Timer(0.2, stopped.set).start()

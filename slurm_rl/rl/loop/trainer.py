@@ -21,7 +21,7 @@ from slurm_rl.rl.loop.evaluation import Evaluator
 from slurm_rl.rl.loop.learner import Learned, Learner
 from slurm_rl.rl.loop.pipeline import RolloutPipeline, staleness_metrics
 from slurm_rl.rl.loop.step_metrics import kept_metrics, sampling_metrics, training_metrics
-from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState, lead_s, log_samples
+from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState, log_samples
 from slurm_rl.rl.loop.warmup import prepare_models, warm_up
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.rl.rollout.single_turn import Rollouts
@@ -101,7 +101,7 @@ class GRPOTrainer:
             self.metrics.steps.add(self.state.step, SAVE)
         except StopRequested:
             self.metrics.steps.mark()  # the step that it interrupted is nothing that a row could have
-            self.save(wait_s=lead_s(self.run_dir, self.config) / 2)
+            self.save(wait_s=self.saver.settle_s())
             self.saver.wait()
             self.metrics.steps.add(self.state.step, SAVE)
             raise

@@ -14,7 +14,8 @@ from pathlib import Path
 from slurm_rl.checkpoints.step_saver import StepSaver, parse_state
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import DataError
-from slurm_rl.goodput.learned_file import lead_in_force
+from slurm_rl.goodput.learned import END_S
+from slurm_rl.goodput.learned_file import lead_in_force, read_learned
 from slurm_rl.jsonl import read_lines
 from slurm_rl.rl.groups import Group
 from slurm_rl.rl.loop.pipeline import load_rollouts, parse_group, save_rollouts
@@ -48,7 +49,11 @@ class TrainerState:
 
 
 class RunSaver(StepSaver):
-    """Saves and restores policy and state together."""
+    """Saves and restores policy and state together.
+
+    Args:
+        stopped_s: seconds since the run was asked to leave; None: it was not.
+    """
 
     def __init__(
         self,
@@ -57,10 +62,11 @@ class RunSaver(StepSaver):
         policy: WorkerGroup,
         critic: Critic | None = None,
         *,
-        is_stopped: Callable[[], bool] = lambda: False,
+        stopped_s: Callable[[], float | None] = lambda: None,
         journal: Journal | None = None,
     ) -> None:
         self.config, self.policy, self.critic, self.journal = config, policy, critic, journal
+        self.stopped_s = stopped_s
         self._whole = 0
         self.restored: Path | None = None
         saving = config.checkpoint
@@ -71,9 +77,17 @@ class RunSaver(StepSaver):
             timeout_s=config.trainer.step_timeout_s,
             url=saving.url,
             verify=saving.verify,
-            is_stopped=is_stopped,
-            stop_s=lambda: lead_s(run, config) / 2,
+            left_s=self._left_s,
         )
+
+    def settle_s(self) -> float:
+        """Seconds that batches in flight have from now on, after a stop, so that the measured save fits behind them."""
+        learned = read_learned(self.run_dir)
+        return max(0.0, learned.settle_s(lead_s(self.run_dir, self.config)) - (self.stopped_s() or 0.0))
+
+    def _left_s(self) -> float | None:
+        stopped_s = self.stopped_s()
+        return None if stopped_s is None else lead_s(self.run_dir, self.config) - END_S - stopped_s
 
     def restore(self) -> tuple[TrainerState, dict[int, list[Group]]] | None:
         """Load the newest checkpoint that verifies: state, and batches in flight; None when there is none."""

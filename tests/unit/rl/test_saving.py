@@ -14,8 +14,9 @@ from slurm_rl.checkpoints.background import BackgroundWriter
 from slurm_rl.checkpoints.step_saver import parse_state
 from slurm_rl.config.load import load_config
 from slurm_rl.errors import CheckpointError
+from slurm_rl.goodput.learned import Measured
 from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir import RunDir, write_json
 from slurm_rl.supervised.state import LoopState
 
 
@@ -110,6 +111,34 @@ def test_a_run_that_ends_does_not_wait_for_a_dead_worker(saver: RunSaver) -> Non
     with pytest.raises(CheckpointError, match="a worker that died"):
         saver.wait()
     assert names(saver) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "learned", "lead_s"),
+    [
+        ((), Measured(), 120),
+        ((), Measured(num_saves=3, save_s=1000.0, rest_s=12.5), 1093),
+        (("job.signal_lead_s=300",), Measured(num_saves=3, save_s=250.0), 300),
+        (("job.signal_lead_s=100",), Measured(num_saves=3, save_s=500.0), 100),
+    ],
+)
+def test_at_a_stop_the_measured_save_fits_behind_the_batches_in_flight(
+    words: tuple[str, ...], learned: Measured, lead_s: int, tmp_path: Path, policy: FakePolicy
+) -> None:
+    asked_s: list[float | None] = [None]
+    run = RunDir(tmp_path)
+    saver = RunSaver(run, load_config(["+exp=demo", *words]), policy, stopped_s=lambda: asked_s[0])  # type: ignore[arg-type]
+    write_json(run.learned, asdict(learned))
+    assert saver.left_s() is None, "a save that no stop hurries has its own deadline"
+    for asked_s[0] in (0.0, learned.rest_s, lead_s / 2, float(lead_s)):
+        settle_s, left_s = saver.settle_s(), saver.left_s()
+        assert left_s == lead_s - 20 - asked_s[0]
+        assert 0 <= settle_s <= lead_s / 2
+        # Where the lead has room for it at all, whatever the batches take.
+        assert settle_s == 0 or left_s - settle_s >= learned.save_s
+    asked_s[0] = 0.0
+    assert saver.settle_s() == pytest.approx({120: 60, 1093: 73, 300: 30, 100: 0}[lead_s])
+    saver.close(0)
 
 
 @pytest.mark.parametrize(
