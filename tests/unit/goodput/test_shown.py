@@ -1,16 +1,21 @@
-"""Where the ledger is shown: the verb, `status`, the summary, the report, Weights & Biases; and its golden line."""
+"""Where the ledger is shown: the verb, `status`, the summary, the report, Weights & Biases; and its golden line.
+
+A wanted change: `python -m tests.unit.goodput.test_shown` writes tests/golden/goodput.* again; review the diff.
+"""
 
 from __future__ import annotations
 
 import json
-import re
+import tempfile
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from slurm_rl.__main__ import main
+from slurm_rl.cli.goodput import render_one
 from slurm_rl.config.job import WandbConfig
 from slurm_rl.goodput.ledger import build_ledger
 from slurm_rl.goodput.mfu import compute_mfu
@@ -19,6 +24,7 @@ from slurm_rl.goodput.read import add_ledgers, read_ledger
 from slurm_rl.goodput.words import render_line
 from slurm_rl.jsonl import append_row
 from slurm_rl.report import metrics as report_metrics
+from slurm_rl.report.goodput_bar import render_bar_file
 from slurm_rl.report.html import write_report
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.report.summary import write_summary
@@ -27,6 +33,7 @@ from tests.unit.goodput.story import Story
 
 GPUS = {"gpus_per_node": 8, "num_nodes": 512}
 HOUR = 3600.0
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def write_run(path: Path, story: Story, **plan: Any) -> RunDir:
@@ -46,17 +53,17 @@ def golden(begin: float = 0.0) -> Story:
     story = Story(nodes=512, gpus=4096).event(begin, "job/submitted")
     at = begin + 7 * HOUR
     unfit = {"node": "n17", "check": "xid", "value": "Xid 79", "strength": "hard"}
-    story.start(at, start_time=at).rows(at + 54, 1, 100, 10.0).row(at + 1054, 9, 100, "save")
-    story.event(at + 1063, "checkpoint/saved", step=100)
+    story.start(at, start_time=at).rows(at + 108, 1, 100, 10.0).row(at + 1108, 18, 100, "save")
+    story.event(at + 1126, "checkpoint/saved", step=100)
+    # 34 s before the next step, of which nothing tells.
     for place in range(2):
-        now = at + 1063 + 1116 * place
-        first = 101 + 100 * place
-        story.rows(now, first, first + 105)
-        story.event(now + 1060, "checkpoint/saved", step=first + 99)
-        story.event(now + 1063, "node/unfit", **unfit).event(now + 1063, "nodes/lost", hosts=["n17"])
-        story.end(now + 1064, "lost").start(now + 1065)
-        story.event(now + 1080, "trainer/resumed", step=first + 99)
-    story.rows(at + 3295, 301, 327, 10.0).row(at + 3565, 17, 327, "save")
+        now, first = at + 1160 + 1072 * place, 101 + 100 * place
+        story.rows(now, first, first + 102)
+        story.event(now + 1000, "checkpoint/saved", step=first + 99)
+        story.event(now + 1032, "node/unfit", **unfit).event(now + 1032, "nodes/lost", hosts=["n17"])
+        story.end(now + 1033, "lost").start(now + 1034)
+        story.event(now + 1050, "trainer/resumed", step=first + 99)
+    story.rows(at + 3304, 301, 327, 10.0).row(at + 3574, 18, 327, "save")
     return story.end(at + 3600, "finished")
 
 
@@ -64,12 +71,30 @@ def test_the_golden_line() -> None:
     story = golden()
     ledger = build_ledger(story.events, story.steps)
     assert ledger is not None and ledger.held_s == 4096 * HOUR
-    line = render_line(ledger)
-    form = r"4,096 GPU-hours: \d+ % trained, \d+ % bring-up, \d+ % lost to n17 \(Xid 79, 2 attempts\), .*; queued 7 h"
-    assert re.fullmatch(form, line), line
-    assert sum(int(share) for share in re.findall(r"(\d+) %", line)) == 100
+    assert render_line(ledger) == (
+        "4,096 GPU-hours: 91 % trained, 3 % bring-up, 4 % lost to n17 (Xid 79, 2 attempts), 1 % saving, 1 % other; "
+        "queued 7 h"
+    )
     # Queued for seven hours and held for one.
     assert ledger.ettr == pytest.approx((ledger.goodput or 0.0) / 8)
+
+
+def render_golden() -> dict[str, str]:
+    """File of tests/golden -> what the verb shows of that run: its text, and its picture."""
+    # As wide as it is, whatever terminal writes it anew.
+    with tempfile.TemporaryDirectory() as folder, patch("slurm_rl.cli.goodput.find_width", lambda: None):
+        run = write_run(Path(folder) / "golden", golden(begin=1e9))
+        ledger = read_ledger(run)
+        assert ledger is not None
+        return {
+            "goodput.txt": render_one(run, ledger, whole=True) + "\n",
+            "goodput.svg": render_bar_file(ledger),
+        }
+
+
+def test_text_and_picture_of_the_golden_run_are_as_before() -> None:
+    for name, text in render_golden().items():
+        assert text == (GOLDEN / name).read_text(encoding="utf-8"), name
 
 
 def test_the_verb_over_a_run_a_folder_and_a_part_of_the_time(
@@ -171,3 +196,8 @@ def test_weights_and_biases_gets_it_at_the_end(tmp_path: Path, monkeypatch: pyte
     assert ledger is not None
     assert wandb.told["goodput/goodput"] == ledger.goodput
     assert wandb.told["goodput/sentence"] == render_line(ledger)
+
+
+if __name__ == "__main__":
+    for name, text in render_golden().items():
+        (GOLDEN / name).write_text(text, encoding="utf-8")
