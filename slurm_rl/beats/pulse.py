@@ -87,7 +87,7 @@ class Pulse:
                 self._write(self._last)
 
     def note_speed(self, seconds: float, amount: int) -> None:
-        """What a step's own work took, without waiting for other ranks: `seconds` for `amount` tokens."""
+        """What own work took in a step, without waiting for other ranks: `seconds` for so many tokens, or the like."""
         with self._lock:
             if amount > 0 and seconds > 0:
                 self._speeds.append(seconds / amount)

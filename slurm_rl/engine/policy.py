@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slurm_rl.beats.pulse import note_speed, tick
+from slurm_rl.beats.pulse import note_speed, own_name, tick
 from slurm_rl.checkpoints.background import BackgroundWriter
 from slurm_rl.checkpoints.folders import written_beside
 from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.parallel import build_parallel_dims
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.disk import describe_disk, naming, next_action
 from slurm_rl.engine import distributed, lora
@@ -33,7 +34,7 @@ from slurm_rl.engine.row_check import check_rows
 from slurm_rl.engine.row_layout import require_maskable
 from slurm_rl.engine.saved_weights import build_layout, require_layout
 from slurm_rl.engine.shards import load_rng, save_rng
-from slurm_rl.engine.stopwatch import Stopwatch
+from slurm_rl.engine.stopwatch import Stopwatch, Yardstick
 from slurm_rl.engine.vision import load_image_reader
 from slurm_rl.errors import CheckpointError, TrainingError
 from slurm_rl.math.logprobs import compute_token_hits, compute_token_logprobs
@@ -96,6 +97,8 @@ class PolicyEngine:
         self.rows = check_rows(reader, self.backend.dtype, scores=self.scores)
         self.reader = replace(reader, packed=self.rows.packed)
         self._writer = BackgroundWriter()
+        is_split = build_parallel_dims(policy, distributed.get_world_size()).shard > 1
+        self._yardstick = Yardstick(self.device) if is_split and own_name() else None
         self.layout = build_layout(self.module, model, policy)
 
     @property
@@ -146,6 +149,8 @@ class PolicyEngine:
         self.module.train()
         sums = {"loss": 0.0}
         watch = Stopwatch(self.device)
+        if self._yardstick is not None:
+            self._yardstick.lay()
         for number, sequences in enumerate(micro_batches, 1):
             with watch:
                 loss, metrics = self._compute_loss(
@@ -155,7 +160,10 @@ class PolicyEngine:
             tick()
             add_totals(sums, {"loss": float(loss.detach()), **metrics})
         # Before the ranks wait for each other; the last loss was read, so the GPU is through.
-        note_speed(watch.seconds(), sum(len(one.token_ids) for sequences in micro_batches for one in sequences))
+        if self._yardstick is not None:
+            note_speed(self._yardstick.read() or 0.0, 1)
+        else:
+            note_speed(watch.seconds(), sum(len(one.token_ids) for sequences in micro_batches for one in sequences))
         totals = distributed.sum_over_ranks(sums)
         _require_finite_loss(totals["loss"])
         return {**totals, "grad_norm": self.backend.step(lr)}

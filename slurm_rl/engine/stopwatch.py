@@ -1,19 +1,24 @@
-"""How long a rank's own work takes: the forward passes of a step, without what waits for other ranks."""
+"""How long a rank's own work takes, without waiting for others: its forward passes, or a product of matrices."""
 
 from __future__ import annotations
 
+import math
 import time
 from types import TracebackType
 from typing import Any
 
 import torch
 
+_ON_GPU, _ON_CPU = (2048, 32), (256, 20)
+"""Rows of a square matrix, and how often it is multiplied: about a millisecond of a GPU, twenty of a core."""
+SHARE = 0.02
+"""Of a rank's time that its yardstick may take."""
+
 
 class Stopwatch:
     """Adds up what is done `with` it, on the device's own clock: nobody waits for a GPU for its sake.
 
-    Of a model whose parameters are split (ZeRO-3, FSDP2) a forward pass gathers them from all ranks, so that all of
-    them are as slow as the slowest, and none stands out.
+    Of no use where a pass gathers parameters from all ranks: see `Yardstick`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -41,3 +46,43 @@ class Stopwatch:
         if self._events is None:
             return self._seconds
         return float(sum(begin.elapsed_time(end) for begin, end in self._events)) / 1000.0
+
+
+class Yardstick:
+    """A product of matrices of one size on this rank's own device, timed before a step: how fast it is by itself.
+
+    For models whose parameters are split (ZeRO-3, FSDP2): their forward and backward passes gather them from all
+    ranks, so that each is as slow as the slowest, and none stands out by its passes. Buffers are made once; no random
+    number is drawn. At most `SHARE` of the time goes to it, by its quickest run.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._watch: Stopwatch | None = None
+        self._matrices: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._least_s, self._due = math.inf, 0.0
+
+    def lay(self) -> None:
+        """Begin a step with it, if it is due."""
+        if time.monotonic() < self._due:
+            return
+        size, times = _ON_GPU if self._device.type == "cuda" else _ON_CPU
+        if self._matrices is None:
+            # Half precision is what GPUs of any age multiply fast.
+            kind = torch.float16 if self._device.type == "cuda" else torch.float32
+            ones = torch.ones(size, size, dtype=kind, device=self._device)
+            self._matrices = ones, torch.empty_like(ones)
+        left, product = self._matrices
+        self._watch = Stopwatch(self._device)
+        with self._watch, torch.no_grad():
+            for _ in range(times):
+                torch.mm(left, left, out=product)
+
+    def read(self) -> float | None:
+        """Seconds that it took in this step, once the device is through with the step; None when it was not due."""
+        if self._watch is None:
+            return None
+        seconds, self._watch = self._watch.seconds(), None
+        self._least_s = min(self._least_s, seconds)
+        self._due = time.monotonic() + self._least_s / SHARE
+        return seconds

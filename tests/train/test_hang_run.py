@@ -1,15 +1,20 @@
-"""Ranks that hang: named within their deadline, and the run goes on. Real torchrun and torch on CPU."""
+"""Ranks that hang, and a slow one: named, and the run goes on. Real torchrun and torch on CPU."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from slurm_rl.jsonl import read_rows
 from slurm_rl.node.hang import read_told
+from slurm_rl.nodes.evidence import read_evidence
 from slurm_rl.run_dir import RunDir, read_json
 from tests.train.test_sft_run import WORDS, start, wait_for
 
@@ -51,3 +56,44 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
     process.communicate(timeout=300)
     end = read_json(run.attempt(1).end)
     assert end["outcome"] == "lost" and "rank-1" in end["cause"]
+
+
+@contextmanager
+def throttled(pid: int, *, runs_s: float = 0.01, stops_s: float = 0.09) -> Iterator[None]:
+    """A process that gets a tenth of its core, whatever else this machine does."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.is_set():
+            for signum, seconds in ((signal.SIGSTOP, stops_s), (signal.SIGCONT, runs_s)):
+                try:
+                    os.kill(pid, signum)
+                except ProcessLookupError:
+                    return
+                time.sleep(seconds)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_a_throttled_rank_is_named_though_parameters_are_split(tmp_path: Path) -> None:
+    """FSDP2 over two ranks: each pass waits for both, so that their passes take the same time."""
+    run = RunDir(tmp_path / "slow")
+    process = start(run.path, words=(*WORDS, "supervised.num_epochs=1000", "job.max_failures=0"))
+
+    def named() -> list[dict[str, object]]:
+        events = [row for row in read_rows(run.events) if row["kind"] == "rank/straggling"]
+        return [row for row in events if row["rank"] == "rank-1"]
+
+    with throttled(pid_of(run, "rank-1")):
+        wait_for(lambda: bool(named()), "the slow rank's name")
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=300)
+    [slow] = named()
+    assert slow["score"] < 0.75 and slow["attempt"] == 1  # type: ignore[operator]
+    assert read_evidence(run) == [], "of one node nobody could say that it is slow"
