@@ -9,7 +9,7 @@ from pydantic import Field
 from slurm_rl.config.section import Fraction, PositiveFloat, Section, one_of
 
 CHECKS: Final[tuple[str, ...]] = (
-    *("files", "start", "gpus", "recovery", "ecc", "clocks", "xid", "links", "ras", "ports", "pairs", "dcgm"),
+    *("files", "start", "gpus", "recovery", "ecc", "clocks", "xid", "links", "ras", "ports", "disks", "pairs", "dcgm"),
 )
 """Names of the checks; what each reads is in gate/table.py."""
 CheckName = Annotated[str, one_of(CHECKS)]

@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from slurm_rl.gate import disks
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 
 # A hanging GPU makes its tool hang, which is an answer, too.
@@ -79,6 +80,28 @@ def _start(plan: JobPlan, canary: str) -> str:
     return "\n".join([*lines, "echo memlock $(ulimit -l)", "echo nofile $(ulimit -n)"])
 
 
+# Three tries, for a busy moment is no slow disk.
+_DISK = """
+for try in 1 2 3; do
+said=$(LC_ALL=C timeout -k 1 {timeout} dd if=/dev/zero of="$file" bs=1048576 count={blocks} conv=fsync 2>&1); rc=$?
+echo "write {name} $rc $(printf '%s\\n' "$said" | grep copied)"
+seconds=$(printf '%s\\n' "$said" | sed -n 's/.*copied, \\([0-9.e+-]*\\) s.*/\\1/p')
+awk "BEGIN {{ exit !(${{seconds:-9}} < {well}) }}" && break
+done
+rm -f "$file"
+"""
+
+
+def _disks(plan: JobPlan, canary: str) -> str:
+    # srun may be ended while a disk makes it wait.
+    lines = ["file=", "trap 'rm -f \"$file\"' EXIT", "trap 'exit 143' TERM HUP INT"]
+    for name, path in (("run_dir", f"{canary}-"), ("tmp_root", f"{plan.tmp_root}/srl-speed-")):
+        lines.append(f"file={shlex.quote(path)}$node-$$")
+        words = {"timeout": disks.TIMEOUT_S, "blocks": disks.NUM_BYTES >> 20, "well": disks.WELL_S}
+        lines.append(_DISK.format(name=name, **words))
+    return "\n".join(lines)
+
+
 SOURCES: dict[str, Callable[[JobPlan, str], str]] = {
     "files": _files,
     "start": _start,
@@ -87,6 +110,7 @@ SOURCES: dict[str, Callable[[JobPlan, str], str]] = {
     "nvlink": lambda plan, canary: f"timeout -k 1 {_TOOL_S} nvidia-smi nvlink --status",
     "rocm-smi": lambda plan, canary: _ROCM % _TOOL_S,
     "ras": lambda plan, canary: _RAS % _TOOL_S,
+    "disks": _disks,
     "ports": lambda plan, canary: _PORTS,
     "dcgm": lambda plan, canary: "timeout -k 1 120 dcgmi diag -r 1 -j",
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from slurm_rl.gate import amd, host, nvidia
+from slurm_rl.gate import amd, disks, host, nvidia
 from slurm_rl.gate.verdict import Verdict, Wanted
 from slurm_rl.plan.job import JobPlan
 
@@ -48,6 +48,7 @@ TABLE: Final[tuple[Check, ...]] = (
     Check("gpus", "amd", "rocm-smi", 3.0, amd.read_gpus, host.compare_facts),
     Check("ras", "amd", "ras", 1.0, amd.read_ras),
     Check("ports", "", "ports", 0.1, host.read_ports, host.compare_ports, min_nodes=2),
+    Check("disks", "", "disks", 0.5, disks.read_disks, disks.compare_disks, holds_s=_DAY_S),
     Check("pairs", "", "", 1.5, holds_s=_DAY_S),
     Check("dcgm", "nvidia", "dcgm", 10.0, nvidia.read_dcgm, level="full"),
 )

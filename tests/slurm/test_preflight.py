@@ -203,6 +203,39 @@ def full_shm(cluster: Cluster, node: str) -> Iterator[None]:
     cluster.run(["sh", "-c", "rm /dev/shm/full && mount -o remount,size=50% /dev/shm"], node=node)
 
 
+@pytest.mark.slow
+def test_a_node_whose_disk_is_slow_is_named_among_its_peers(cluster: Cluster, shared_dir: Path) -> None:
+    make_nvidia_smi(shared_dir)
+    slow = cluster.nodes[1]
+    with slow_disk(cluster, slow, shared_dir) as tmp_root:
+        words = ["cluster.num_nodes=3", "job.num_spare_nodes=1", f"cluster.tmp_root={tmp_root}"]
+        run, job = start(cluster, shared_dir, *words)
+        wait_until(lambda: events(run, "preflight/passed"), "the preflight")
+        cluster.run(["scancel", job])
+    (passed,) = events(run, "preflight/passed")
+    assert list(passed["left_out"]) == [slow], passed
+    assert "writes to tmp_root at" in passed["left_out"][slow]
+    assert remembered(run) == {slow: "disks"}
+
+
+@contextmanager
+def slow_disk(cluster: Cluster, node: str, folder: Path) -> Iterator[Path]:
+    """A folder that on this one node is a file system of its own, which stands still most of the time."""
+    place, image = folder / "scratch", folder / "disk.img"
+    place.mkdir()
+    place.chmod(0o1777)
+    mount = f"truncate -s 64M {image} && mkfs.ext4 -q -F -m 0 {image} && mount -o loop {image} {place}"
+    done = cluster.run(["sh", "-c", f"{mount} && chmod 1777 {place}"], node=node)
+    if done.returncode:
+        pytest.skip(f"no loop device here: {done.stderr.strip()}")
+    # Whoever waits for a frozen file system cannot be killed, so this outlives a test that ends early.
+    beat = f"fsfreeze -f {place}; sleep 4; fsfreeze -u {place}; sleep 0.05"
+    loop = f"trap '' INT TERM HUP; while [ ! -e {folder}/thaw ]; do {beat}; done; umount -l {place}"
+    with subprocess.Popen(cluster.on_node(node, ["sh", "-c", loop]), start_new_session=True):
+        yield place
+        (folder / "thaw").touch()
+
+
 def test_a_throttled_network_is_named_and_its_partner_is_not(cluster: Cluster, shared_dir: Path) -> None:
     make_nvidia_smi(shared_dir)
     slow = cluster.nodes[1]

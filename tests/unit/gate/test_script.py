@@ -79,7 +79,7 @@ def test_levels_and_the_budget_choose_the_checks(tmp_path: Path) -> None:
         asked, left_out = choose_checks(_plan(tmp_path, *words))
         return [check.name for check in asked], [check.name for check in left_out]
 
-    assert names() == (["files", "start", "ports", "pairs"], [])
+    assert names() == (["files", "start", "ports", "disks", "pairs"], [])
     assert names("preflight.level=off") == ([], [])
     quick, _ = names(*nvidia)
     assert {"gpus", "recovery", "ecc", "clocks", "xid", "links"} <= set(quick)
