@@ -9,7 +9,8 @@ from pydantic import Field
 from slurm_rl.config.section import Fraction, PositiveFloat, Section, one_of
 
 CHECKS: Final[tuple[str, ...]] = (
-    *("files", "start", "gpus", "recovery", "ecc", "clocks", "xid", "links", "ras", "ports", "disks", "pairs", "dcgm"),
+    *("files", "start", "gpus", "recovery", "ecc", "clocks", "xid", "links", "ras", "ports", "disks", "pairs"),
+    *("dcgm", "matmul", "fabric"),
 )
 """Names of the checks; what each reads is in gate/table.py."""
 CheckName = Annotated[str, one_of(CHECKS)]
@@ -20,7 +21,8 @@ class PreflightConfig(Section):
     """The checks of all nodes of a Slurm job before each attempt; other launchers have none."""
 
     level: Literal["quick", "full", "off"] = "quick"
-    """quick: seconds, with what the host has; full: also dcgmi's short diagnosis, some 10 s; off: nothing is asked."""
+    """quick: seconds, with what the host has; full: also dcgmi's short diagnosis, some 10 s, and, in the run's image,
+    how fast nodes multiply, and reduce together, some 40 s once a day and node; off: nothing is asked."""
     policy: dict[CheckName, Policy] = Field(default={})
     """What a check that finds a node bad leads to: exclude (default) leaves the node out, also over requeues; warn only
     tells it; refuse ends the run. +preflight.policy.xid=warn."""

@@ -23,7 +23,7 @@ from slurm_rl.doctor.peaks import bus_bandwidth
 TORCH, MATMUL, WITHIN, BETWEEN = "torch", "matmul", "all-reduce in the node", "all-reduce between nodes"
 STEPS = (TORCH, MATMUL, WITHIN, BETWEEN)
 # Within it a collective must come to its end, or its rank says that it has not.
-_GROUP_S = 40.0
+GROUP_S = 40.0
 _GRACE_S = 5.0
 
 
@@ -136,7 +136,7 @@ def reduce_within(words: Words) -> dict[str, Any]:
         # By its own name a machine may be 127.0.1.1, or not be known at all.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(f"{words.folder}/store", words.ranks_per_node)
-    return _reduce(words, store, words.local_rank, words.ranks_per_node)
+    return all_reduce(words, store, words.local_rank, words.ranks_per_node)
 
 
 def reduce_between(words: Words) -> dict[str, Any]:
@@ -153,18 +153,18 @@ def reduce_between(words: Words) -> dict[str, Any]:
     if meeting["interface"] and not words.on_gpus:
         os.environ["GLOO_SOCKET_IFNAME"] = meeting["interface"]
     rank, world = words.node * words.ranks_per_node + words.local_rank, words.num_nodes * words.ranks_per_node
-    timeout = timedelta(seconds=_GROUP_S)
+    timeout = timedelta(seconds=GROUP_S)
     store = open_store(meeting["address"], meeting["port"], world, rank == 0, timeout)
-    return {**_reduce(words, store, rank, world), "interface": meeting["interface"]}
+    return {**all_reduce(words, store, rank, world), "interface": meeting["interface"]}
 
 
-def _reduce(words: Words, store: Any, rank: int, world: int) -> dict[str, Any]:
+def all_reduce(words: Words, store: Any, rank: int, world: int) -> dict[str, Any]:
     """Bus bandwidth in GB/s, over ranks that all give their number plus one: the sum is known."""
     import torch
     import torch.distributed as dist
 
     backend = "nccl" if words.on_gpus else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=_GROUP_S))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=GROUP_S))
     try:
         values = torch.empty(words.size.message_bytes // 4, device="cuda" if words.on_gpus else "cpu")
         for _ in range(3):  # the first ones connect

@@ -56,7 +56,7 @@ def compare_disks(told: Mapping[str, Verdict]) -> dict[str, Verdict]:
         slow = []
         for place, said in verdict.facts.items():
             others = [float(one.facts[place]) for name, one in told.items() if name != node and place in one.facts]
-            usual = statistics.median(others) if len(others) >= _LEAST_PEERS else 0.0
+            usual = statistics.median_low(others) if len(others) >= _LEAST_PEERS else 0.0
             if float(said) < min(_PLENTY_MB_S, _SLOW * usual):
                 slow.append(Verdict("bad", f"{_say(place, float(said))}, others {usual:.3g}"))
         found[node] = worst([verdict, *slow]) if slow else verdict

@@ -23,7 +23,8 @@ class Check:
     vendor: str
     """nvidia or amd; "" for all."""
     source: str
-    """What is read: its name in SOURCES, gate/script.py; "" for the test of pairs, gate/pairs.py."""
+    """What is read: its name in SOURCES, gate/script.py; "" for the tests that nodes make together: gate/pairs.py and
+    gate/fabric.py."""
     cost_s: float
     """On a node, estimated for eight GPUs; of a source that others read already: 0."""
     parse: Parse | None = None
@@ -51,6 +52,8 @@ TABLE: Final[tuple[Check, ...]] = (
     Check("disks", "", "disks", 0.5, disks.read_disks, disks.compare_disks, holds_s=_DAY_S),
     Check("pairs", "", "", 1.5, holds_s=_DAY_S),
     Check("dcgm", "nvidia", "dcgm", 10.0, nvidia.read_dcgm, level="full"),
+    Check("matmul", "", "", 20.0, level="full", min_nodes=2),
+    Check("fabric", "", "", 20.0, level="full", holds_s=_DAY_S, min_nodes=2),
 )
 
 

@@ -94,6 +94,33 @@ def read_evidence(run: RunDir) -> list[dict[str, Any]]:
     return jsonl.read_rows(run.nodes)
 
 
+def note_passed(run: RunDir, nodes: Iterable[str], test: str) -> None:
+    """These nodes passed a test that need not be made each time. A full disk costs the rows alone."""
+    rows = [{"time": round(time.time(), 3), "node": node, "passed": test, "run": run.path.name} for node in nodes]
+    try:
+        for row in rows:
+            append_row(run, run.nodes, row)
+    except (LeaseError, OSError) as error:
+        say(f"who passed the test {test} could not be written ({error}; {describe_disk(run.path)})")
+
+
+def find_passed(rows: Iterable[Mapping[str, Any]], test: str, since: float) -> set[str]:
+    """Nodes that passed a test since then, and of which nothing bad was seen after it.
+
+    >>> passed = [{"time": 50.0, "node": node, "passed": "fabric"} for node in ("n1", "n2")]
+    >>> slow = Evidence.found("n2", "straggler", "slow", "soft", attempt=1, now=60.0).to_row()
+    >>> find_passed([*passed, slow], "fabric", since=40.0), find_passed(passed, "fabric", since=55.0)
+    ({'n1'}, set())
+    """
+    newest: dict[str, tuple[float, bool]] = {}
+    for row in rows:
+        said_at, is_pass = row.get("time"), row.get("passed") == test
+        if isinstance(said_at, int | float) and (is_pass or "check" in row):
+            node = str(row.get("node"))
+            newest[node] = max(newest.get(node, (0.0, False)), (float(said_at), is_pass))
+    return {node for node, (said_at, is_pass) in newest.items() if is_pass and said_at >= since}
+
+
 def make_clearing(node: str, now: float, by: str) -> dict[str, Any]:
     """The row that voids what was said of a node before `now`."""
     return {"time": round(now, 3), "node": node, "cleared": by}

@@ -67,8 +67,28 @@ def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
     return _wrap_question(plan, ["slurm_rl.doctor.node", folder], folder, name, user)
 
 
+def wrap_fabric(
+    plan: JobPlan, words: Sequence[str], name: str, user: tuple[int, int] | None, inherited: Sequence[str]
+) -> Wrapped:
+    """A node in the preflight's test of the fabric, with the devices by which a run's ranks reduce.
+
+    Args:
+        words: where its leader is.
+        inherited: the variable that holds the word by which that knows it.
+    """
+    argv = ["slurm_rl.gate.fabric_node", plan.run_dir, *words]
+    return _wrap_question(plan, argv, plan.run_dir, name, user, inherited, rdma=plan.num_nodes > 1)
+
+
 def _wrap_question(
-    plan: JobPlan, words: Sequence[str], folder: str, name: str, user: tuple[int, int] | None
+    plan: JobPlan,
+    words: Sequence[str],
+    folder: str,
+    name: str,
+    user: tuple[int, int] | None,
+    inherited: Sequence[str] = (),
+    *,
+    rdma: bool = False,
 ) -> Wrapped:
     return wrap(
         [plan.python, "-m", *words],
@@ -77,7 +97,9 @@ def _wrap_question(
         ContainerPlan.from_json(plan.container),
         accelerator=plan.accelerator,
         name=name,
+        inherited=inherited,
         user=user,
+        rdma=rdma,
     )
 
 

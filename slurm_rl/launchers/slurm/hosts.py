@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from slurm_rl.errors import BringUpError, SlurmRLError
+from slurm_rl.gate import fabric
 from slurm_rl.jsonl import read_rows
 from slurm_rl.launchers.slurm.components import granted_hosts, split_hosts
 from slurm_rl.launchers.slurm.memory import NodeMemory, describe
@@ -45,7 +46,7 @@ class Hosts:
                 that it is not theirs; or a check found one for which preflight.policy is refuse.
         """
         avoided = self._recall(attempt)
-        found = run_preflight(self.plan, attempt, self.fit, env)
+        found = run_preflight(self.plan, attempt, self.fit, env, self.memory.passed("fabric", fabric.HOLDS_S))
         require_sense(found, self.fit)
         for host, troubles in found.judged.unfit.items():
             for check, seen in troubles.items():
@@ -53,6 +54,8 @@ class Hosts:
                     Evidence.found(host, check, seen, "hard", attempt=attempt.number, holds_s=found.holds_s(check))
                 )
             self.unfit[host] = "; ".join(troubles.values())
+        if found.fabric.passed:
+            self.memory.note_passed(found.fabric.passed, "fabric")
         for host in found.silent:
             self.unfit[host] = f"did not answer ({found.srun_said or 'no word'})"
             self.memory.note(Evidence.found(host, "answer", "it did not answer", "soft", attempt=attempt.number))

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launchers.slurm.commands import exclude_nodes, excluded_nodes, hostnames
 from slurm_rl.launchers.slurm.partitions import NodeLine, boot_times, list_nodes
-from slurm_rl.nodes.evidence import Evidence, find_bad, note_evidence, read_evidence
+from slurm_rl.nodes.evidence import Evidence, find_bad, find_passed, note_evidence, note_passed, read_evidence
 from slurm_rl.nodes.exclusion import Exclusion, Pool, choose_excluded
 from slurm_rl.nodes.site import publish, read_site
 from slurm_rl.plan.job import JobPlan
@@ -43,6 +43,15 @@ class NodeMemory:
         hard = [node for node, one in bad.items() if one.strength == "hard"]
         # Slurm is asked only where there is something to forgive.
         return find_bad(rows, now, boot_times(hard)) if hard else bad
+
+    def passed(self, test: str, within_s: float) -> set[str]:
+        """Nodes that passed it so lately, in this run or another one of the site."""
+        rows = [*read_evidence(self.run_dir), *read_site(self.plan.preflight.site_dir)]
+        return find_passed(rows, test, time.time() - within_s)
+
+    def note_passed(self, nodes: Sequence[str], test: str) -> None:
+        note_passed(self.run_dir, nodes, test)
+        publish(self.plan.preflight.site_dir, read_evidence(self.run_dir))
 
     def choose(self, alike: Collection[str] = ()) -> Exclusion:
         """The nodes to exclude at the next start of the job.

@@ -9,18 +9,18 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, BinaryIO, TextIO
 
 from slurm_rl.errors import SlurmRLError
-from slurm_rl.gate.pairs import Pair, first_round, is_slow, judge_pairs, second_round
+from slurm_rl.gate.pairs import SOCKETS, Pair, Scale, first_round, is_slow, judge_pairs, second_round
 from slurm_rl.gate.verdict import Verdict
 from slurm_rl.launchers.slurm.srun import srun_argv
 from slurm_rl.node.rendezvous import own_address
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 
 _MEETING_S = 60.0
-_MORE_TRIES = 2
+MORE_TRIES = 2
 _TRANSFER_S = 10.0
 _NUM_BYTES = 32 << 20
 _END_S = 5.0
@@ -72,23 +72,35 @@ class Leader:
     def measure(self, pairs: Iterable[Pair]) -> dict[Pair, float | None]:
         """Megabytes a second of each pair's slower way; all of them at once."""
         pairs = [pair for pair in pairs if all(node in self.here for node in pair)]
-        for first, second in pairs:
-            _, words, _, _ = self.here[first]
-            _, _, address, port = self.here[second]
-            asked = {"to": [address, port], "num_bytes": self.num_bytes, "deadline_s": self.transfer_s}
-            with contextlib.suppress(OSError):
-                words.write(json.dumps(asked) + "\n")
-                words.flush()
-        deadline = time.monotonic() + self.transfer_s + 2.0
-        return {pair: self._read_rate(pair[0], deadline) for pair in pairs}
+        how = {"num_bytes": self.num_bytes, "deadline_s": self.transfer_s}
+        asked = {first: {"to": self.here[second][2:], **how} for first, second in pairs}
+        said = self.ask(asked, self.transfer_s + 2.0)
+        return {pair: self._find_rate(said[pair[0]]) for pair in pairs}
 
-    def _read_rate(self, node: str, deadline: float) -> float | None:
+    def ask(self, asked: Mapping[str, Mapping[str, Any]], within_s: float) -> dict[str, dict[str, Any] | None]:
+        """Put a question to each of these nodes, all at once; None of one that does not answer."""
+        for node, question in asked.items():
+            with contextlib.suppress(OSError):
+                self.here[node][1].write(json.dumps(question) + "\n")
+                self.here[node][1].flush()
+        deadline = time.monotonic() + within_s
+        return {node: self._read(node, deadline) for node in asked}
+
+    def _read(self, node: str, deadline: float) -> dict[str, Any] | None:
         sock, words, _, _ = self.here[node]
         try:
             sock.settimeout(max(0.1, deadline - time.monotonic()))
-            said: dict[str, Any] = json.loads(words.readline(1000))
-            return self.num_bytes / 1e6 / max(float(said["got_s"]), float(said["sent_s"]), 1e-6)
-        except (OSError, ValueError, KeyError, TypeError):
+            said = json.loads(words.readline(4000))
+        except (OSError, ValueError):
+            return None
+        return said if isinstance(said, dict) else None
+
+    def _find_rate(self, said: Mapping[str, Any] | None) -> float | None:
+        try:
+            return (
+                None if said is None else self.num_bytes / 1e6 / max(float(said["got_s"]), float(said["sent_s"]), 1e-6)
+            )
+        except (ValueError, KeyError, TypeError):
             return None
 
 
@@ -98,7 +110,7 @@ def measure_pairs(plan: JobPlan, hosts: Sequence[str], env: Mapping[str, str]) -
     leader = Leader(word)
     try:
         address = own_address(next(host for host in hosts if host != env.get(NODE_VARIABLE)))
-        with _started(_argv(plan, hosts, address, leader.port), {**env, _VARIABLE: word}) as step:
+        with started(_argv(plan, hosts, address, leader.port), {**env, _VARIABLE: word}) as step:
             return lead(leader, hosts, step)
     except (OSError, SlurmRLError) as error:
         return dict.fromkeys(hosts, Verdict("unknown", f"pairs were not tested: {error}"))
@@ -111,16 +123,23 @@ def lead(leader: Leader, hosts: Sequence[str], step: subprocess.Popen[str]) -> d
     if 2 * len(missing) >= len(hosts):
         words = f"{len(hosts) - len(missing)} of {len(hosts)} nodes came to the test of pairs"
         return dict.fromkeys(hosts, Verdict("unknown", words))
-    here = [host for host in hosts if host not in missing]
-    first = {pair: rate for pairs in first_round(here) for pair, rate in leader.measure(pairs).items()}
-    second: dict[Pair, float | None] = {}
-    for pairs in second_round(first):
-        second |= leader.measure(pairs)
-        # A busy moment is no slow network.
-        for _ in range(_MORE_TRIES):
-            slow = [pair for pair in pairs if second.get(pair) is not None and is_slow(second[pair], first)]
-            second |= {pair: max_rate(second[pair], rate) for pair, rate in leader.measure(slow).items()}
+    first, second = measure_rounds(leader.measure, [host for host in hosts if host not in missing])
     return judge_pairs(hosts, first, second, missing)
+
+
+def measure_rounds(
+    measure: Callable[[Iterable[Pair]], dict[Pair, float | None]], hosts: Sequence[str], scale: Scale = SOCKETS
+) -> tuple[dict[Pair, float | None], dict[Pair, float | None]]:
+    """Both rounds, of nodes that are there."""
+    first = {pair: rate for pairs in first_round(hosts) for pair, rate in measure(pairs).items()}
+    second: dict[Pair, float | None] = {}
+    for pairs in second_round(first, scale):
+        second |= measure(pairs)
+        # A busy moment is no slow network.
+        for _ in range(MORE_TRIES):
+            slow = [pair for pair in pairs if second.get(pair) is not None and is_slow(second[pair], first, scale)]
+            second |= {pair: max_rate(second[pair], rate) for pair, rate in measure(slow).items()}
+    return first, second
 
 
 def max_rate(first: float | None, second: float | None) -> float | None:
@@ -134,11 +153,11 @@ def _argv(plan: JobPlan, hosts: Sequence[str], address: str, port: int) -> list[
 
 
 @contextlib.contextmanager
-def _started(argv: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+def started(
+    argv: Sequence[str], env: Mapping[str, str], log: BinaryIO | int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[str]]:
     """srun, which ends when the leader closes its connections; ended where it does not."""
-    step = subprocess.Popen(
-        argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True
-    )
+    step = subprocess.Popen(argv, env=dict(env), stdin=subprocess.DEVNULL, stdout=log, stderr=log, text=True)
     try:
         yield step
     finally:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from slurm_rl.gate.fabric import FabricOutcome, choose_tested
 from slurm_rl.gate.judge import Judged, Verdicts, apply_policy, judge_nodes
 from slurm_rl.gate.script import build_script, parse_answers
 from slurm_rl.gate.table import Check, choose_checks
 from slurm_rl.gate.verdict import Wanted
 from slurm_rl.launchers.slurm.components import split_hosts
+from slurm_rl.launchers.slurm.fabric import measure_fabric
 from slurm_rl.launchers.slurm.pairs import is_worth, measure_pairs
 from slurm_rl.launchers.slurm.srun import run_srun, srun_argv
 from slurm_rl.plan.job import JobPlan
@@ -35,6 +37,7 @@ class Preflight:
     left_out: list[Check] = field(default_factory=list)
     """By the budget."""
     seconds: float = 0.0
+    fabric: FabricOutcome = field(default_factory=FabricOutcome)
 
     def holds_s(self, check: str) -> float | None:
         """How long a node is remembered for what this check found."""
@@ -46,12 +49,19 @@ class Preflight:
             "warned": self.judged.warned,
             "unknown": self.judged.unknown,
             "not_checked": [check.name for check in self.left_out],
+            "fabric": {"nodes": list(self.fabric.verdicts), "gb_s": self.fabric.gb_s} if self.fabric.verdicts else {},
         }
         return {"seconds": round(self.seconds, 2), **{name: value for name, value in fields.items() if value}}
 
 
-def run_preflight(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], env: Mapping[str, str]) -> Preflight:
-    """Check these nodes of the job, all at once."""
+def run_preflight(
+    plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], env: Mapping[str, str], passed: Collection[str] = ()
+) -> Preflight:
+    """Check these nodes of the job, all at once.
+
+    Args:
+        passed: nodes that need no test of the fabric, but may be others' partners in it.
+    """
     began = time.monotonic()
     checks, left_out = choose_checks(plan)
     if not checks or not hosts:
@@ -79,9 +89,18 @@ def run_preflight(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], env:
         verdicts |= judge_nodes(answers, fitting, replace(wanted, gpus=gpus), part.nodes)
     judged = apply_policy(verdicts, plan.preflight.policy)
     well = [host for host in verdicts if host not in judged.unfit]
-    if any(check.name == "pairs" for check in checks) and is_worth(well) and not judged.common:
+    names = {check.name for check in checks}
+    if "pairs" in names and is_worth(well) and not judged.common:
         for host, verdict in measure_pairs(plan, well, env).items():
             verdicts[host]["pairs"] = verdict
+        judged = apply_policy(verdicts, plan.preflight.policy)
+    tested = FabricOutcome()
+    well = choose_tested([host for host in verdicts if host not in judged.unfit], passed)
+    # Nodes of several kinds reduce in groups of their own.
+    if "fabric" in names and len(well) > 1 and not judged.common and not plan.kinds:
+        tested = measure_fabric(plan, attempt, well, env)
+        for host, found in tested.verdicts.items():
+            verdicts[host] |= found
         judged = apply_policy(verdicts, plan.preflight.policy)
     return Preflight(
         judged=judged,
@@ -90,4 +109,5 @@ def run_preflight(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], env:
         asked=checks,
         left_out=left_out,
         seconds=time.monotonic() - began,
+        fabric=tested,
     )
