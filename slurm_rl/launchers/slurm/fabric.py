@@ -1,4 +1,4 @@
-"""The test of the fabric: one srun starts the run's container on all nodes, where their GPUs multiply and reduce, within
+"""The test of the fabric: one srun starts the run's container on all nodes, where GPUs multiply and reduce, within
 the node, in pairs of nodes, and all together. NCCL comes after the sockets, since one pair that hangs stops all."""
 
 from __future__ import annotations
@@ -96,9 +96,8 @@ def measure_fabric(plan: JobPlan, attempt: AttemptDir, hosts: Sequence[str], env
         words = f"it was not tested: {error}"
     finally:
         leader.close()
-    return FabricOutcome(
-        {host: {"matmul": Verdict("unknown", words), "fabric": Verdict("unknown", words)} for host in hosts}
-    )
+    untested = Verdict("unknown", words)
+    return FabricOutcome({host: {"matmul": untested, "fabric": untested} for host in hosts})
 
 
 def lead(leader: Leader, hosts: Sequence[str], step: subprocess.Popen[str], plan: JobPlan) -> FabricOutcome:

@@ -112,16 +112,16 @@ def started(leader: Leader, folder: Path, names: list[str]) -> Iterator[subproce
                 node.wait(120)
 
 
-def test_three_nodes_multiply_and_reduce_and_end_with_their_leader(tmp_path: Path) -> None:
+def test_two_nodes_multiply_and_reduce_and_end_with_their_leader(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     plan = demo_plan(run)
     write_json(run.plan, plan.to_json())
     leader = Leader("secret")
-    with started(leader, tmp_path, NODES[:3]) as step:
-        found = lead(leader, NODES[:3], step, plan)
+    with started(leader, tmp_path, NODES[:2]) as step:
+        found = lead(leader, NODES[:2], step, plan)
     # How fast each is, is this machine's affair; that the sum is right over all of them is not.
     verdicts = [verdict for of in found.verdicts.values() for verdict in of.values()]
-    assert sorted(found.verdicts) == NODES[:3] and len(verdicts) == 6
+    assert sorted(found.verdicts) == NODES[:2] and len(verdicts) == 4
     assert "unknown" not in {verdict.state for verdict in verdicts}
     assert not any("Error" in verdict.seen for verdict in verdicts), verdicts
     assert found.gb_s is None or found.gb_s > 0

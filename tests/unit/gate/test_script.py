@@ -84,7 +84,7 @@ def test_levels_and_the_budget_choose_the_checks(tmp_path: Path) -> None:
     quick, _ = names(*nvidia)
     assert {"gpus", "recovery", "ecc", "clocks", "xid", "links"} <= set(quick)
     assert "dcgm" not in quick
-    assert names(*nvidia, "preflight.level=full")[0] == [*quick, "dcgm"]
+    assert names(*nvidia, "preflight.level=full")[0] == [*quick, "dcgm", "matmul", "fabric"]
     asked, left_out = names(*nvidia, "preflight.budget_s=1")
     assert "files" in asked
     assert {"gpus", "recovery", "ecc", "clocks"} <= set(left_out), "they are read of one tool"
