@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,7 +42,7 @@ class FabricOutcome:
         return [node for node, of in self.verdicts.items() if of and all(one.state == "ok" for one in of.values())]
 
 
-def choose_tested(hosts: Sequence[str], passed: Sequence[str]) -> list[str]:
+def choose_tested(hosts: Sequence[str], passed: Collection[str]) -> list[str]:
     """Who is tested: whoever did not pass, with as many of those that did as it takes to tell who is slow.
 
     >>> choose_tested(["a", "b", "c", "d", "e"], ["a", "b", "c", "d"])

@@ -24,7 +24,8 @@ class Rank:
     """What it keeps between two questions."""
 
     def __init__(self, words: Words) -> None:
-        self.words, self._store, self._number = words, None, 0
+        self.words, self._number = words, 0
+        self._store: Any = None
         self.device = open_torch(words)
 
     def answer(self, asked: Mapping[str, Any]) -> dict[str, Any]:

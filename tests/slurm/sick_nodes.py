@@ -34,6 +34,23 @@ exec cat $xml
     return folder
 
 
+def make_slow_python(folder: Path, python: Path, node: str) -> Path:
+    """A cluster.python whose ranks in the test of the fabric get a tenth of their core on this node."""
+    program = folder / "slow-python"
+    program.write_text(
+        f"""#!/bin/sh
+case "$SLURMD_NODENAME $*" in "{node} "*fabric_node*) ;; *) exec {python} "$@" ;; esac
+setsid {python} "$@" & pid=$!
+trap 'kill -KILL -- -$pid; exit 1' TERM INT HUP
+while kill -0 $pid 2>/dev/null; do
+kill -STOP -- -$pid; sleep 0.09; kill -CONT -- -$pid; sleep 0.01
+done
+"""
+    )
+    program.chmod(0o755)
+    return program
+
+
 def remembered(run: Path) -> dict[str, str]:
     """Node -> the check by which the run's own evidence keeps it out."""
     return {node: one.check for node, one in find_bad(read_evidence(RunDir(run)), now=0.0).items()}

@@ -18,7 +18,7 @@ from slurm_rl.nodes.evidence import Evidence, find_bad
 from slurm_rl.nodes.site import publish, read_site
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
-from tests.slurm.sick_nodes import REMAP_FAILED, excluded, make_nvidia_smi, remembered
+from tests.slurm.sick_nodes import REMAP_FAILED, excluded, make_nvidia_smi, make_slow_python, remembered
 from tests.slurm.submitting import job_id, refused, submit, wait_for_end, wait_for_step
 from tests.slurm.users import find_other_user
 
@@ -247,6 +247,30 @@ def test_a_throttled_network_is_named_and_its_partner_is_not(cluster: Cluster, s
     assert "its network is slow" in passed["left_out"][slow]
     assert remembered(run) == {slow: "pairs"}
     cluster.run(["scancel", job])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_level_full_names_a_slow_processor_and_a_slow_network_by_what_a_run_does(
+    cluster: Cluster, shared_dir: Path
+) -> None:
+    """Without the test of sockets, which would find the network first: the budget leaves it out."""
+    first, second, third, fourth = cluster.nodes
+    python = make_slow_python(shared_dir, make_light_python(shared_dir), third)
+    words = ["preflight.level=full", "preflight.budget_s=1", "job.num_spare_nodes=2"]
+    with changed_network(cluster, second, "tc qdisc {} dev eth0 root tbf rate 50mbit burst 64kb latency 50ms"):
+        run = shared_dir / "run"
+        small = ["cluster.num_nodes=2", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2"]
+        job = submit(cluster, run, python, *small, *words)
+        wait_until(lambda: events(run, "preflight/passed"), "the preflight", timeout_s=500)
+        cluster.run(["scancel", job])
+    (passed,) = events(run, "preflight/passed")
+    assert sorted(passed["left_out"]) == [second, third], passed
+    assert "its all-reduce is slow" in passed["left_out"][second]
+    assert remembered(run) == {second: "fabric", third: "matmul"}
+    assert "pairs" in passed["not_checked"] and sorted(passed["fabric"]["nodes"]) == cluster.nodes
+    told = [row["node"] for row in read_rows(run / "nodes.jsonl") if row.get("passed") == "fabric"]
+    assert sorted(told) == [first, fourth], "they need no other test for a day"
 
 
 @pytest.mark.slow
