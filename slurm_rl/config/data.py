@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from slurm_rl.config.section import NonNegativeInt, PositiveInt, Section
+from slurm_rl.config.rows import RowsConfig, SetName
+from slurm_rl.config.section import PositiveInt
+from slurm_rl.config.sources import LEAST_SHARE, SourceConfig
 
 Overlong = Literal["refuse", "leave_out"]
 
 
-class DataConfig(Section):
+class DataConfig(RowsConfig):
     """Where the prompts come from."""
 
     root: str = "data"
     """Folder that `prepare --root` wrote to; the presets +data=gsm8k, math and mathv60k begin there."""
-    train: str = ""
-    """What to train on, which is asked for: `addition` (made here); a .jsonl, .json or .parquet file; a folder of the
-    `datasets` library or of such files; or the name of a data set on the Hugging Face hub."""
-    eval: str | None = None
-    """Held-out data, as in `train`; rows of `train` whose prompt is among them are not trained on. Null takes
-    `num_eval` rows with different prompts away from `train`. Which rows these are follows from their prompts alone, so
-    every seed and every task holds the same ones of a file out."""
-    num_eval: NonNegativeInt = 500
-    """Rows held out when `eval` is null, or drawn from the eval data at the most; 0 evaluates nothing."""
-    subset: str | None = None
-    """For a folder or a hub name with several data sets in it: which."""
-    revision: str | None = None
-    """For a hub name: branch, tag or commit; null takes the newest, to which a run is held once it began."""
-    train_split: str = "train"
-    """For a folder or a hub name: the split to train on."""
-    eval_split: str = "test"
-    """For a folder or a hub name: the split to evaluate on."""
-    input_key: str = "prompt"
-    """Column with the prompt: text, or a list of chat messages (also as JSON in a string)."""
-    label_key: str | None = "answer"
-    """Column with the reference answer, a string; null when the reward needs none."""
-    image_key: str | None = None
-    """Column with the images of the prompt, or of the conversation: a path, bytes, or a list of them. They take the
-    places of the `{"type": "image"}` parts or of `<image>` in the text, or come before it; relative paths start at
-    the data file."""
-    info_keys: list[str] = Field(default=[])
-    """Further columns that an environment gets of the row it is about, in `row.info`; values that JSON can hold."""
+    sources: dict[SetName, SourceConfig] = Field(default={})
+    """Several of these by names of your own, in place of data.train: +data.sources.sums.train=addition. Of the columns
+    and splits that one does not name it has those of data."""
     messages_key: str = "messages"
     """Column with a whole conversation, for task=sft; a row without it has `input_key` and `label_key`."""
     chosen_key: str = "chosen"
@@ -63,8 +41,17 @@ class DataConfig(Section):
     overlong: Overlong = "refuse"
     """A row that is longer than data.max_prompt_tokens, supervised.max_tokens or the model's context ends the run with
     its name (as in verl, which filters when asked to), or is left out and counted in an event."""
-    largest_addend: PositiveInt = 99
-    """For `addition`: both numbers run from 0 to this."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_sources(cls, tree: Any) -> Any:
+        """What a source does not say is as the data say it; a saved config says it for each."""
+        sources = tree.get("sources") if isinstance(tree, dict) else None
+        if not isinstance(sources, Mapping):
+            return tree
+        common = {key: tree[key] for key in RowsConfig.model_fields if key in tree and key not in ("train", "eval")}
+        filled = {name: {**common, **one} if isinstance(one, Mapping) else one for name, one in sources.items()}
+        return {**tree, "sources": filled}
 
     def problems(self) -> Iterator[str]:
         if self.chat_template_kwargs and not self.chat_template:
@@ -72,3 +59,19 @@ class DataConfig(Section):
                 "data.chat_template_kwargs needs data.chat_template=true, which alone reads it; got "
                 f"{self.chat_template_kwargs}. Next: data.chat_template=true, or leave it out"
             )
+        with_system = [f"data.sources.{name}" for name, source in self.sources.items() if source.system is not None]
+        named = with_system or (["data"] if self.system is not None else [])
+        if named and not self.chat_template:
+            yield f"{named[0]}.system needs data.chat_template=true, whose template says where it goes; got false"
+        if self.sources and (self.train or self.eval is not None):
+            yield (
+                "data.train and data.eval are not read where there are data.sources, each of which has its own; got "
+                f"{self.train or self.eval!r}. Next: make a source of it: +data.sources.<name>.train=..."
+            )
+        total = sum(source.weight for source in self.sources.values())
+        for name, source in self.sources.items():
+            if source.weight < LEAST_SHARE * total:
+                yield (
+                    f"data.sources.{name}.weight must be at least {LEAST_SHARE:g} of the sum of all weights, so that "
+                    f"each block of places has one of it; got {source.weight:g} of {total:g}. Next: raise it"
+                )

@@ -6,19 +6,21 @@
     reward.function              def score(queries, prompts, labels): ...                  as in rewards/worker.py
     env.name                     class Guess(Environment): ...                             as in envs/environment.py
 
-A relative file is taken from the folder of the command; submit copies it into the run's code, and every attempt runs
-that copy. What a row of tables.py says by its flags, such a function says by the defaults of keyword-only parameters.
+The last two also below data.sources.<name>. A relative file is taken from the folder of the command; submit copies it
+into the run's code, and every attempt runs that copy. What a row of tables.py says by its flags, such a function says
+by the defaults of keyword-only parameters.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import AfterValidator
 
-from slurm_rl.config.section import Section, checked_by
+from slurm_rl.config.section import checked_by
 from slurm_rl.config.tables import ADVANTAGES, POLICY_LOSSES, AdvantageRow, LossRow, Row
 from slurm_rl.errors import ConfigError
 from slurm_rl.functions.load import is_file
@@ -26,8 +28,7 @@ from slurm_rl.functions.read import Form, read_function
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
-
-SomeSection = TypeVar("SomeSection", bound=Section)
+    from slurm_rl.config.sources import AloneConfig
 
 _ADVANTAGE = Form("algorithm.advantage", ("rewards", "known"), ("needs_group", "per_token"))
 _LOSS = Form("algorithm.loss", ("inputs", "clip"), ("per_sequence",))
@@ -56,16 +57,33 @@ def load_parts(config: RunConfig) -> None:
         ConfigError: a file that cannot be run, before anything is started for it.
     """
     for key, spec in named_functions(config).items():
-        if key not in (_REWARD.key, _ENVIRONMENT.key):
+        if find_form(key) not in (_REWARD, _ENVIRONMENT):
             Row(spec).load()
+
+
+def find_form(key: str) -> Form:
+    """The form of a key, which a source of a mixture has below its own name."""
+    return next(form for name, form in FORMS.items() if key == name or key.endswith(f".{name}"))
 
 
 def named_functions(config: RunConfig) -> dict[str, str]:
     """Key to `file.py:name` of each function of the user's own."""
     algorithm = config.algorithm
-    ours = (algorithm.advantage, algorithm.loss, algorithm.filters.function)
-    values = (*ours, config.reward.function, config.env.name)
-    return {key: value for key, value in zip(FORMS, values, strict=True) if value is not None and is_file(value)}
+    named = {
+        "algorithm.advantage": algorithm.advantage,
+        "algorithm.loss": algorithm.loss,
+        "algorithm.filters.function": algorithm.filters.function,
+    }
+    own = {prefix: (part.reward, part.env) for prefix, part in _with_own_ways(config).items()}
+    for prefix, (reward, env) in {"": (config.reward, config.env), **own}.items():
+        named[f"{prefix}reward.function"] = None if reward is None else reward.function
+        named[f"{prefix}env.name"] = None if env is None else env.name
+    return {key: value for key, value in named.items() if value is not None and is_file(value)}
+
+
+def _with_own_ways(config: RunConfig) -> dict[str, AloneConfig]:
+    """The parts that have environments and rewards of their own, by the beginnings of their keys."""
+    return {f"data.sources.{name}.": source for name, source in config.data.sources.items()}
 
 
 def check_function(config: RunConfig, key: str, spec: str) -> None:
@@ -74,7 +92,7 @@ def check_function(config: RunConfig, key: str, spec: str) -> None:
     Raises:
         ConfigError: it is not there, cannot be called so, or needs a larger group.
     """
-    flags = read_function(spec, FORMS[key])
+    flags = read_function(spec, find_form(key))
     if flags.get("needs_group") and config.algorithm.group_size < 2:
         raise ConfigError(explain_small_group(spec, config.algorithm.group_size))
 
@@ -107,6 +125,7 @@ def resolve_spec(spec: str) -> str:
 
 
 _PATHS = ("data.train", "data.eval", "model.path", "model.init_from", "critic.init_from", "reward.model.path")
+_OWN_PATHS = ("train", "eval", "reward.model.path")
 """Files and folders, or names of the hub and of built-in data."""
 
 
@@ -114,15 +133,22 @@ def with_absolute_files(config: RunConfig) -> RunConfig:
     """The config with every user's file as an absolute path, whatever folder a later command starts in."""
     for key, spec in named_functions(config).items():
         config = _replace(config, key.split("."), resolve_spec(spec))
-    for key in _PATHS:
-        path = reduce(getattr, key.split("."), config)
+    own = [f"{prefix}{path}" for prefix in _with_own_ways(config) for path in _OWN_PATHS]
+    for key in (*_PATHS, *own):
+        path = reduce(_below, key.split("."), config)
         # What is not here is a name of the hub, or told later.
         if isinstance(path, str) and path not in ("", "addition") and Path(path).exists():
             config = _replace(config, key.split("."), str(Path(path).absolute()))
     return config
 
 
-def _replace(section: SomeSection, keys: list[str], value: str) -> SomeSection:
-    """The section with another value under a key, or under one of a section in it."""
+def _below(part: Any, name: str) -> Any:
+    """What is under a name of a section or of a table; None below what may be null and is."""
+    return part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
+
+
+def _replace(part: Any, keys: list[str], value: str) -> Any:
+    """The section or table with another value under a key, or under one of what is in it."""
     name, *below = keys
-    return section.model_copy(update={name: _replace(getattr(section, name), below, value) if below else value})
+    new = _replace(_below(part, name), below, value) if below else value
+    return {**part, name: new} if isinstance(part, Mapping) else part.model_copy(update={name: new})

@@ -11,6 +11,7 @@ from typing import Final
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.section import Section
+from slurm_rl.config.sources import each_source
 from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS, TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
 
@@ -24,7 +25,9 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     "data": OUR_TASKS,
     # Where the files of verl's presets begin.
     "data.root": (*OUR_TASKS, *EXTERNAL_TASKS),
+    "data.sources": ("grpo",),
     "data.info_keys": ("grpo",),
+    "data.system": ("grpo",),
     "data.messages_key": ("sft",),
     "data.chosen_key": ("rm", "dpo"),
     "data.rejected_key": ("rm", "dpo"),
@@ -127,12 +130,12 @@ def check_required(config: RunConfig) -> None:
     model = config.model
     named: dict[str, tuple[object, str]] = {
         "model.path": (model.path or model.tiny or model.tiny_vl, "model.path=Qwen/Qwen3-4B"),
-        "data.train": (config.data.train, "+data=gsm8k"),
+        "data.train": (config.data.train or config.data.sources, "+data=gsm8k"),
     }
     if config.task == "grpo":
         named["a reward (reward.verifiers, function, model.path or url)"] = (
             # An environment may give rewards itself.
-            config.reward.names_a_scorer or config.env.name,
+            all(one.reward.names_a_scorer or one.env.name for one in each_source(config).values()),
             "+reward=math",
         )
     missing = {name: words for name, (value, words) in named.items() if not value}

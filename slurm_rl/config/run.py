@@ -20,6 +20,7 @@ from slurm_rl.config.model import ModelConfig, fill_auto
 from slurm_rl.config.preflight import PreflightConfig
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.section import NonNegativeInt, Section, one_of
+from slurm_rl.config.sources import source_problems
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS, TASKS
 from slurm_rl.config.train import (
@@ -130,7 +131,7 @@ class RunConfig(Section):
         yield from self._task_problems()
         yield from self._critic_problems()
         yield from self._sampling_problems()
-        yield from self._environment_problems()
+        yield from source_problems(self)
         yield from self._machine_problems()
         yield from self._transfer_problems()
 
@@ -221,31 +222,6 @@ class RunConfig(Section):
                     f"{name}.node_feature needs {key}, since without it the policy's processes hold the "
                     f"{name}; got node_feature={feature!r}"
                 )
-
-    def _environment_problems(self) -> Iterator[str]:
-        env, rollout = self.env, self.rollout
-        if env.name is None:
-            if env != EnvironmentConfig():
-                yield "the keys of env are read with env.name alone. Next: env.name=file.py:Name, or leave them out"
-            if self.data.info_keys:
-                yield (
-                    "data.info_keys are for the environment of env.name, and there is none; got "
-                    f"{', '.join(self.data.info_keys)}. Next: env.name=file.py:Name, or leave them out"
-                )
-            return
-        if env.turn_tokens is None or env.turn_tokens > rollout.max_tokens:
-            yield (
-                "env.turn_tokens must say how long one reply may be, at most rollout.max_tokens, which bounds the "
-                f"episode; got {env.turn_tokens} and {rollout.max_tokens}. Next: env.turn_tokens={rollout.max_tokens} "
-                "or less"
-            )
-        if rollout.max_staleness or rollout.continuous:
-            yield (
-                "env.name needs rollout.max_staleness=0 and rollout.continuous=false, since new weights would come "
-                f"between the turns of an episode; got {rollout.max_staleness} and {rollout.continuous}"
-            )
-        if self.reward.model.beside_critic:
-            yield "env.name and reward.model.device=critic do not go together. Next: reward.model.device=cpu"
 
     def _machine_problems(self) -> Iterator[str]:
         yield from self._kind_problems()

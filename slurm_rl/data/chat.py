@@ -97,6 +97,16 @@ def as_messages(text: Text, role: str = "user") -> list[Message]:
     return [{"role": role, "content": text}] if isinstance(text, str) else text
 
 
+def begin_with_system(prompt: Text, system: str) -> list[Message]:
+    """Messages that a message of the system begins; their own stays.
+
+    >>> begin_with_system("Hi", "Be brief.")
+    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi'}]
+    """
+    messages = as_messages(prompt)
+    return messages if messages[0]["role"] == "system" else [{"role": "system", "content": system}, *messages]
+
+
 def drop_sources(messages: list[Message]) -> list[Message]:
     """The messages with the kind alone of a part that is no text: the bytes of an image may be in it."""
     return [

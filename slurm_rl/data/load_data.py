@@ -65,13 +65,16 @@ Read = Callable[[str, str], list[Row]]
 """(source, split) -> its rows."""
 
 
-def load_prompts(config: DataConfig) -> Split[PromptRow]:
+def load_prompts(config: DataConfig, *, with_info: bool = False) -> Split[PromptRow]:
     """The rows for grpo.
+
+    Args:
+        with_info: an environment reads their further columns.
 
     Raises:
         DataError: a file is wrong (see `build_rows`), or holding out leaves nothing to train on.
     """
-    return _load(config, _additions(config), lambda name, split: load_rows(name, config, split))
+    return _load(config, _additions(config), lambda name, split: load_rows(name, config, split, with_info=with_info))
 
 
 def load_answers(config: DataConfig) -> Split[AnswerRow]:
@@ -168,7 +171,8 @@ def prompt_content(prompt: EncodedPrompt) -> bytes:
     tokens = array("q", prompt.token_ids).tobytes()
     answer, images = prompt.answer.encode("utf-8", "surrogatepass"), [image.source.encode() for image in prompt.images]
     info = [json.dumps(prompt.info, sort_keys=True).encode()] if prompt.info else []
-    return join_parts(tokens, prompt.text.encode(), answer, *images, *info)
+    source = [f"source {prompt.source}".encode()] if prompt.source else []
+    return join_parts(tokens, prompt.text.encode(), answer, *images, *info, *source)
 
 
 def join_parts(*parts: bytes) -> bytes:

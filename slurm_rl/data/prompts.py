@@ -9,7 +9,7 @@ What is wrong is named with its file, row and column; no row is repaired or left
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -64,13 +64,34 @@ class PromptRow(SourceRow):
     """Further columns, for an environment."""
 
 
-def load_rows(name: str | Path, config: DataConfig, split: str = "train") -> list[PromptRow]:
-    """Read every prompt of a file, folder or hub name; see `build_rows`."""
+def load_rows(
+    name: str | Path, config: DataConfig, split: str = "train", *, with_info: bool = False
+) -> list[PromptRow]:
+    """Read every prompt of a file, folder or hub name; see `build_rows`.
+
+    Args:
+        with_info: somebody reads the further columns; those of data.info_keys, or all.
+    """
+    named = config.info_keys or []
     keys = {"input_key": config.input_key, "label_key": config.label_key, "image_key": config.image_key}
     columns = tuple((column, f"data.{key}") for key, column in keys.items() if column is not None)
-    columns += tuple((column, "data.info_keys") for column in config.info_keys)
-    source = DataSource(name=str(name), columns=columns, subset=config.subset, revision=config.revision, split=split)
-    return build_rows(source, lambda record, index, where: _build_row(record, index, config, where))
+    columns += tuple((column, "data.info_keys") for column in named)
+    takes_all = with_info and config.info_keys is None
+    source = DataSource(
+        name=str(name),
+        columns=columns,
+        subset=config.subset,
+        revision=config.revision,
+        split=split,
+        all_columns=takes_all,
+    )
+    others = list(keys.values()) if takes_all else None
+
+    def build(record: dict[str, Any], index: int, where: str) -> PromptRow:
+        chosen = named if others is None else [column for column in record if column not in others]
+        return _build_row(record, index, config, where, chosen)
+
+    return build_rows(source, build)
 
 
 def build_rows(source: DataSource, build: Callable[[dict[str, Any], int, str], Row]) -> list[Row]:
@@ -96,7 +117,9 @@ def build_rows(source: DataSource, build: Callable[[dict[str, Any], int, str], R
     return rows
 
 
-def _build_row(row: dict[str, Any], index: int, config: DataConfig, where: str) -> PromptRow:
+def _build_row(
+    row: dict[str, Any], index: int, config: DataConfig, where: str, info_columns: Sequence[str]
+) -> PromptRow:
     answer = row[config.label_key] if config.label_key is not None else ""
     if not isinstance(answer, str):
         raise DataError(
@@ -114,14 +137,14 @@ def _build_row(row: dict[str, Any], index: int, config: DataConfig, where: str) 
         )
     if config.image_key is not None:
         prompt = place_images(prompt, row[config.image_key], where)
-    info = {column: row[column] for column in config.info_keys}
+    info = {column: row[column] for column in info_columns}
     try:
         json.dumps(info, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{where}: columns of data.info_keys must hold what JSON can hold",
+            f"{where}: columns for an environment must hold what JSON can hold",
             seen=f"{error} in {shorten(repr(info))}",
-            action="write text, numbers, lists or objects of these",
+            action="name those that it needs in data.info_keys; write text, numbers, lists or objects of these",
         ) from None
     return PromptRow(index=index, where=where, prompt=prompt, answer=answer, info=info)
 

@@ -46,9 +46,13 @@ class DataSource:
     split: str = "train"
     optional: tuple[str, ...] = ()
     """Columns to read as well where they are there; rows of text have all of theirs anyway."""
+    all_columns: bool = False
+    """Read whatever is there."""
 
     def present(self, names: Sequence[str]) -> list[str]:
         """The columns to read of a source with these."""
+        if self.all_columns:
+            return list(names)
         return [column for column, _ in self.columns] + [column for column in self.optional if column in names]
 
     @property

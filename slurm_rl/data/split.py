@@ -52,6 +52,14 @@ class RowCounts:
     overlong: int
     """In neither, with data.overlong=leave_out."""
 
+    def __add__(self, other: RowCounts) -> RowCounts:
+        return RowCounts(
+            train=self.train + other.train,
+            held_out=self.held_out + other.held_out,
+            overlapping=self.overlapping + other.overlapping,
+            overlong=self.overlong + other.overlong,
+        )
+
 
 def count_rows(split: Split[Row], num_train: int, num_held_out: int) -> RowCounts:
     """How many of a split were left once those that are too long were left out.

@@ -15,7 +15,7 @@ from typing import Any
 
 from slurm_rl.config.data import Overlong
 from slurm_rl.data.characters import refuse_lost, too_long
-from slurm_rl.data.chat import ChatTemplate, as_messages, drop_sources
+from slurm_rl.data.chat import ChatTemplate, as_messages, begin_with_system, drop_sources
 from slurm_rl.data.images import list_images
 from slurm_rl.data.placeholders import (
     ImageCounter,
@@ -49,6 +49,13 @@ class EncodedPrompt:
     """The chat that `text` was rendered of, its images without their sources; None of plain text."""
     info: dict[str, Any] = field(default_factory=dict)
     """Further columns of the row, for an environment."""
+    source: str = ""
+    """Of data.sources, where there are several."""
+
+    @property
+    def row_id(self) -> str:
+        """Names its row whatever the seed and the order: `games/17`, or `17` of data without sources."""
+        return f"{self.source}/{self.index}" if self.source else str(self.index)
 
     @property
     def tokens(self) -> TokenPrompt:
@@ -66,6 +73,8 @@ def encode_prompts(
     max_tokens: int,
     overlong: Overlong = "refuse",
     images: ImageCounter | None = None,
+    system: str | None = None,
+    source: str = "",
 ) -> list[EncodedPrompt]:
     """Encode the rows, in order; those that do not fit are an error, or are left out.
 
@@ -77,19 +86,23 @@ def encode_prompts(
         max_tokens: longest completion, in tokens.
         overlong: what to do with a prompt that does not fit; see DataConfig.
         images: counts those of a vision-language model; None for a text model.
+        system: see DataConfig; with a template alone.
+        source: of all rows.
 
     Raises:
         DataError: a row cannot be rendered, loses characters, is too long, or has images that cannot be read
             or that the model does not take; the row is named.
     """
     encoded: list[EncodedPrompt] = []
+    if system is not None:
+        rows = [replace(row, prompt=begin_with_system(row.prompt, system)) for row in rows]
     for start in range(0, len(rows), _BATCH):
         batch = rows[start : start + _BATCH]
         prompts = _expand_images(batch, _encode_batch(batch, tokenizer, template), images)
         for row, prompt in zip(batch, prompts, strict=True):
             error = _find_misfit(row, prompt, max_prompt_tokens, max_tokens, context_length)
             if error is None:
-                encoded.append(prompt)
+                encoded.append(replace(prompt, source=source) if source else prompt)
             elif overlong == "refuse":
                 raise error
     return encoded

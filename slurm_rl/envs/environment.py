@@ -39,7 +39,9 @@ class Row:
     messages: list[dict[str, Any]] | None = None
     """What `prompt` was rendered of; None of plain text."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """The columns of data.info_keys."""
+    """The columns of data.info_keys, or all that are neither prompt, answer nor images."""
+    source: str = ""
+    """Of data.sources, where there are several."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,8 @@ from slurm_rl.plan.role_memory import bytes_per_value, checkpoint_bytes, longest
 from slurm_rl.plan.topology import find_idle
 
 if TYPE_CHECKING:
+    from slurm_rl.config.reward import RewardConfig
+    from slurm_rl.config.rows import RowsConfig
     from slurm_rl.config.run import RunConfig
 
 WIDTH = 80
@@ -58,12 +60,27 @@ def _what(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str, st
         return
     yield "task", f"{config.task} ({TASKS[config.task].title})" + (_algorithm(config) if config.task == "grpo" else "")
     yield "model", _model(config, shape)
-    data = config.data
-    held_out = f"held out: {data.eval or f'{data.num_eval} rows of it'}" if data.num_eval else "nothing held out"
-    yield "data", f"{data.train}; {held_out}; up to {longest_tokens(config)} tokens a sequence"
-    if config.task == "grpo":
-        yield "reward", _reward(config)
+    yield from _data(config)
     yield "steps", _steps(config)
+
+
+def _data(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """The rows and how they are judged; of a mixture those of each source."""
+    sources = config.data.sources
+    total = sum(source.weight for source in sources.values())
+    for name, source in sources.items():
+        yield "source", f"{name}, {source.weight / total:.1%} of the prompts: {_rows(source)}"
+        reward, env = source.reward or config.reward, source.env or config.env
+        yield "", f"reward {_reward(reward)}" if env.name is None else f"environment {env.name}"
+    if not sources:
+        yield "data", f"{_rows(config.data)}; up to {longest_tokens(config)} tokens a sequence"
+        if config.task == "grpo":
+            yield "reward", _reward(config.reward)
+
+
+def _rows(data: RowsConfig) -> str:
+    held_out = f"held out: {data.eval or f'{data.num_eval} rows of it'}" if data.num_eval else "nothing held out"
+    return f"{data.train}; {held_out}"
 
 
 def _algorithm(config: RunConfig) -> str:
@@ -80,8 +97,7 @@ def _model(config: RunConfig, shape: ModelShape | None) -> str:
     return f"{name}{size}, {model.dtype}, {trained}"
 
 
-def _reward(config: RunConfig) -> str:
-    reward = config.reward
+def _reward(reward: RewardConfig) -> str:
     verifiers = ", ".join(f"{name} x {weight:g}" for name, weight in reward.verifiers.items())
     whole = reward.function or (f"the model {reward.model.path}" if reward.model.path else None) or reward.url
     service = ", in a service of the run" if reward.service.enabled else ""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import each_source
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.rewards.scorer import Scorer
+from slurm_rl.rl.judges import Judge
 from slurm_rl.rl.rollout.care import EngineCare
 from slurm_rl.rl.rollout.dispatch import RolloutEngine, max_calls
 from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.episodes import Episodes
 from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.rl.rollout.mixture import Mixture, Part
 from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
 from slurm_rl.rl.rollout.single_turn import Rollouts, SingleTurn
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
@@ -68,13 +70,36 @@ def build_sampler(
 def build_rollouts(
     config: RunConfig,
     sampler: Sampler,
-    scorer: Scorer | None,
-    pool: EnvironmentPool | None,
+    judges: Mapping[str, Judge],
+    critic: Scorer | None,
     model_path: str,
     journal: Journal | None = None,
 ) -> Rollouts:
-    """Completions that are scored, or episodes with the environments of a pool."""
-    if pool is None:
+    """Completions that are scored, episodes with environments, or a mixture of sources with either.
+
+    Args:
+        judges: of each source.
+        critic: scores what no judge does.
+    """
+    found = {
+        name: Part(_build_part(one, sampler, judges[name], critic, model_path, journal), one.rollout.max_tokens)
+        for name, one in each_source(config).items()
+    }
+    if list(found) == [""]:
+        return found[""].rollouts
+    return Mixture(dict(sorted(found.items(), key=lambda item: judges[item[0]].environments is None)))
+
+
+def _build_part(
+    config: RunConfig,
+    sampler: Sampler,
+    judge: Judge,
+    critic: Scorer | None,
+    model_path: str,
+    journal: Journal | None,
+) -> Rollouts:
+    scorer = judge.scorer or critic
+    if judge.environments is None:
         assert scorer is not None, "the config was checked: reward.model.device=critic has a critic"
         gathered = config.reward.model.path is not None and not config.rollout.continuous
         return SingleTurn(sampler, scorer, gathered=gathered)
@@ -82,14 +107,24 @@ def build_rollouts(
 
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     renderer = TurnRenderer(tokenizer, open_template(tokenizer, config.data))
-    return Episodes(sampler, pool, renderer, Limits.of(config.env, config.rollout.max_tokens), scorer, journal)
+    return Episodes(
+        sampler,
+        judge.environments,
+        renderer,
+        Limits.of(config.env, config.rollout.max_tokens),
+        scorer,
+        journal,
+    )
 
 
-def open_journal(run: RunDir, config: RunConfig, pool: EnvironmentPool) -> Journal:
-    """Where turns of episodes are noted as they end."""
+def open_journal(run: RunDir, config: RunConfig, judges: Mapping[str, Judge]) -> Journal | None:
+    """Where turns of episodes are noted as they end; None where there are none."""
+    pools = [judge.environments for judge in judges.values() if judge.environments is not None]
+    if not pools:
+        return None
     return Journal(
         run.journal,
-        pool.facts,
+        pools[0].facts,
         keeps_all=True,
         staleness=config.rollout.max_staleness,
         report=functools.partial(append_event, run),

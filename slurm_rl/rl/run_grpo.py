@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any
 
 import yaml
 
@@ -15,17 +14,10 @@ from slurm_rl.config.engine_args import check_engine_args
 from slurm_rl.config.functions import load_parts
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
-from slurm_rl.data.chat import open_template
-from slurm_rl.data.encode_answers import tokenize_text
-from slurm_rl.data.load_data import check_same_rows, load_prompts, prompt_content
-from slurm_rl.data.split import RowCounts, count_rows
-from slurm_rl.data.tokenize import encode_prompts
+from slurm_rl.data.load_data import check_same_rows, prompt_content
 from slurm_rl.engine.lora import check_targets
-from slurm_rl.envs.pool import EnvironmentPool
-from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.report.metrics import MetricsLogger
-from slurm_rl.rewards.scorer import Scorer, open_scorer
 from slurm_rl.rl.build import (
     build_rollouts,
     build_sampler,
@@ -39,9 +31,11 @@ from slurm_rl.rl.build import (
     wait_until_ready,
 )
 from slurm_rl.rl.groups import Prompts
+from slurm_rl.rl.judges import Judge, open_judges
 from slurm_rl.rl.loop.learner import Learner
 from slurm_rl.rl.loop.trainer import GRPOTrainer
 from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
+from slurm_rl.rl.prompts import prepare_prompts
 from slurm_rl.rl.rollout.care import EngineCare
 from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
 from slurm_rl.rl.workers.critic import Critic
@@ -53,61 +47,6 @@ from slurm_rl.train.remedy import load_plan
 from slurm_rl.train.stop import StopFlag
 
 _PROBE_TOKENS = 64
-
-
-def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCounts]:
-    """Load, check and tokenize all rows; every bad row is named before anything is trained."""
-    from slurm_rl.engine.load_model import load_tokenizer
-    from slurm_rl.engine.vision import load_image_reader
-
-    tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
-    split = load_prompts(config.data)
-    template = open_template(tokenizer, config.data)
-    context_length = load_text_config(model_path, config.model.trust_remote_code).max_position_embeddings
-    images = load_image_reader(model_path, config.model)
-    if config.data.image_key is not None and images is None:
-        raise DataError(
-            "data.image_key needs a vision-language model",
-            seen=f"{config.data.image_key!r} and {model_path}",
-            action="choose a Qwen2.5-VL or Qwen3-VL, or set data.image_key=null",
-        )
-
-    encode = functools.partial(
-        encode_prompts,
-        tokenizer=tokenizer,
-        template=template,
-        max_prompt_tokens=config.data.max_prompt_tokens,
-        context_length=context_length,
-        max_tokens=config.rollout.max_tokens,
-        overlong=config.data.overlong,
-        images=images,
-    )
-    train, held_out = encode(split.train), encode(split.held_out)
-    counts = count_rows(split, len(train), len(held_out))
-    names = {row.index: row.name for row in split.train}
-    answered = [(names[prompt.index], prompt.answer) for prompt in train]
-    answers = encode_answers(answered, tokenizer) if config.warmup.num_steps else []
-    max_images = None if images is None else max(len(prompt.images) for prompt in [*train, *held_out])
-    if max_images and config.rollout.continuous:
-        raise ConfigError(
-            "rollout.continuous goes with text alone: completions in flight would keep what the old vision tower saw",
-            seen=f"prompts with up to {max_images} images",
-            action="set rollout.continuous=false",
-        )
-    return Prompts(train, held_out, answers, max_images), counts
-
-
-def encode_answers(answers: Sequence[tuple[str, str]], tokenizer: Any) -> list[list[int]]:
-    """Token ids of each answer with the end-of-text token, for the warm-up.
-
-    Args:
-        answers: (name of the row, answer).
-
-    Raises:
-        DataError: an answer has characters that the tokenizer loses; the row is named.
-    """
-    encoded = [tokenize_text(text, tokenizer, name, add_special_tokens=False)[0] for name, text in answers]
-    return [[*ids, tokenizer.eos_token_id] for ids in encoded]
 
 
 def choose_probe(prompts: Prompts, longest: int) -> TokenPrompt:
@@ -148,16 +87,10 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     cluster.connect()
     append_event(run, "ray/cluster_ready", attempt=attempt.number, nodes=plan.num_nodes)
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"), attempt)
-    report = functools.partial(append_event, run)
     try:
         with ExitStack() as stack:
-            rewards, pool = None, None
-            if config.reward.names_a_scorer and not config.reward.model.beside_critic:  # else the critic's processes do
-                host = cluster.nodes.host()
-                rewards = stack.enter_context(open_scorer(config.reward, run.secrets, attempt.logs, host, report))
-            if config.env.name is not None:
-                pool = stack.enter_context(EnvironmentPool(config.env))
-            state = _train(run, config, cluster, model_path, prompts, rewards, pool, metrics, attempt)
+            judges = open_judges(stack, config, run, attempt, cluster.nodes.host())
+            state = _train(run, config, cluster, model_path, prompts, judges, metrics, attempt)
     finally:
         metrics.close()
     append_event(run, "trainer/finished", step=state.step)
@@ -206,8 +139,7 @@ def _train(
     cluster: Cluster,
     model_path: str,
     prompts: Prompts,
-    rewards: Scorer | None,
-    pool: EnvironmentPool | None,
+    judges: Mapping[str, Judge],
     metrics: MetricsLogger,
     attempt: AttemptDir,
 ) -> TrainerState:
@@ -235,7 +167,7 @@ def _train(
         wait_for_engines()
         sampler.sleep()
     policy, reference, critic = _start_models(run, config, cluster, model_path)
-    journal = open_journal(run, config, pool) if pool is not None else None
+    journal = open_journal(run, config, judges)
     scoring_critic = critic if config.reward.model.beside_critic else None
     sync = _build_sync(config, cluster, model_path, prompts, policy, engines, care)
     care.reload, cluster.while_waiting = sync.resend, care.check
@@ -245,7 +177,7 @@ def _train(
         prompts,
         Learner(config, policy, reference, critic),
         sampler,
-        build_rollouts(config, sampler, rewards or scoring_critic, pool, model_path, journal),
+        build_rollouts(config, sampler, judges, scoring_critic, model_path, journal),
         sync,
         RunSaver(run, config, policy, critic, stopped_s=cluster.stop.age_s, journal=journal),
         metrics,

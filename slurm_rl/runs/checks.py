@@ -12,6 +12,7 @@ from slurm_rl.config.functions import check_function, named_functions
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import each_source
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
 from slurm_rl.image.files import check_image_is_there
 from slurm_rl.job.after import has_finished, not_finished
@@ -67,7 +68,7 @@ def _checks_of_inputs(
     checks = [
         _check_model,
         lambda config: _check_data(config, tell),
-        lambda config: check_reward_model(config.reward.model, config.data.chat_template),
+        _check_reward_models,
     ]
     if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's
         checks = [_check_checkpoint_url, lambda config: check_engine_args(config.rollout.engine_args), *checks]
@@ -161,21 +162,32 @@ def _check_pad_token(folder: Path) -> None:
         )
 
 
+def _check_reward_models(config: RunConfig) -> None:
+    for one in each_source(config).values():
+        check_reward_model(one.reward.model, config.data.chat_template)
+
+
 def _check_data(config: RunConfig, tell: Tell) -> None:
     # Reading rows needs no torch; the same functions load them in the trainer.
-    from slurm_rl.data.characters import check_characters
-    from slurm_rl.data.images import check_sources, list_images
-    from slurm_rl.data.load_data import load_answers, load_pairs, load_prompts, require_one_batch
+    from slurm_rl.data.load_data import load_answers, load_pairs, require_one_batch
 
     try:
         if config.task != "grpo":
             examples = load_answers(config.data).train if config.task == "sft" else load_pairs(config.data).train
             require_one_batch(len(examples), config.supervised.batch_size)
             return
-        split = load_prompts(config.data)
+        for one in each_source(config).values():
+            _check_prompts(one)
     except MissingLibraryError as error:
         tell(f"the data are checked on the node only, since here {error}")
-        return
+
+
+def _check_prompts(config: RunConfig) -> None:
+    from slurm_rl.data.characters import check_characters
+    from slurm_rl.data.images import check_sources, list_images
+    from slurm_rl.data.load_data import load_prompts
+
+    split = load_prompts(config.data, with_info=config.env.name is not None)
     rows = [*split.train, *split.held_out]
     images = [(source, row.name) for row in rows for source in list_images(row.prompt, row.name)]
     if (images or config.data.image_key is not None) and sees_images(config.model) is False:

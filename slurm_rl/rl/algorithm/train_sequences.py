@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -46,18 +46,28 @@ def overlong_penalty(length: int, max_tokens: int, config: OverlongConfig) -> fl
     return config.penalty * min(0.0, max(-1.0, (max_tokens - buffer - length) / buffer))
 
 
-def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: int) -> list[Group]:
-    """The groups with each score lowered by its completion's length; a failed one stays failed."""
+def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: Mapping[str, int]) -> list[Group]:
+    """The groups with each score lowered by its completion's length; a failed one stays failed.
 
-    def shape(result: RewardResult, completion: Completion) -> RewardResult:
-        penalty = overlong_penalty(len(completion.token_ids), max_tokens, config)
+    Args:
+        max_tokens: longest completion of each source.
+    """
+
+    def shape(result: RewardResult, completion: Completion, longest: int) -> RewardResult:
+        penalty = overlong_penalty(len(completion.token_ids), longest, config)
         if result.value is None or penalty == 0:
             return result
         parts = {**result.parts, "overlong": penalty}
         return replace(result, value=result.value + penalty, unshaped=result.value, parts=parts)
 
     return [
-        replace(group, results=[shape(*pair) for pair in zip(group.results, group.completions, strict=True)])
+        replace(
+            group,
+            results=[
+                shape(result, completion, max_tokens[group.prompt.source])
+                for result, completion in zip(group.results, group.completions, strict=True)
+            ],
+        )
         for group in groups
     ]
 

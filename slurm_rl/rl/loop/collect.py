@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.data.split import PromptOrder
+from slurm_rl.config.sources import each_source
+from slurm_rl.data.mixing import build_order
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.results import FailureWatch
@@ -35,8 +36,11 @@ class BatchSource:
 
     def __init__(self, config: RunConfig, prompts: Sequence[EncodedPrompt], rollouts: Rollouts) -> None:
         self.config, self.prompts, self.rollouts = config, prompts, rollouts
-        self.order = PromptOrder(len(prompts), config.seed)
-        self.refill_order = PromptOrder(len(prompts), derive_seed(config.seed, "refill"))
+        sources = [prompt.source for prompt in prompts]
+        weights = {name: source.weight for name, source in config.data.sources.items()}
+        self.order = build_order(sources, weights, config.seed)
+        self.refill_order = build_order(sources, weights, derive_seed(config.seed, "refill"))
+        self.max_tokens = {name: one.rollout.max_tokens for name, one in each_source(config).items()}
 
     def start(self, grpo_step: int) -> Any:
         """Ask for the completions of a step's prompts; returns at once."""
@@ -58,7 +62,7 @@ class BatchSource:
         """Wait for the completions and score them; in another thread than the loop's, when it runs ahead."""
         timer = Timer()
         scored = self.rollouts.finish(pending, timer, within_s)
-        scored = shape_overlong(scored, self.config.algorithm.overlong, self.config.rollout.max_tokens)
+        scored = shape_overlong(scored, self.config.algorithm.overlong, self.max_tokens)
         return Batch(scored, timer.seconds)
 
 

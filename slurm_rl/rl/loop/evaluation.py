@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.rl.loop.step_metrics import accuracy, pass_metrics
+from slurm_rl.rl.loop.step_metrics import accuracy, pass_metrics, source_accuracy
 from slurm_rl.rl.loop.trainer_state import TrainerState
 from slurm_rl.rl.rollout.sampling import build_spec
 from slurm_rl.rl.rollout.single_turn import Rollouts
@@ -56,8 +56,8 @@ class Evaluator:
                 count = self.config.eval.num_samples if name == "sampled" else 1
                 spec = build_spec(self.config, f"eval-{name}", step, count, greedy=name == "greedy")
                 groups = self.rollouts.sample(self.held_out, spec)
-                found[name] = accuracy([result for group in groups for result in group.results])
-                passed |= pass_metrics(groups)
+                found[name] = accuracy(groups)
+                passed |= pass_metrics(groups) | source_accuracy(groups, name)
         self.write_row("eval", {f"accuracy/{k}": v for k, v in found.items()} | passed | timer.seconds)
         append_event(self.run_dir, "eval/done", step=step, **found)
         return found

@@ -38,7 +38,34 @@ def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics |= episode_metrics(completions)
     for cause, count in Counter(result.failure for result in results if result.failure).items():
         metrics[f"reward/failed_{cause.replace(' ', '_')}"] = float(count)
-    return metrics
+    return metrics | source_metrics(groups)
+
+
+def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups of each source, in order of names."""
+    names = sorted({group.prompt.source for group in groups})
+    return {name: [group for group in groups if group.prompt.source == name] for name in names}
+
+
+def source_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """The same of each source by itself, where there are several; nothing of one."""
+    found: dict[str, float] = {}
+    for name, part in by_source(groups).items():
+        if name:
+            results = [result for group in part for result in group.results]
+            completions = [completion for group in part for completion in group.completions]
+            rewards = [result.value for result in results if result.value is not None]
+            values = {
+                "prompts": float(len(part)),
+                "failed": float(sum(result.failure is not None for result in results)),
+                "groups_with_signal": float(np.mean([has_signal(group) for group in part])),
+                "length_mean": float(np.mean([completion.num_sampled for completion in completions])),
+                "truncated": float(np.mean([completion.truncated for completion in completions])),
+            }
+            if rewards:
+                values["reward"] = float(np.mean(rewards))
+            found |= {f"source/{name}/{key}": value for key, value in values.items()}
+    return found
 
 
 def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
@@ -108,15 +135,27 @@ def pass_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """`accuracy/pass@k` for the powers of 2 up to the number of samples of a prompt; nothing for one sample."""
     num_samples = len(groups[0].completions)
     sizes = [2**power for power in range(1, num_samples.bit_length()) if 2**power <= num_samples]
-    judge = _find_judge([result for group in groups for result in group.results])
-    right = [sum(_judge(result, judge) >= 1.0 for result in group.results) for group in groups]
+    right = [sum(score >= 1.0 for score in scores) for scores in judge_groups(groups)]
     return {f"accuracy/pass@{k}": float(np.mean([pass_at_k(num_samples, c, k) for c in right])) for k in sizes}
 
 
-def accuracy(results: Sequence[RewardResult]) -> float:
+def accuracy(groups: Sequence[Group]) -> float:
     """Share of right answers; a failed reward counts as wrong. Without a verifier of answers, the mean reward."""
-    judge = _find_judge(results)
-    return float(np.mean([_judge(result, judge) for result in results]))
+    return float(np.mean([score for scores in judge_groups(groups) for score in scores]))
+
+
+def source_accuracy(groups: Sequence[Group], name: str) -> dict[str, float]:
+    """That of each source by itself, where there are several: `source/<source>/<name>`."""
+    return {f"source/{source}/{name}": accuracy(part) for source, part in by_source(groups).items() if source}
+
+
+def judge_groups(groups: Sequence[Group]) -> list[list[float]]:
+    """How right each completion of each group is: by its source's verifier of answers, else by its reward."""
+    judges = {
+        name: _find_judge([result for group in part for result in group.results])
+        for name, part in by_source(groups).items()
+    }
+    return [[_judge(result, judges[group.prompt.source]) for result in group.results] for group in groups]
 
 
 def _find_judge(results: Sequence[RewardResult]) -> str | None:

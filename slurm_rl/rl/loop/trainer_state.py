@@ -178,7 +178,12 @@ def log_samples(run: RunDir, step: int, groups: Sequence[Group]) -> None:
     """The first completion of each group, for people who look at what the policy writes."""
     for group in groups:
         completion, result = group.completions[0], group.results[0]
-        row = {"prompt": group.prompt.text, "completion": completion.text, "answer": group.prompt.answer}
+        row = {
+            "row": group.prompt.row_id,
+            "prompt": group.prompt.text,
+            "completion": completion.text,
+            "answer": group.prompt.answer,
+        }
         turns = {"turns": [asdict(turn) for turn in completion.turns]} if completion.turns else {}
         append_row(run, run.samples, {"step": step, **row, "reward": result.value, **turns})
 

@@ -237,7 +237,14 @@ def gather_groups(
 
 
 def row_of(prompt: EncodedPrompt) -> Row:
-    return Row(index=prompt.index, prompt=prompt.text, answer=prompt.answer, messages=prompt.messages, info=prompt.info)
+    return Row(
+        index=prompt.index,
+        prompt=prompt.text,
+        answer=prompt.answer,
+        messages=prompt.messages,
+        info=prompt.info,
+        source=prompt.source,
+    )
 
 
 def item_of(episode: Episode) -> RewardItem:

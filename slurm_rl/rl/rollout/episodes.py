@@ -64,7 +64,7 @@ class Episodes:
 
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingEpisodes:
         spec = replace(spec, max_tokens=self.limits.turn_tokens)
-        journal = self.journal.open(spec, prompts) if self.journal is not None else None
+        journal = self.journal.open(spec, prompts, self.pool.facts) if self.journal is not None else None
         return PendingEpisodes(spec, self.sampler.start(prompts, spec), journal)
 
     def finish(self, pending: PendingEpisodes, timer: Timer, within_s: float | None = None) -> list[Group]:

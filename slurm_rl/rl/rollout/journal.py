@@ -130,8 +130,13 @@ class Journal:
                 write_bytes(here, saved.read_bytes())
         self.prune(version, version)
 
-    def open(self, spec: SamplingSpec, prompts: Sequence[EncodedPrompt]) -> BatchJournal:
+    def open(
+        self, spec: SamplingSpec, prompts: Sequence[EncodedPrompt], facts_now: Facts | None = None
+    ) -> BatchJournal:
         """The journal of a batch, with what it holds.
+
+        Args:
+            facts_now: of this batch's environments, where a source has its own.
 
         Raises:
             ConfigError: its episodes under way are snapshots of another environment.
@@ -140,7 +145,7 @@ class Journal:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"{spec.batch}-{spec.seed:016x}"
         path = self.folder / f"{name}{_SUFFIX}"
-        facts = {"prompts": _checksum(prompts), "members": spec.num_completions, "env": list(self.facts)}
+        facts = {"prompts": _checksum(prompts), "members": spec.num_completions, "env": list(facts_now or self.facts)}
         histories = self._read(path, facts)
         lines = [render_header(spec.batch, spec.seed, facts), *render_histories(histories)]
         write_bytes(path, b"".join(lines))

@@ -99,11 +99,11 @@ def test_the_last_fifth_of_the_length_costs_reward(length: int, penalty: float) 
 
 def test_shaping_lowers_scores_and_leaves_failures_alone() -> None:
     groups = [group([1.0, None], [[9] * 10, [9] * 10])]
-    [shaped] = shape_overlong(groups, OverlongConfig(buffer_share=0.5, penalty=0.25), 10)
+    [shaped] = shape_overlong(groups, OverlongConfig(buffer_share=0.5, penalty=0.25), {"": 10})
     assert [one.value for one in shaped.results] == [0.75, None]
     assert shaped.results[0].parts["overlong"] == -0.25
     assert shaped.results[0].unshaped == 1.0
-    assert shape_overlong(groups, OverlongConfig(), 10) == groups
+    assert shape_overlong(groups, OverlongConfig(), {"": 10}) == groups
 
 
 def test_a_correction_takes_the_ratio_to_the_policy_and_keeps_what_the_sampler_said() -> None:

@@ -14,10 +14,12 @@ from slurm_rl.config.engine_args import OURS
 from slurm_rl.config.load import load_config
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl import run_grpo
 from slurm_rl.rl.groups import Prompts
+from slurm_rl.rl.judges import Judge
 from slurm_rl.rl.loop.collect import Collected
 from slurm_rl.rl.loop.learner import Learned
 from slurm_rl.rl.loop.trainer import GRPOTrainer
@@ -25,6 +27,7 @@ from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
 from slurm_rl.run_dir import RunDir
 
 PROBE = TokenPrompt(token_ids=[1, 2])
+PROMPT = EncodedPrompt(index=0, token_ids=[1], text="3", answer="")
 
 
 class FakeLLM:
@@ -161,7 +164,7 @@ class Recorder:
 def test_they_sleep_between_sampling_and_new_weights(words: list[str], order: list[str], tmp_path: Path) -> None:
     said: list[str] = []
     fake: Any = Recorder(said, verify=0.0, take=Collected([], [], 1), learn=Learned([], 0, None))
-    prompts: Any = Prompts([None], [], [])  # type: ignore[list-item]
+    prompts: Any = Prompts([PROMPT], [], [])
     trainer = GRPOTrainer(load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, *[fake] * 6)
     trainer.batches = fake
     trainer.grpo_step()
@@ -190,7 +193,8 @@ def test_an_engine_on_shared_gpus_is_up_and_asleep_before_anything_else_takes_of
     config = load_config(["+exp=demo", "data.max_prompt_tokens=8", *words])
     monkeypatch.setattr(RunDir, "require_ours", lambda _: None)
     cluster: Any = SimpleNamespace(stop=SimpleNamespace(is_set=None))
-    run_grpo._train(RunDir(tmp_path), config, cluster, "/m", fake, fake, None, fake, RunDir(tmp_path).attempt(1))
+    judges = {"": Judge(fake, None)}
+    run_grpo._train(RunDir(tmp_path), config, cluster, "/m", fake, judges, fake, RunDir(tmp_path).attempt(1))
     assert [name for name in said if name in {*order, "sleep"}] == order
 
 
@@ -205,7 +209,7 @@ def test_a_transfer_is_opened_before_they_sleep_again(words: list[str], order: l
     said: list[str] = []
     fake: Any = Recorder(said, verify=0.0)
     fake.transport = fake
-    prompts: Any = Prompts([None], [], [])  # type: ignore[list-item]
+    prompts: Any = Prompts([PROMPT], [], [])
     trainer: Any = GRPOTrainer(load_config(["+exp=demo", *words]), RunDir(tmp_path), prompts, *[fake] * 6)
     trainer.evaluator, trainer.warm_up, trainer.save_if_due = Recorder([]), fake.warm_up, lambda: None
     trainer.metrics = SimpleNamespace(steps=Recorder([]))

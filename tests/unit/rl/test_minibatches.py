@@ -114,7 +114,7 @@ def test_signal_is_what_judges_the_answer_says() -> None:
 def test_signal_without_a_judge_is_of_the_reward_before_overlong() -> None:
     config = DAPO.overlong
     alike, unlike = make_group(0, [0.1, 0.1, 0.1], [2, 9, 10]), make_group(1, [0.1, 0.3, 0.1], [2, 9, 10])
-    shaped = shape_overlong([alike, unlike], config, max_tokens=10)
+    shaped = shape_overlong([alike, unlike], config, max_tokens={"": 10})
     assert len({result.value for result in shaped[0].results}) == 3
     assert [has_signal(group) for group in shaped] == [False, True]
 

@@ -59,4 +59,5 @@ def test_accuracy_counts_a_failure_as_wrong() -> None:
     from dataclasses import replace
 
     right, failed = replace(result(1.5), parts={"format": 1.0, "math": 1.0}), result(None)
-    assert accuracy([right, failed]) == 0.5
+    scored = replace(group([1.0, None], [[9], [8]]), results=[right, failed])
+    assert accuracy([scored]) == 0.5

@@ -7,7 +7,7 @@ import pytest
 from slurm_rl.config.model import TinyModelConfig
 from slurm_rl.engine.tiny import build_character_tokenizer
 from slurm_rl.errors import DataError
-from slurm_rl.rl.run_grpo import encode_answers
+from slurm_rl.rl.prompts import encode_answers
 
 
 def test_an_answer_becomes_its_tokens_and_the_end_of_text() -> None:

@@ -1,0 +1,138 @@
+"""Which row comes at which place of a run, of one source or of several: a pure function of the place. No state.
+
+Of several, places come in blocks of 1,000. A block has of each source its share of a thousand, rounded by largest
+remainder; what rounding gave or took is carried into the next block, so that after any number of blocks no source is a
+whole row away from its share of all places. Which places of a block are whose is a shuffle by (seed, block), and the
+rows of a source are in an order of its own (split.py).
+
+    weights {"sums": 2, "games": 1}
+    block 0   667 sums, 333 games
+    block 1   667       333         2000 places: 1333.3 and 666.7 are due
+    block 2   666       334         3000 places: 2000 and 1000
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache
+from typing import Final, Protocol
+
+from slurm_rl.data.split import PromptOrder
+from slurm_rl.math.schedule import derive_seed
+
+BLOCK: Final = 1000
+
+
+class Order(Protocol):
+    """An endless order over rows."""
+
+    def take(self, position: int, count: int) -> list[int]:
+        """The rows of the next `count` places after `position`; `take(a, n) + take(a + n, m) == take(a, n + m)`."""
+
+
+class Quotas:
+    """How many rows of each source a block has.
+
+    Args:
+        weights: of each source, above 0, and none below a thousandth of their sum.
+    """
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        self.names = sorted(weights)
+        # As written: 0.1 is a tenth, not the binary number next to it.
+        parts = [Fraction(str(weights[name])) for name in self.names]
+        self._due = [BLOCK * part / sum(parts) for part in parts]
+        self._before: list[tuple[int, ...]] = [(0,) * len(parts)]
+        """Rows of each source before block 0, 1, ..., as far as anybody asked."""
+
+    def before(self, block: int) -> dict[str, int]:
+        """Rows of each source in all blocks before this one.
+
+        >>> quotas = Quotas({"sums": 2, "games": 1})
+        >>> [quotas.before(block) for block in (1, 2, 3)]  # doctest: +NORMALIZE_WHITESPACE
+        [{'games': 333, 'sums': 667}, {'games': 667, 'sums': 1333}, {'games': 1000, 'sums': 2000}]
+        """
+        while len(self._before) <= block:
+            self._before.append(self._add_block(len(self._before), self._before[-1]))
+        return dict(zip(self.names, self._before[block], strict=True))
+
+    def of(self, block: int) -> dict[str, int]:
+        """Rows of each source in a block; they add up to 1,000."""
+        after = self.before(block + 1)
+        return {name: after[name] - count for name, count in self.before(block).items()}
+
+    def _add_block(self, num_blocks: int, before: Sequence[int]) -> tuple[int, ...]:
+        """Rows in the first `num_blocks`, from those in one less."""
+        # With the carry: what is due of this block and what is still open, or was too much, of those before.
+        open_now = [num_blocks * due - count for due, count in zip(self._due, before, strict=True)]
+        counts = [math.floor(part) for part in open_now]
+        left = BLOCK - sum(counts)
+        by_remainder = sorted(range(len(counts)), key=lambda place: (counts[place] - open_now[place], place))
+        for place in by_remainder[:left]:
+            counts[place] += 1
+        return tuple(had + count for had, count in zip(before, counts, strict=True))
+
+
+class MixedOrder:
+    """The order over the rows of several sources, which lie one source behind the other.
+
+    Args:
+        sources: of each row, in order.
+        weights: of each source.
+        seed: of the run, or of what else needs an order of its own.
+    """
+
+    def __init__(self, sources: Sequence[str], weights: Mapping[str, float], seed: int) -> None:
+        self._quotas, self._seed = Quotas(weights), seed
+        self._rows: dict[str, list[int]] = {name: [] for name in self._quotas.names}
+        for row, name in enumerate(sources):
+            self._rows[name].append(row)
+        self._orders = {
+            name: PromptOrder(len(rows), derive_seed(seed, "source", name)) for name, rows in self._rows.items()
+        }
+
+    def take(self, position: int, count: int) -> list[int]:
+        """Rows of the next `count` places, as indices into all of them."""
+        assert position >= 0, position
+        taken: list[int] = []
+        while len(taken) < count:
+            block, start = divmod(position + len(taken), BLOCK)
+            taken += self._take_in(block, start, min(count - len(taken), BLOCK - start))
+        return taken
+
+    def _take_in(self, block: int, start: int, count: int) -> list[int]:
+        names = _shuffle(tuple(self._quotas.of(block).items()), self._seed, block)
+        used = self._quotas.before(block)
+        for name in names[:start]:
+            used[name] += 1
+        chosen = names[start : start + count]
+        rows = {
+            name: iter(self._orders[name].take(used[name], number))
+            for name in self._rows
+            if (number := chosen.count(name))
+        }
+        return [self._rows[name][next(rows[name])] for name in chosen]
+
+
+@lru_cache(maxsize=4)
+def _shuffle(quotas: tuple[tuple[str, int], ...], seed: int, block: int) -> list[str]:
+    """Whose each place of a block is; cached, since a step takes a small piece of it."""
+    names = [name for name, count in quotas for _ in range(count)]
+    random.Random(f"block {seed} {block}").shuffle(names)
+    return names
+
+
+def build_order(sources: Sequence[str], weights: Mapping[str, float], seed: int) -> Order:
+    """The order of a run.
+
+    Args:
+        sources: of each row to train on.
+        weights: of each source; none: there is one, which is not named.
+
+    Raises:
+        DataError: a source, or all the data, without a row.
+    """
+    return MixedOrder(sources, weights, seed) if weights else PromptOrder(len(sources), seed)

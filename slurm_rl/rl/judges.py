@@ -1,0 +1,56 @@
+"""Who judges what each source samples: a scorer, environments, or both; started here, and ended with the run."""
+
+from __future__ import annotations
+
+import functools
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from slurm_rl.config.reward import RewardConfig
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import each_source
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.rewards.scorer import Scorer, open_scorer
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Of one source."""
+
+    scorer: Scorer | None
+    """None where environments give all rewards, or the critic's processes do."""
+    environments: EnvironmentPool | None
+    """None of single turns."""
+
+
+def open_judges(
+    stack: ExitStack, config: RunConfig, run: RunDir, attempt: AttemptDir, cluster_host: str
+) -> dict[str, Judge]:
+    """Start the judges of each source; sources that are scored in one way share the processes for it.
+
+    Args:
+        stack: ends them.
+        cluster_host: address of this node that others reach.
+    """
+    report = functools.partial(append_event, run)
+    opened: list[tuple[RewardConfig, Scorer]] = []
+
+    def scorer_of(reward: RewardConfig) -> Scorer | None:
+        if not reward.names_a_scorer or reward.model.beside_critic:
+            return None
+        for known, scorer in opened:
+            if known == reward:
+                return scorer
+        opened.append(
+            (reward, stack.enter_context(open_scorer(reward, run.secrets, attempt.logs, cluster_host, report)))
+        )
+        return opened[-1][1]
+
+    return {
+        name: Judge(
+            scorer_of(one.reward),
+            None if one.env.name is None else stack.enter_context(EnvironmentPool(one.env)),
+        )
+        for name, one in each_source(config).items()
+    }

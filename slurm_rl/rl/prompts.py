@@ -1,0 +1,97 @@
+"""All prompts of a run, of one source or of several: loaded, checked and tokenised before anything is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import each_source
+from slurm_rl.data.chat import open_template
+from slurm_rl.data.encode_answers import tokenize_text
+from slurm_rl.data.load_data import load_prompts
+from slurm_rl.data.placeholders import ImageCounter
+from slurm_rl.data.prompts import PromptRow
+from slurm_rl.data.split import RowCounts, count_rows
+from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.errors import ConfigError, DataError
+from slurm_rl.rl.groups import Prompts
+from slurm_rl.train.model_folder import load_text_config
+
+
+class PromptEncoder:
+    """Rows of any source to prompts of one model."""
+
+    def __init__(self, config: RunConfig, model_path: str) -> None:
+        from slurm_rl.engine.load_model import load_tokenizer
+        from slurm_rl.engine.vision import load_image_reader
+
+        self.tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
+        self.template = open_template(self.tokenizer, config.data)
+        self.context_length: int = load_text_config(model_path, config.model.trust_remote_code).max_position_embeddings
+        self.images: ImageCounter | None = load_image_reader(model_path, config.model)
+        self.model_path = model_path
+
+    def encode(self, rows: Sequence[PromptRow], config: RunConfig, source: str = "") -> list[EncodedPrompt]:
+        """The prompts of rows that `config` describes.
+
+        Raises:
+            DataError: a row that cannot be read or does not fit; see `encode_prompts`.
+        """
+        data = config.data
+        if data.image_key is not None and self.images is None:
+            raise DataError(
+                "data.image_key needs a vision-language model",
+                seen=f"{data.image_key!r} and {self.model_path}",
+                action="choose a Qwen2.5-VL or Qwen3-VL, or set data.image_key=null",
+            )
+        return encode_prompts(
+            rows,
+            self.tokenizer,
+            template=self.template,
+            max_prompt_tokens=data.max_prompt_tokens,
+            context_length=self.context_length,
+            max_tokens=config.rollout.max_tokens,
+            overlong=data.overlong,
+            images=self.images,
+            system=data.system,
+            source=source,
+        )
+
+
+def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCounts]:
+    """Load, check and tokenize all rows; every bad row is named before anything is trained."""
+    encoder = PromptEncoder(config, model_path)
+    all_prompts, counts = Prompts([], [], []), RowCounts(train=0, held_out=0, overlapping=0, overlong=0)
+    for name, one in each_source(config).items():
+        split = load_prompts(one.data, with_info=one.env.name is not None)
+        train, held_out = encoder.encode(split.train, one, name), encoder.encode(split.held_out, one, name)
+        counts += count_rows(split, len(train), len(held_out))
+        all_prompts.train += train
+        all_prompts.held_out += held_out
+        if config.warmup.num_steps:
+            names = {row.index: row.name for row in split.train}
+            answered = [(names[prompt.index], prompt.answer) for prompt in train]
+            all_prompts.answers += encode_answers(answered, encoder.tokenizer)
+    if encoder.images is not None:
+        all_prompts.max_images = max(len(prompt.images) for prompt in [*all_prompts.train, *all_prompts.held_out])
+    if all_prompts.max_images and config.rollout.continuous:
+        raise ConfigError(
+            "rollout.continuous goes with text alone: completions in flight would keep what the old vision tower saw",
+            seen=f"prompts with up to {all_prompts.max_images} images",
+            action="set rollout.continuous=false",
+        )
+    return all_prompts, counts
+
+
+def encode_answers(answers: Sequence[tuple[str, str]], tokenizer: Any) -> list[list[int]]:
+    """Token ids of each answer with the end-of-text token, for the warm-up.
+
+    Args:
+        answers: (name of the row, answer).
+
+    Raises:
+        DataError: an answer has characters that the tokenizer loses; the row is named.
+    """
+    encoded = [tokenize_text(text, tokenizer, name, add_special_tokens=False)[0] for name, text in answers]
+    return [[*ids, tokenizer.eos_token_id] for ids in encoded]
