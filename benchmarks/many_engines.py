@@ -37,6 +37,7 @@ from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rl.build import build_rollouts, build_sampler
 from slurm_rl.rl.groups import Completion, Prompts, SamplingSpec
+from slurm_rl.rl.judges import Judge
 from slurm_rl.rl.loop.learner import Learner
 from slurm_rl.rl.loop.trainer import GRPOTrainer
 from slurm_rl.rl.loop.trainer_state import RunSaver
@@ -191,7 +192,7 @@ def measure(folder: Path, staleness: int, continuous: bool, args: argparse.Names
             Prompts(rows, rows[:1], []),
             Learner(config, policy, policy),
             sampler,
-            build_rollouts(config, sampler, rewards, None, ""),
+            build_rollouts(config, sampler, {"": Judge(rewards, None)}, None, ""),
             sync,
             RunSaver(run, config, policy),
             metrics,

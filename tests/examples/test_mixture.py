@@ -36,7 +36,7 @@ def test_a_mixture(tmp_path: Path) -> None:
     words = [f"run_dir={killed}", "--config-dir", "examples/mixture", "+exp=mixture_tiny", *HERE, *SIZES]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     slurm_rl = [sys.executable, "-m", "slurm_rl"]
-    started = subprocess.Popen([*slurm_rl, *words], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
+    started = subprocess.Popen([*slurm_rl, *words], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, text=True)
     kill_trainer(RunDir(killed), started, step=2)
     assert started.wait(timeout=300) != 0
     resumed = subprocess.run([*slurm_rl, "resume", str(killed)], cwd=tmp_path, env=env, capture_output=True, text=True)

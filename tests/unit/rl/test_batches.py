@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.build import build_rollouts
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.judges import Judge
 from slurm_rl.rl.loop.collect import BatchSource
 
 NUM_PROMPTS = 40
@@ -37,7 +38,7 @@ class Rewards:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
-    def score(self, items: list[RewardItem]) -> list[RewardResult]:
+    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
         self.asked.append([item.prompt for item in items])
         return [RewardResult(item=item, value=1.0) for item in items]
 
@@ -46,8 +47,9 @@ def make_source(*words: str) -> tuple[BatchSource, Rewards]:
     prompts = [EncodedPrompt(index=i, token_ids=[1], text=str(i), answer="1") for i in range(NUM_PROMPTS)]
     rewards = Rewards()
     sampler: Any = Sampler()
+    judges = {"": Judge(rewards, None)}
     config = load_config(["+exp=demo", "trainer.prompts_per_step=4", "warmup.num_steps=10", *words])
-    return BatchSource(config, prompts, build_rollouts(config, sampler, rewards, None, "")), rewards
+    return BatchSource(config, prompts, build_rollouts(config, sampler, judges, None, "")), rewards
 
 
 def test_a_model_scores_the_whole_batch_at_once_in_its_order(tmp_path: Path) -> None:
