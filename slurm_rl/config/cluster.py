@@ -115,7 +115,7 @@ class ClusterConfig(Section):
     """Nodes of the job; the run has exactly these or does not start."""
     nodes: dict[Feature, NodeKindConfig] = Field(default={})
     """Nodes of several kinds, by names of your own: +cluster.nodes.h100.count=2. The keys `node_feature` of policy,
-    rollout, reference and critic choose among them. Empty: all nodes are alike."""
+    rollout, reference, critic and reward.service choose among them. Empty: all nodes are alike."""
     topology: TopologyConfig = TopologyConfig()
     """How close to each other the nodes are."""
     gpus_per_node: NonNegativeInt = 0

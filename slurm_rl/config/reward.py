@@ -36,6 +36,9 @@ class RewardServiceConfig(Section):
     """Score in a service of the run, which is watched and started again, rather than inside the trainer."""
     num_replicas: PositiveInt = 1
     """Services the run starts, each with reward.num_workers processes; requests go to them in turn."""
+    node_feature: str | None = None
+    """One of cluster.nodes, over whose nodes the services are dealt out; null: all on the head node, or with
+    reward.model.device=cuda wherever a GPU is left for each."""
     address: Literal["loopback", "cluster"] = "loopback"
     """Whether only the head node reaches it, or every node of the cluster; either way with a token."""
     items_per_request: PositiveInt = 64
@@ -59,8 +62,9 @@ class RewardModelConfig(Section):
     path: str | None = None
     """Folder or hub name of a sequence classifier with one output; its logit is the reward. null: none."""
     device: str = "cpu"
-    """Where each worker holds it: cpu, a GPU that neither policy nor engines use (cuda:0 in a reward-server), or, of
-    PPO, `critic`: each of the critic's processes holds a copy on its own GPU and scores its share."""
+    """Where each worker holds it: cpu; cuda, with reward.service.enabled, on a GPU that the plan gives to each service;
+    cuda:0, a GPU that neither policy nor engines use, as in a reward-server; or, of PPO, `critic`: each of the critic's
+    processes holds a copy on its own GPU and scores its share."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of its weights."""
     batch_size: PositiveInt = 16
@@ -125,6 +129,17 @@ class RewardConfig(Section):
     """Scoring over HTTP."""
 
     @property
+    def services_on_gpus(self) -> bool:
+        """Whether each service of the run has a GPU of its own, for its reward model."""
+        return self.service.enabled and self.model.path is not None and self.model.device == "cuda"
+
+    @property
+    def num_placed(self) -> int:
+        """Services that the plan puts on nodes; those that it does not are beside the trainer."""
+        is_placed = self.service.enabled and (self.service.node_feature is not None or self.services_on_gpus)
+        return self.service.num_replicas if is_placed else 0
+
+    @property
     def names_a_scorer(self) -> bool:
         """Whether anything is said of how a completion is scored."""
         return bool(self.verifiers or self.function or self.model.path or self.url)
@@ -143,9 +158,28 @@ class RewardConfig(Section):
                 "reward.url names services outside of the run, so reward.service.enabled would have no effect. "
                 "Next: unset one of the two"
             )
+        yield from self._placement_problems()
         longest = CODE_SHARE * self.timeout_s
         if "code" in self.verifiers and self.code.test_timeout_s > longest:
             yield (
                 f"code.test_timeout_s must be at most {CODE_SHARE:g} x timeout_s = {longest:g}, "
                 f"got {self.code.test_timeout_s:g}: set reward.timeout_s={self.code.test_timeout_s / CODE_SHARE:g}"
+            )
+
+    def _placement_problems(self) -> Iterator[str]:
+        service, device = self.service, self.model.device
+        if service.node_feature is not None and not service.enabled:
+            yield (
+                "reward.service.node_feature is for the services that a run starts; got "
+                f"{service.node_feature!r} with reward.service.enabled=false. Next: reward.service.enabled=true"
+            )
+        if self.num_placed and service.address != "cluster":
+            yield (
+                "services on nodes of their own must be reached from the trainer's: reward.service.address=cluster; "
+                f"got {service.address!r}"
+            )
+        if service.node_feature is not None and self.model.path is not None and device not in ("cpu", "cuda"):
+            yield (
+                "a service on nodes of its own sees the GPU that the plan gives it alone: reward.model.device=cuda, or "
+                f"cpu; got {device!r}"
             )

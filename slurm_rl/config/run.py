@@ -15,6 +15,7 @@ from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.functions import find_loss
 from slurm_rl.config.job import JobConfig, LoggingConfig, RayConfig
+from slurm_rl.config.kind_rules import kind_problems
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.model import ModelConfig, fill_auto
 from slurm_rl.config.preflight import PreflightConfig
@@ -212,19 +213,9 @@ class RunConfig(Section):
                 "reference.num_workers needs algorithm.kl.coefficient > 0, which alone asks the reference; got 0. "
                 "Next: reference.num_workers=null"
             )
-        apart = {
-            "reference": (self.reference.node_feature, self.reference.num_workers is not None, "reference.num_workers"),
-            "critic": (self.critic.node_feature, self.critic.is_apart, "critic.apart=true or critic.num_workers"),
-        }
-        for name, (feature, is_apart, key) in apart.items():
-            if feature is not None and not is_apart:
-                yield (
-                    f"{name}.node_feature needs {key}, since without it the policy's processes hold the "
-                    f"{name}; got node_feature={feature!r}"
-                )
 
     def _machine_problems(self) -> Iterator[str]:
-        yield from self._kind_problems()
+        yield from kind_problems(self)
         cluster = self.cluster
         not_there = {
             f"task={self.task}": TASKS[self.task].under_torchrun,
@@ -247,43 +238,6 @@ class RunConfig(Section):
             )
         if self.model.attention == "flash_attention_2" and self.cluster.accelerator == "cpu":
             yield "model.attention=flash_attention_2 needs a GPU; got accelerator 'cpu'. Next: model.attention=auto"
-
-    def _kind_problems(self) -> Iterator[str]:
-        kinds, cluster, job = self.cluster.nodes, self.cluster, self.job
-        sections = {name: getattr(self, name) for name in ("policy", "reference", "rollout", "critic")}
-        for name, section in sections.items():
-            feature = section.node_feature
-            if feature is not None and feature not in kinds:
-                yield (
-                    f"{name}.node_feature must be one of cluster.nodes; got {feature!r}, "
-                    f"known: {', '.join(kinds) or 'none'}"
-                )
-            elif feature and cluster.accelerator != "cpu" and not cluster.gpus_of(feature):
-                yield (
-                    f"{name}.node_feature must be a kind of nodes with GPUs; got {feature!r}, which has none. "
-                    f"Next: choose another of {', '.join(kinds)}"
-                )
-        if kinds and job.num_spare_nodes:
-            yield (
-                "job.num_spare_nodes must be 0 with cluster.nodes, since a spare cannot be of every kind; "
-                f"got {job.num_spare_nodes}"
-            )
-        numbers = {name: cluster.gpus_of(name) for name in kinds}
-        if self.task != "grpo" and len(set(numbers.values())) > 1:
-            yield (
-                f"task={self.task} starts as many ranks on every node, so gpus_per_node must be the same in all of "
-                f"cluster.nodes; got {', '.join(f'{name}: {number}' for name, number in numbers.items())}"
-            )
-        segment, spares = cluster.topology.segment, job.num_spare_nodes
-        counts = {f"cluster.nodes.{name}.count": kind.count for name, kind in kinds.items()}
-        for name, count in (counts or {"cluster.num_nodes + job.num_spare_nodes": cluster.num_nodes + spares}).items():
-            if segment is not None and count % segment:
-                more = -count % segment
-                key = f"{name}={count + more}" if counts else f"job.num_spare_nodes={spares + more}"
-                yield (
-                    f"{name} must be divisible by cluster.topology.segment; got {count} and {segment}. "
-                    f"Next: {key}, or another segment"
-                )
 
     def _transfer_problems(self) -> Iterator[str]:
         transfer = self.rollout.weight_transfer

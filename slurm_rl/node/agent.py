@@ -150,8 +150,6 @@ class NodeAgent:
         publish_head(self.attempt, head)
         append_event(self.run_dir, "ray/head_ready", attempt=self.attempt.number, host=self.host)
         driver_env = {**env, "RAY_ADDRESS": head.address, "SLURM_RL_MASTER_PORT": str(ports.rendezvous)}
-        # The critic's is apart from those that are given to whoever asks.
-        driver_env["SLURM_RL_SPARE_PORTS"] = f"{ports.spare_min}-{ports.spare_max - 1}"
         driver_env["SLURM_RL_CRITIC_PORT"] = str(ports.spare_max)
         if self.plan.external is not None:
             # Ours waits for the other nodes itself, while it imports.

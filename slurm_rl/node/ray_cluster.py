@@ -92,6 +92,8 @@ def ray_environment(plan: JobPlan, run: RunDir, attempt: int, ports: PortPlan) -
         "AUTOSCALER_METRIC_PORT": str(ports.autoscaler_metrics),
         "DASHBOARD_METRIC_PORT": str(ports.dashboard_metrics),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # For whoever asks on this node; the last one is the critic's.
+        "SLURM_RL_SPARE_PORTS": f"{ports.spare_min}-{ports.spare_max - 1}",
     }
 
 

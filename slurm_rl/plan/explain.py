@@ -17,6 +17,7 @@ from slurm_rl.plan.memory import GB, ModelShape
 from slurm_rl.plan.preflight import describe_preflight
 from slurm_rl.plan.reasons import count, list_reasons
 from slurm_rl.plan.role_memory import bytes_per_value, checkpoint_bytes, longest_tokens
+from slurm_rl.plan.services import describe_service
 from slurm_rl.plan.topology import find_idle
 
 if TYPE_CHECKING:
@@ -100,8 +101,17 @@ def _model(config: RunConfig, shape: ModelShape | None) -> str:
 def _reward(reward: RewardConfig) -> str:
     verifiers = ", ".join(f"{name} x {weight:g}" for name, weight in reward.verifiers.items())
     whole = reward.function or (f"the model {reward.model.path}" if reward.model.path else None) or reward.url
-    service = ", in a service of the run" if reward.service.enabled else ""
-    return f"{whole or verifiers}, {count(reward.num_workers, 'worker')}{service}"
+    return f"{whole or verifiers}, {count(reward.num_workers, 'worker')}{_service(config)}"
+
+
+def _service(config: RunConfig) -> str:
+    service = config.reward.service
+    if not service.enabled:
+        return ""
+    if service.num_replicas == 1 and service.node_feature is None:
+        return ", in a service of the run"
+    where = f" on nodes of {service.node_feature}" if service.node_feature else ""
+    return f" in each of {count(service.num_replicas, 'service')} of the run{where}"
 
 
 def _steps(config: RunConfig) -> str:
@@ -164,6 +174,13 @@ def _memory(plan: JobPlan) -> Iterator[str]:
         if memory is not None and role in layout.capacities_gb:
             yield _numbers(f"{role} GPU, of {layout.capacities_gb[role]:g}", memory.phases_gb, phases)
             yield from _wrap(f"in train: {describe_memory(role, memory)}", "    ", "      ")
+    if layout.service is not None:
+        yield from _wrap(
+            f"reward GPU, of {layout.service.gpu_gb:g}: {layout.service.total_gb:.1f} "
+            f"({describe_service(layout.service)})",
+            "  ",
+            "    ",
+        )
     if layout.engine is not None and layout.engine_budget_gb is not None:
         yield from _wrap(
             f"engine GPU, of {layout.engine_budget_gb:.0f}: weights {layout.engine.weights_gb:.1f}, then room for "

@@ -7,7 +7,7 @@ agent reads it with the standard library alone.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from slurm_rl.config.launchers import LAUNCHERS
@@ -15,13 +15,15 @@ from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import RunDirError
 from slurm_rl.functions.load import load_function
 from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, debug_env, merge_env, ray_env
+from slurm_rl.plan.demand import build_demand
 from slurm_rl.plan.expected import expected_for
 from slurm_rl.plan.kinds import NodeKind, kind_of, list_kinds
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_heads, choose_tensor_parallel_size
 from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.preflight import PreflightPlan, build_preflight
+from slurm_rl.plan.services import fit_services
 from slurm_rl.plan.task import ExternalPlan, TorchrunPlan, build_driver_argv, secret_names
-from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, check_idle, place_ranks
+from slurm_rl.plan.topology import ActorPlan, build_placement, check_idle, place_ranks
 from slurm_rl.plan.transfer import choose_transfer
 
 if TYPE_CHECKING:
@@ -46,6 +48,8 @@ class SubmitFacts:
     """slurm_rl.__version__."""
     model_shape: ModelShape | None = None
     """From the model's config.json, where this machine can see it."""
+    reward_shape: ModelShape | None = None
+    """The same of reward.model.path."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +224,10 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
         weight_transfer=choose_transfer(config, actors)[0],
-        layout=build_layout(config, shape, actors, tensor_parallel_size),
+        layout=replace(
+            build_layout(config, shape, actors, tensor_parallel_size),
+            service=fit_services(config, actors, facts.reward_shape),
+        ),
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard, config.ray.dashboard_port),
         limits=_limits(config),
         container=config.container.model_dump(mode="json"),
@@ -252,7 +259,7 @@ def _limits(config: RunConfig) -> LimitsPlan:
 def _place(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> tuple[ActorPlan, ...]:
     if config.external:
         return ()
-    demand = _demand(config, cpus, tensor_parallel_size)
+    demand = build_demand(config, cpus, tensor_parallel_size)
     actors = place_ranks(demand) if config.task in TORCHRUN_TASKS else build_placement(demand)
     check_idle(demand, actors)
     return actors
@@ -305,27 +312,3 @@ def _torchrun(config: RunConfig, actors: tuple[ActorPlan, ...]) -> TorchrunPlan 
     if config.external is not None:
         return TorchrunPlan(config.external.ranks_per_node or max(1, config.cluster.gpus_per_node), None)
     return TorchrunPlan(sum(actor.node == 0 for actor in actors), actors[0].num_threads)
-
-
-def _demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> Demand:
-    return Demand(
-        num_nodes=config.cluster.num_nodes,
-        gpus_per_node=config.cluster.gpus_per_node,
-        cpus_per_node=cpus,
-        num_workers=config.policy.num_workers,
-        worker_threads=config.policy.num_threads,
-        num_engines=config.rollout.num_engines,
-        tensor_parallel_size=tensor_parallel_size,
-        colocate=config.rollout.colocate,
-        has_critic=config.algorithm.needs_values,
-        num_critics=config.critic.num_workers if config.critic.is_apart and config.algorithm.needs_values else 0,
-        num_references=config.reference.num_workers or 0,
-        overlaps=config.rollout.max_staleness > 0,
-        kinds=list_kinds(config),
-        feature_of={
-            "policy": config.policy.node_feature,
-            "rollout": config.rollout.node_feature,
-            "reference": config.reference.node_feature,
-            "critic": config.critic.node_feature,
-        },
-    )

@@ -24,6 +24,7 @@ from slurm_rl.plan.kinds import gpu_memory, kind_of, kinds_for, list_kinds
 from slurm_rl.plan.memory import EngineMemory, ModelShape
 from slurm_rl.plan.policy_memory import PolicyMemory
 from slurm_rl.plan.role_memory import DEFAULT_MICRO_BATCH_TOKENS, engine_memory
+from slurm_rl.plan.services import ServiceMemory
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.plan.transfer import choose_transfer
 
@@ -59,6 +60,8 @@ class LayoutPlan:
     """Of a critic with GPUs of its own."""
     reference: PolicyMemory | None = None
     """Of a reference with GPUs of its own."""
+    service: ServiceMemory | None = None
+    """Of a reward service with a GPU of its own, where its model is known."""
     capacities_gb: dict[str, float] = field(default_factory=dict)
     """Memory of the smallest GPU that each role has, where it is known."""
     unknown: str | None = None
@@ -75,7 +78,7 @@ class LayoutPlan:
     @staticmethod
     def from_json(tree: dict[str, Any]) -> LayoutPlan:
         roles = ("policy", "critic", "reference")
-        kinds = dict.fromkeys(roles, PolicyMemory) | {"engine": EngineMemory}
+        kinds = dict.fromkeys(roles, PolicyMemory) | {"engine": EngineMemory, "service": ServiceMemory}
         memory = {name: kind(**tree[name]) for name, kind in kinds.items() if tree.get(name)}
         return LayoutPlan(**{**tree, **memory})
 
@@ -203,8 +206,11 @@ def ask_for(config: RunConfig, shape: ModelShape, actors: Sequence[ActorPlan], t
 
 
 def _capacities(config: RunConfig, actors: Sequence[ActorPlan]) -> dict[str, float | None]:
-    """GB of the smallest GPU of each role; None where it is not known, and without GPUs no bound."""
-    roles = dict.fromkeys(["policy", *(actor.role for actor in actors)])
+    """GB of the smallest GPU of each role; None where it is not known, and without GPUs no bound.
+
+    Not of reward services, whose model is another one: see services.py.
+    """
+    roles = dict.fromkeys(["policy", *(actor.role for actor in actors if actor.role != "reward")])
     if not config.cluster.gpus_per_node:
         return dict.fromkeys(roles, math.inf)
     return {role: gpu_memory(config, actors, role) for role in roles}

@@ -16,7 +16,8 @@ class ActorPlan:
     """One process of the trainer: its role, its node and the GPUs it alone may see."""
 
     role: str
-    """`policy` or `critic` (one data-parallel rank), `rollout` (one vLLM engine), `reference` (one frozen copy)."""
+    """`policy` or `critic` (one data-parallel rank), `rollout` (one vLLM engine), `reference` (one frozen copy),
+    `reward` (one reward service)."""
     index: int
     """Rank within the role."""
     node: int
@@ -49,6 +50,10 @@ class Demand:
     the GPU of each of the policy's."""
     num_references: int = 0
     """Processes that hold the reference apart from the policy."""
+    num_services: int = 0
+    """Reward services on nodes of their own choice."""
+    services_on_gpus: bool = False
+    """Each of them has a GPU."""
     overlaps: bool = False
     """Engines sample while the policy trains."""
     kinds: tuple[NodeKind, ...] = ()
@@ -92,6 +97,8 @@ def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
         actors = _place_on_cpus(demand, demand.num_workers or 1, demand.num_engines or 1)
     else:
         actors = _place_on_gpus(demand)
+    if not demand.services_on_gpus:
+        actors += tuple(_spread(demand, "reward", demand.num_services))
     if not demand.has_critic or demand.num_critics != 0:
         return actors
     # They take turns with the policy, so they may use what it uses.
@@ -220,16 +227,17 @@ def _share(demand: Demand, node: int, num_on_node: int) -> int | None:
 
 def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
     # The roles that are bound to nodes of one kind choose before those that take what is left.
-    reference = _last_slots(demand, "reference", demand.num_references, ())
+    services = _last_slots(demand, "reward", demand.num_services if demand.services_on_gpus else 0, ())
+    reference = _last_slots(demand, "reference", demand.num_references, services)
     num_critics = demand.num_critics
     if num_critics is None:
-        num_slots = len(_slots(demand, "policy", reference))
+        num_slots = len(_slots(demand, "policy", [*services, *reference]))
         _check_enough(demand, num_slots)
         # When both are open, the policy and the critic have half of what trains each. Without colocation that is a
         # quarter of the GPUs, and half for engines, as in OpenRLHF's layout; one that does not divide goes to these.
         num_critics = demand.num_workers or max(_choose_num_workers(demand, num_slots) // 2, 1)
-    critic = _last_slots(demand, "critic", num_critics, reference)
-    apart = [*reference, *critic]
+    critic = _last_slots(demand, "critic", num_critics, [*services, *reference])
+    apart = [*services, *reference, *critic]
     at_policy = _slots(demand, "policy", apart)
     num_workers = demand.num_workers or (
         num_critics if demand.num_critics is None else _choose_num_workers(demand, len(at_policy))
@@ -255,6 +263,7 @@ def _place_on_gpus(demand: Demand) -> tuple[ActorPlan, ...]:
         *(ActorPlan("rollout", i, node, gpus, None) for i, (node, gpus) in enumerate(groups[:num_engines])),
         *(ActorPlan("critic", i, node, (gpu,), threads) for i, (node, gpu) in enumerate(critic)),
         *(ActorPlan("reference", i, node, (gpu,), threads) for i, (node, gpu) in enumerate(reference)),
+        *(ActorPlan("reward", i, node, (gpu,), threads) for i, (node, gpu) in enumerate(services)),
     )
 
 
@@ -262,7 +271,8 @@ def _last_slots(demand: Demand, role: str, count: int, taken: Sequence[tuple[int
     """So many of the last free slots; ConfigError when there are fewer."""
     found = _slots(demand, role, taken)[-count:] if count else []
     if len(found) < count:
-        raise _too_many(f"{role}.num_workers", count, role, demand)
+        key = "reward.service.num_replicas" if role == "reward" else f"{role}.num_workers"
+        raise _too_many(key, count, role, demand)
     return found
 
 

@@ -64,6 +64,8 @@ class RewardServices:
         host: address to listen on.
         ports: to choose from; none takes free ones.
         report: called with an event and its fields: `reward/service_up`, `reward/service_died`.
+        token: that they ask for; None makes one.
+        first: number of the first of them, in the names of logs.
     """
 
     def __init__(
@@ -75,13 +77,15 @@ class RewardServices:
         host: str = "127.0.0.1",
         ports: Sequence[int] = (),
         report: Callable[..., None] = lambda kind, **fields: None,
+        token: str | None = None,
+        first: int = 0,
     ) -> None:
-        self._config, self._logs = config, logs
+        self._config, self._logs, self._first = config, logs, first
         self._token_file, self._config_file = folder / "reward-token", folder / "reward.json"
         self._host, self._ports, self._report = host, list(ports), report
         # The workers' own deadline comes first, and says more.
         self._start_s = config.start_timeout_s + _IMPORT_S
-        self.token = secrets.token_hex(16)
+        self.token = token or secrets.token_hex(16)
         self._replicas: list[_Replica] = []
         self._closing = threading.Event()
         self._error: RewardError | None = None
@@ -95,7 +99,7 @@ class RewardServices:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._replicas = [
             _Replica(self._listen(), self._logs / f"reward-{index}.log")
-            for index in range(self._config.service.num_replicas)
+            for index in range(self._first, self._first + self._config.service.num_replicas)
         ]
         self._thread.start()
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -10,8 +9,10 @@ from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_source
 from slurm_rl.envs.pool import EnvironmentPool
-from slurm_rl.rewards.scorer import Scorer, open_scorer
-from slurm_rl.run_dir import AttemptDir, RunDir, append_event
+from slurm_rl.rewards.scorer import Scorer
+from slurm_rl.rl.workers.ray_driver import Cluster
+from slurm_rl.rl.workers.reward_services import open_rewards
+from slurm_rl.run_dir import AttemptDir, RunDir
 
 
 @dataclass(frozen=True)
@@ -25,15 +26,14 @@ class Judge:
 
 
 def open_judges(
-    stack: ExitStack, config: RunConfig, run: RunDir, attempt: AttemptDir, cluster_host: str
+    stack: ExitStack, config: RunConfig, run: RunDir, attempt: AttemptDir, cluster: Cluster
 ) -> dict[str, Judge]:
     """Start the judges of each source; sources that are scored in one way share the processes for it.
 
     Args:
         stack: ends them.
-        cluster_host: address of this node that others reach.
+        cluster: on whose nodes services stand that the plan has a place for.
     """
-    report = functools.partial(append_event, run)
     opened: list[tuple[RewardConfig, Scorer]] = []
 
     def scorer_of(reward: RewardConfig) -> Scorer | None:
@@ -42,9 +42,7 @@ def open_judges(
         for known, scorer in opened:
             if known == reward:
                 return scorer
-        opened.append(
-            (reward, stack.enter_context(open_scorer(reward, run.secrets, attempt.logs, cluster_host, report)))
-        )
+        opened.append((reward, stack.enter_context(open_rewards(cluster, reward, run, attempt))))
         return opened[-1][1]
 
     return {

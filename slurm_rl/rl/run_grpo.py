@@ -89,7 +89,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"), attempt)
     try:
         with ExitStack() as stack:
-            judges = open_judges(stack, config, run, attempt, cluster.nodes.host())
+            judges = open_judges(stack, config, run, attempt, cluster)
             state = _train(run, config, cluster, model_path, prompts, judges, metrics, attempt)
     finally:
         metrics.close()

@@ -33,8 +33,15 @@ def find_shape(model: ModelConfig) -> ModelShape | None:
         return _shape_of_tiny(model)
     if (planned := find_planned(model.path)) is not None:
         return find_shape(planned)
-    tree = _load_config(model)
-    return find_known(model.path) if tree is None else parse_shape(tree)
+    return find_shape_at(model.path)
+
+
+def find_shape_at(path: str | None) -> ModelShape | None:
+    """Of the model in a folder, or of this name on the hub; None as above, and for no path."""
+    if path is None:
+        return None
+    found = _find_config(path)
+    return find_known(path) if found is None else parse_shape(read_object(found))
 
 
 def sees_images(model: ModelConfig) -> bool | None:

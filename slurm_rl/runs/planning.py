@@ -15,7 +15,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir
 from slurm_rl.runs.find import parse_path
-from slurm_rl.runs.model_shape import find_shape
+from slurm_rl.runs.model_shape import find_shape, find_shape_at
 
 
 def choose_directory(config: RunConfig) -> RunDir:
@@ -49,6 +49,7 @@ def plan_in(config: RunConfig, run: RunDir) -> JobPlan:
         num_cpus=len(os.sched_getaffinity(0)),
         version=__version__,
         model_shape=find_shape(config.model),
+        reward_shape=find_shape_at(config.reward.model.path) if config.reward.services_on_gpus else None,
     )
     root = config.cluster.remote_root
     plan = build_plan(config, path if root is None else str(Path(root) / run.path.name), facts)

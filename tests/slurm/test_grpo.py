@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -58,7 +59,9 @@ def test_a_requeued_run_has_the_numbers_of_an_undisturbed_one(
     assert exact_rows(run) == exact_rows(whole_run)
 
 
-def test_the_reference_stands_on_nodes_of_its_own_kind(cluster: Cluster, shared_dir: Path, whole_run: Path) -> None:
+def test_reference_and_reward_service_stand_on_nodes_of_their_own_kind(
+    cluster: Cluster, shared_dir: Path, whole_run: Path
+) -> None:
     """Slurm lists the old nodes first, but the head and the policy must stand on the new one."""
     run = shared_dir / "pinned"
     words = [
@@ -68,16 +71,22 @@ def test_the_reference_stands_on_nodes_of_its_own_kind(cluster: Cluster, shared_
         "policy.node_feature=new",
     ]
     words += ["rollout.node_feature=new", "reference.node_feature=old", "reference.num_workers=1"]
+    words += ["+reward=service", "reward.service.node_feature=old", "reward.service.address=cluster"]
     done = cli(cluster, shared_dir, "+cluster=slurm_cpu", f"run_dir={run}", *OVERRIDES, *words)
     assert done.returncode == 0, done.stderr
     assert wait_for_end(run, timeout_s=420)["state"] == "finished"
-    # The reference says the same wherever it stands.
+    # Both say the same wherever they stand.
     assert exact_rows(run) == exact_rows(whole_run)
     started = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "node/started"]
     hosts = {row["rank"]: row["host"] for row in started}
     assert hosts[0] in cluster.nodes[2:] and hosts[1] in cluster.nodes[:2]
     actors = read_json(run / "plan.json")["actors"]
-    assert {(actor["role"], actor["node"]) for actor in actors} == {("policy", 0), ("rollout", 0), ("reference", 1)}
+    places = {(actor["role"], actor["node"]) for actor in actors}
+    assert places == {("policy", 0), ("rollout", 0), ("reference", 1), ("reward", 1)}
+    [ready] = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "reward/services_ready"]
+    assert [urlsplit(url).hostname for url in ready["urls"]] == [cluster.ip(hosts[1])]
+    assert "reward service at" in (run / "attempts" / "1" / "logs" / "reward-0.log").read_text()
+    wait_until(lambda: not cluster.leftovers(hosts[1]), f"{hosts[1]} to be clean")
 
 
 def submit_plainly(cluster: Cluster, folder: Path, nodes: str, *words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -64,10 +65,19 @@ def test_a_job_of_three_kinds_runs_is_requeued_cancelled_resumed_and_finishes(
 
 @pytest.mark.slow
 def test_ray_spans_the_kinds_and_a_requeue_leaves_the_numbers_as_they_are(cluster: Cluster, shared_dir: Path) -> None:
+    """With two reward services on the old nodes; one of them is killed."""
     kinds = ["+cluster.nodes.old={count: 2, cpus_per_node: 2}", "+cluster.nodes.new={count: 1, cpus_per_node: 1}"]
-    words = ["cluster.num_nodes=3", *kinds, "policy.node_feature=new"]
+    words = ["cluster.num_nodes=3", *kinds, "policy.node_feature=new", "+reward=service"]
+    words += ["reward.service.node_feature=old", "reward.service.num_replicas=2", "reward.service.address=cluster"]
     run = LightRun(cluster, shared_dir / "run", *words, num_steps=40)
     run.wait_for_training(1)
+    [ready] = run.events("reward/services_ready")
+    hosts = run.hosts(1)
+    assert [urlsplit(url).hostname for url in ready["urls"]] == [cluster.ip(host) for host in hosts[1:]]
+    service, *_ = [process for process in cluster.processes(hosts[2]) if "slurm_rl.rewards.service" in process.cmdline]
+    cluster.signal(hosts[2], service.pid, 9)
+    assert run.wait_for_events("reward/service_died")[0]["how"] == "exit status -9"
+    run.wait_for_events("reward/service_up", 3)
     run.send_stop()
     end = run.wait_for_end()
     assert end["state"] == "finished", end

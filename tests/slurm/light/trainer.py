@@ -5,7 +5,7 @@
 It stands for slurm_rl.rl.main: a Ray driver with one actor on each node, a loop of steps whose
 numbers depend on all steps before, checkpoints, metrics, a stop flag, and outcome.json at the end. All of
 that is the real thing (Cluster, StopFlag, CheckpointStore, MetricsLogger); what is missing is the model:
-no torch, no vLLM, no rewards. An actor's step is arithmetic and a sleep.
+no torch, no vLLM. An actor's step is arithmetic and a sleep. Where the plan places reward services, each step asks one.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from slurm_rl.checkpoints.store import CheckpointStore
 from slurm_rl.config.job import WandbConfig
@@ -23,6 +25,8 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.report.step_log import SAVE
+from slurm_rl.rewards.results import RewardItem
+from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.run_dir import RunDir, append_event, read_json
 from slurm_rl.train.stop import StopFlag, run_to_outcome
@@ -41,8 +45,10 @@ class Counter:
 class LightTrainer:
     """Counts on from the newest checkpoint."""
 
-    def __init__(self, run: RunDir, args: argparse.Namespace, cluster: Cluster, metrics: MetricsLogger) -> None:
-        self.run_dir, self.args, self.cluster, self.metrics = run, args, cluster, metrics
+    def __init__(
+        self, run: RunDir, args: argparse.Namespace, cluster: Cluster, metrics: MetricsLogger, scorer: Scorer | None
+    ) -> None:
+        self.run_dir, self.args, self.cluster, self.metrics, self.scorer = run, args, cluster, metrics, scorer
         self.store = CheckpointStore(run.checkpoints)
         self.step, self.values, self.saved = 0, [0.5] * cluster.plan.num_nodes, -1
         self.actors: list[Actor] = []
@@ -60,6 +66,9 @@ class LightTrainer:
             while self.step < self.args.num_steps:
                 self.values = self.compute(self.args.step_s)
                 self.step += 1
+                if self.scorer is not None:
+                    [scored] = self.scorer.score([RewardItem(completion=str(self.step + 1), answer=str(self.step + 1))])
+                    assert scored.value == 1.0, scored
                 row = {f"value/{rank}": value for rank, value in enumerate(self.values)}
                 self.metrics.log(self.step, "grpo", row)
                 if self.step % self.args.save_every == 0 or self.step == self.args.num_steps:
@@ -107,9 +116,27 @@ def train(run: RunDir, args: argparse.Namespace) -> None:
     append_event(run, "ray/cluster_ready", attempt=args.attempt)
     metrics = MetricsLogger(run, WandbConfig(), "light", {}, run.attempt(args.attempt))
     try:
-        LightTrainer(run, args, cluster, metrics).run()
+        with open_placed(run, args, cluster) as scorer:
+            LightTrainer(run, args, cluster, metrics, scorer).run()
     finally:
         metrics.close()
+
+
+@contextmanager
+def open_placed(run: RunDir, args: argparse.Namespace, cluster: Cluster) -> Iterator[Scorer | None]:
+    """The reward services that the plan has on nodes of their own."""
+    if all(actor.role != "reward" for actor in cluster.plan.actors):
+        yield None
+        return
+    # Late: hydra and httpx cost every other bring-up a second.
+    import yaml
+
+    from slurm_rl.config.load import parse_config
+    from slurm_rl.rl.workers.reward_services import open_rewards
+
+    config = parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+    with open_rewards(cluster, config.reward, run, run.attempt(args.attempt)) as scorer:
+        yield scorer
 
 
 def main() -> int:

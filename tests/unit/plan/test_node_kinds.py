@@ -89,6 +89,61 @@ def test_a_critic_stands_on_its_kind() -> None:
     assert nodes_of(plan, "critic") == [2] * 4
 
 
+SERVICES = [
+    "+reward=service",
+    "reward.service.num_replicas=2",
+    "reward.service.node_feature=v100",
+    "reward.service.address=cluster",
+]
+MODEL = ["reward.model.path=/rm", "reward.model.device=cuda"]
+REWARD_SHAPE = ModelShape(32, 4096, 14336, 128256, 32, 8, 128, False)
+
+
+def services_of(*words: str, shape: ModelShape | None = REWARD_SHAPE) -> JobPlan:
+    config = config_of(*PINNED, *SERVICES, *MODEL, *words)
+    return build_plan(config, "/runs/a", SubmitFacts("/usr/bin/python3", 8, "test", None, shape))
+
+
+def test_services_with_a_reward_model_have_a_gpu_each_on_their_kind() -> None:
+    plan = services_of("reference.num_workers=2", "reference.node_feature=v100", "reward.model.dtype=bfloat16")
+    given = [(actor.role, actor.node, actor.gpus) for actor in plan.actors if actor.node == 2]
+    assert sorted(given) == [
+        ("reference", 2, (0,)),
+        ("reference", 2, (1,)),
+        ("reward", 2, (2,)),
+        ("reward", 2, (3,)),
+    ]
+    assert "reward-0 on GPU 2, reward-1 on GPU 3" in render_plan(plan)
+
+
+def test_services_without_a_model_need_no_gpu_and_stand_on_nodes_without() -> None:
+    cpu = "+cluster.nodes.cpu={count: 2, gpus_per_node: 0, partition: long}"
+    words = [*PINNED, *REFERENCE, *SERVICES, "cluster.num_nodes=5", cpu, "reward.service.node_feature=cpu"]
+    plan = plan_of(*words)
+    assert [(actor.node, actor.gpus) for actor in plan.actors if actor.role == "reward"] == [(3, ()), (4, ())]
+    text = render_explanation(config_of(*words), plan, None)
+    assert "in each of 2 services of the run on nodes of cpu" in " ".join(text.split())
+
+
+def test_services_on_gpus_need_no_kind_where_all_nodes_are_alike() -> None:
+    plan = alike(*SERVICES[:2], *MODEL, "reward.service.address=cluster", "reference.num_workers=1")
+    given = [(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus]
+    assert nodes_of(plan, "reward") == [2, 2] and len(given) == len(set(given))
+
+
+def test_a_reward_model_must_fit_the_gpus_of_its_kind() -> None:
+    plan = services_of("reference.num_workers=2", "reward.model.dtype=bfloat16")
+    memory = plan.layout.service
+    # Llama's 8 billion weights less the output layer, 2 bytes each.
+    assert memory is not None and memory.weights_gb == pytest.approx(15.0, abs=0.1) and memory.total_gb < 32
+    assert JobPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    with pytest.raises(ConfigError, match="the reward models of a service must fit its GPU") as caught:
+        services_of("reward.num_workers=2", "reference.num_workers=2", "reward.model.dtype=bfloat16")
+    assert "> 32.0 GB: 2 workers, each weights 15.0" in str(caught.value)
+    # Of a model or a GPU that is not known nothing is said.
+    assert services_of("reference.num_workers=2", shape=None).layout.service is None
+
+
 def test_a_kind_without_gpus_gets_no_process_that_needs_one() -> None:
     cpu = "+cluster.nodes.cpu={count: 2, gpus_per_node: 0, partition: long, mem_gb_per_node: 64}"
     plan = plan_of(cpu, "cluster.num_nodes=5", *PINNED, *REFERENCE)
@@ -140,6 +195,18 @@ def test_what_an_earlier_version_saved_says_the_same_today() -> None:
         (["cluster.topology.segment=2"], ["cluster.nodes.v100.count must be divisible", "1 and 2", "count=2"]),
         ([*PINNED, "reference.num_workers=9", "reference.node_feature=v100"], ["reference.num_workers", "9 > 1 * 4"]),
         (["policy.node_feature=v100", "policy.num_workers=9"], ["policy.num_workers", "9 > 1 * 4"]),
+        ([*SERVICES[1:3]], ["reward.service.node_feature", "'v100'", "reward.service.enabled=true"]),
+        ([*SERVICES[:3]], ["reward.service.address=cluster", "'loopback'"]),
+        ([*SERVICES, "reward.service.node_feature=a100"], ["reward.service.node_feature", "'a100'", "v100, h100"]),
+        ([*SERVICES, *MODEL, "reward.model.device=cuda:1"], ["reward.model.device=cuda", "'cuda:1'"]),
+        (
+            [*PINNED, *SERVICES, *MODEL, "reward.service.num_replicas=5"],
+            ["reward.service.num_replicas", "nodes with v100", "5 > 1 * 4"],
+        ),
+        (
+            [*SERVICES, *MODEL, "cluster.nodes.v100.gpus_per_node=0"],
+            ["reward.service.node_feature", "with GPUs", "'v100'"],
+        ),
         (["policy.num_workers=99"], ["policy.num_workers", "99 > 20"]),
         (
             ["cluster.nodes.v100.gpus_per_node=0", "policy.node_feature=v100"],
