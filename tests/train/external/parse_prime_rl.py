@@ -1,0 +1,55 @@
+"""Reads an argv by prime-rl's own parser, pydantic_config.cli, into the classes that were recorded of its `RLConfig`.
+
+    python parse_prime_rl.py <folder of prime-pydantic-config> <record> <arguments>
+
+Prints what it read as JSON; what it refuses ends it as it ends `rl`.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import sys
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def build_config(record: Mapping[str, Any]) -> type:
+    """The recorded `RLConfig`."""
+    from pydantic import Field
+    from pydantic_config import BaseConfig  # type: ignore[import-not-found]
+
+    names = {**vars(typing), "Field": Field, "BaseConfig": BaseConfig, "Path": Path, "AfterValidator": lambda _: None}
+    for one in record["classes"]:
+        if "alias" in one:
+            _stand_in(one["alias"], names)
+            names[one["name"]] = eval(one["alias"], names)
+            continue
+        body = "\n".join(f"    {line}" for line in [*one["body"], "pass"])
+        source = f"class {one['name']}({', '.join(one['bases'])}):\n{body}\n"
+        _stand_in(source, names)
+        exec(compile(source, "recorded", "exec", dont_inherit=True), names)
+    found: type = names["RLConfig"]
+    return found
+
+
+def _stand_in(source: str, names: dict[str, Any]) -> None:
+    """A name that was not recorded, of another of its modules, is a table."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and not hasattr(builtins, node.id):
+            names.setdefault(node.id, dict[str, Any])
+
+
+def main() -> None:
+    sys.path.insert(0, sys.argv[1])
+    from pydantic_config import cli
+
+    config = build_config(json.loads(Path(sys.argv[2]).read_text(encoding="utf-8")))
+    print(cli(config, args=sys.argv[3:]).model_dump_json())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""NeMo-RL's and prime-rl's command lines, read by the parsers that those projects use, into a record of their configs.
+
+Neither is on a package index. NeMo-RL reads Hydra's words, which the Hydra installed here parses as its `run_grpo.py`
+does; prime-rl's parser is a package, prime-pydantic-config. Keys and types are those of recorded/*.json, made by
+record.py, which says how to renew them; nothing is fetched from the projects here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from slurm_rl.config.load import load_config
+from slurm_rl.external.argv import RunValues, build_external_argv, flatten
+from slurm_rl.external.layouts import Found, fill_checkpoint
+from tests.train.external.record import FOLDER, RECORDERS
+
+PARSER = "prime-pydantic-config==0.4.3"
+RECORDED: dict[str, dict[str, Any]] = {name: json.loads((FOLDER / f"{name}.json").read_text()) for name in RECORDERS}
+# A value for each type, to lay the recorded config out with.
+VALUES = {"int": 1, "float": 1.0, "bool": False, "str": "text", "NoneType": None, "list": [], "reference": 1}
+
+
+def build(name: str, *words: str, resume: bool = False, nodes: int = 1) -> tuple[dict[str, Any], list[str]]:
+    """The arguments as the experiment says them, and the command line."""
+    sizes = ["+cluster=nvidia_a100", f"cluster.num_nodes={nodes}", "cluster.gpus_per_node=8"]
+    config = load_config([*sizes, f"exp={name}", *words]).external
+    assert config is not None
+    run = RunValues(nodes=nodes, gpus_per_node=8, checkpoints="/run/checkpoints", export="/run/export")
+    argv = fill_checkpoint(build_external_argv(config, run, resume=resume), Found("step_7", 7))
+    return flatten(config.args), list(argv)
+
+
+# ---- NeMo-RL ---------------------------------------------------------------------------------------
+
+
+def lay_out(types: Any) -> Any:
+    """A config with the recorded keys."""
+    if isinstance(types, dict):
+        return {key: lay_out(below) for key, below in types.items()}
+    return {} if types == "table" else VALUES[types]
+
+
+def parse_nemo_rl(argv: list[str]) -> DictConfig:
+    """As examples/run_grpo.py and nemo_rl/utils/config.py do it."""
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    record = RECORDED["nemo_rl"]
+    script = next(place for place, word in enumerate(argv) if word.endswith("run_grpo.py"))
+    parser = argparse.ArgumentParser()
+    for flag in record["flags"]:
+        parser.add_argument(flag)
+    args, overrides = parser.parse_known_args(argv[script + 1 :])
+    assert args.config.endswith(f"/{record['config']}")
+    config = OmegaConf.create(lay_out(record["keys"]))
+    OmegaConf.set_struct(config, True)
+    parsed = OverridesParser.create().parse_overrides(overrides=overrides)
+    ConfigLoaderImpl._apply_overrides_to_config(overrides=parsed, cfg=config)
+    assert isinstance(config, DictConfig)
+    return config
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_nemo_rl_takes_every_override_as_a_value_of_its_own_type(resume: bool) -> None:
+    args, argv = build("nemo_rl_grpo_math_1b", nodes=2, resume=resume)
+    seen = parse_nemo_rl(argv)
+    assert (seen.cluster.num_nodes, seen.cluster.gpus_per_node) == (2, 8)
+    assert seen.checkpointing.checkpoint_dir == "/run/checkpoints"
+    types = flatten(RECORDED["nemo_rl"]["keys"])
+    for key, value in args.items():
+        got = OmegaConf.select(seen, key)
+        assert type(got).__name__ == types[key], f"{key} is {types[key]} in its config; got {got!r}"
+        assert "${" in str(value) or got == value
+
+
+def test_an_override_of_any_argument_reaches_nemo_rl() -> None:
+    words = ["policy.generation.temperature=0.7", "grpo.max_num_steps=9", "loss_fn.reference_policy_kl_penalty=0"]
+    seen = parse_nemo_rl(build("nemo_rl_grpo_math_1b", *(f"external.args.{word}" for word in words))[1])
+    assert (seen.policy.generation.temperature, seen.grpo.max_num_steps) == (0.7, 9)
+    assert seen.loss_fn.reference_policy_kl_penalty == 0
+
+
+def test_nemo_rl_refuses_what_it_does_not_know() -> None:
+    with pytest.raises(Exception, match="no_such_key"):
+        parse_nemo_rl(build("nemo_rl_grpo_math_1b", "external.args.grpo.no_such_key=1")[1])
+
+
+# ---- prime-rl --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """prime-rl's parser, unpacked; downloaded once."""
+    folder = tmp_path_factory.mktemp("prime")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
+    done = subprocess.run([*command, "--dest", str(folder), PARSER], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"{PARSER} cannot be downloaded here: {done.stderr.strip().splitlines()[-1]}")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "package")
+    return folder / "package"
+
+
+def parse_prime_rl(package: Path, argv: list[str]) -> subprocess.CompletedProcess[str]:
+    record = RECORDED["prime_rl"]
+    assert argv[:2] == ["rl", "@"] and argv[2].endswith(f"/{record['config']}")
+    example = package.parent / "example.json"
+    example.write_text(json.dumps(record["example"]))
+    script = Path(__file__).with_name("parse_prime_rl.py")
+    command = [sys.executable, str(script), str(package), str(FOLDER / "prime_rl.json"), "@", str(example), *argv[3:]]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_prime_rl_takes_every_argument_over_its_own_example(package: Path, resume: bool) -> None:
+    done = parse_prime_rl(package, build("prime_rl_reverse_text", resume=resume)[1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["deployment"] == {
+        "type": "single_node",
+        "gpus_per_node": 8,
+        "num_train_gpus": 4,
+        "num_infer_gpus": 4,
+    }
+    assert (seen["output_dir"], seen["run"]["name"], seen["clean"]) == (
+        "/run/checkpoints",
+        "prime_rl_reverse_text",
+        True,
+    )
+    assert (seen["ckpt"]["interval"], seen["max_steps"]) == (5, 20)
+    # What its example says, and the preset does not.
+    assert seen["trainer"] == {"optim": {"lr": 3e-6}} and seen["seq_len"] == 2048
+    assert seen["resume"] == ({"step": 7, "dir": None} if resume else None)
+
+
+def test_an_override_of_any_argument_reaches_prime_rl(package: Path) -> None:
+    words = ["max_steps=3", "ckpt.keep_last=2", "deployment.num_train_gpus=2", "log.level=debug"]
+    done = parse_prime_rl(package, build("prime_rl_reverse_text", *(f"external.args.{word}" for word in words))[1])
+    assert done.returncode == 0, done.stdout + done.stderr
+    seen = json.loads(done.stdout)
+    assert (seen["max_steps"], seen["ckpt"]["keep_last"], seen["log"]["level"]) == (3, 2, "debug")
+    assert (seen["deployment"]["num_train_gpus"], seen["deployment"]["num_infer_gpus"]) == (2, 4)
+
+
+@pytest.mark.parametrize("word", ["no_such_key=1", "deployment.num_train_gpus=many", "ckpt.keep_last=0"])
+def test_prime_rl_refuses_what_it_does_not_know(package: Path, word: str) -> None:
+    name = word.partition("=")[0].rpartition(".")[2]
+    done = parse_prime_rl(package, build("prime_rl_reverse_text", f"external.args.{word}")[1])
+    assert done.returncode != 0 and name in done.stdout + done.stderr

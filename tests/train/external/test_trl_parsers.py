@@ -1,0 +1,74 @@
+"""TRL's presets, read by the parsers of TRL's own scripts; tests/train/external/test_trl_run.py runs one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.load import conf_dir, load_config
+from slurm_rl.external.argv import RunValues, build_external_argv, flatten
+from slurm_rl.external.layouts import Found, fill_checkpoint
+
+EXPERIMENTS = sorted(path.stem for path in (conf_dir() / "exp").glob("trl_*.yaml"))
+HERE = ["use_cpu=true"]  # this machine may have no GPU
+
+
+def build(name: str, *words: str, resume: bool = False) -> tuple[dict[str, Any], list[str]]:
+    """The arguments as the experiment says them, and the module with its words."""
+    words = tuple(f"external.args.{word}" for word in (*HERE, *words))
+    config = load_config(["+cluster=nvidia_a100", f"exp={name}", *words]).external
+    assert config is not None
+    run = RunValues(nodes=2, gpus_per_node=8, checkpoints="/run/checkpoints", export="/run/export")
+    argv = fill_checkpoint(build_external_argv(config, run, resume=resume), Found("checkpoint-7", 7))
+    assert argv[:2] == ("python3", "-m")
+    return flatten(config.args), list(argv[2:])
+
+
+CASES = {
+    **{f"{name} {resume}": build(name, resume=resume) for name in EXPERIMENTS for resume in (False, True)},
+    "override": build("trl_grpo_deepmath", "beta=0.04", "loss_type=dapo", "use_vllm=true", "vllm_mode=colocate"),
+    "unknown": build("trl_grpo_deepmath", "no_such_flag=1"),
+}
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, Any]:
+    """What TRL made of each case; one process, since importing it takes longer than all of them."""
+    script = Path(__file__).with_name("parse_trl.py")
+    words = json.dumps([argv for _, argv in CASES.values()])
+    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, str(script), words], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(CASES, map(json.loads, lines), strict=True))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("resume", [False, True])
+def test_trl_takes_every_argument(name: str, resume: bool, seen: dict[str, Any]) -> None:
+    args, _ = CASES[f"{name} {resume}"]
+    found = seen[f"{name} {resume}"]
+    assert "error" not in found, found
+    for key, value in args.items():
+        if key == "report_to":
+            assert found[key] in (value, []), "TRL's own word for nobody"
+        elif "${" not in str(value):
+            assert found[key] == value, key
+    assert found["output_dir"] == "/run/checkpoints" and found["enable_jit_checkpoint"] is True
+    assert found["resume_from_checkpoint"] == ("/run/checkpoints/checkpoint-7" if resume else None)
+
+
+def test_an_override_of_any_argument_reaches_trl(seen: dict[str, Any]) -> None:
+    found = seen["override"]
+    assert (found["beta"], found["loss_type"], found["use_vllm"]) == (0.04, "dapo", True)
+    assert found["reward_funcs"] == ["accuracy_reward"] and found["num_generations"] == 8
+
+
+def test_trl_does_not_know_every_word(seen: dict[str, Any]) -> None:
+    assert "no_such_flag" in seen["unknown"]["error"]
