@@ -60,6 +60,15 @@ def test_the_export_is_as_before(name: str) -> None:
     assert export(CASES[name]) == (GOLDEN / f"export-{name}.txt").read_text()
 
 
+def test_another_name_is_another_workload_and_another_folder_and_the_same_name_the_same() -> None:
+    """MaxText's two ways on after a failure: a fresh run under a new name, and the same again, which resumes."""
+    words = CASES["xpk-maxtext_grpo_llama3_70b"]
+    first, again, other = (export([*words, f"name={name}"]) for name in ("llama_a", "llama_a", "llama_b"))
+    assert first == again
+    assert "--workload=llama-a " in first and "run_name=llama_a " in first
+    assert "--workload=llama-b " in other and "run_name=llama_b " in other and "llama-a" not in other
+
+
 def test_no_golden_file_is_without_its_case() -> None:
     assert {path.name for path in GOLDEN.glob("export-*")} == {f"export-{name}.txt" for name in CASES}
 

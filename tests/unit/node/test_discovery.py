@@ -6,8 +6,9 @@ import itertools
 
 import pytest
 
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import BringUpError, ConfigError
 from slurm_rl.node.discovery import NodeRole, discover, discover_role
+from slurm_rl.node.rendezvous import own_address
 from slurm_rl.node.sources import SOURCES, Flags, NodeIdentity, first_host
 
 SLURM = {"SLURM_PROCID": "1", "SLURM_NTASKS": "3", "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "gpu[4-6]"}
@@ -135,3 +136,10 @@ def test_an_agent_knows_its_whole_role() -> None:
 )
 def test_the_first_host_of_slurms_list(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host
+
+
+def test_a_node_tells_one_address_by_which_another_reaches_it() -> None:
+    """`hostname --ip-address` may answer two, the first of IPv6, and of a name in /etc/hosts 127.0.1.1."""
+    assert own_address("localhost") == own_address("127.0.0.3") == "127.0.0.1"
+    with pytest.raises(BringUpError, match=r"must resolve .*no-such-node\.invalid"):
+        own_address("no-such-node.invalid")

@@ -93,6 +93,11 @@ def test_gpus_are_asked_for_once() -> None:
     assert not any(word.startswith("--gres") for word in argv)
 
 
+def test_mail_at_a_failure_and_overcommit_are_sbatchs_own_words() -> None:
+    argv = sbatch_argv(plan_with(slurm={"mail_type": "FAIL", "extra": {"overcommit": True}}).sbatch)
+    assert {"--mail-type=FAIL", "--overcommit"} <= set(argv)
+
+
 def test_a_flag_has_no_value_and_false_is_left_out() -> None:
     argv = sbatch_argv(plan_with(slurm={"exclusive": False, "extra": {"spread_job": True, "hold": False}}).sbatch)
     assert "--spread-job" in argv
