@@ -21,7 +21,7 @@ from slurm_rl.plan.services import describe_service
 from slurm_rl.plan.topology import find_idle
 
 if TYPE_CHECKING:
-    from slurm_rl.config.reward import RewardConfig
+    from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
     from slurm_rl.config.rows import RowsConfig
     from slurm_rl.config.run import RunConfig
 
@@ -101,11 +101,10 @@ def _model(config: RunConfig, shape: ModelShape | None) -> str:
 def _reward(reward: RewardConfig) -> str:
     verifiers = ", ".join(f"{name} x {weight:g}" for name, weight in reward.verifiers.items())
     whole = reward.function or (f"the model {reward.model.path}" if reward.model.path else None) or reward.url
-    return f"{whole or verifiers}, {count(reward.num_workers, 'worker')}{_service(config)}"
+    return f"{whole or verifiers}, {count(reward.num_workers, 'worker')}{_service(reward.service)}"
 
 
-def _service(config: RunConfig) -> str:
-    service = config.reward.service
+def _service(service: RewardServiceConfig) -> str:
     if not service.enabled:
         return ""
     if service.num_replicas == 1 and service.node_feature is None:
