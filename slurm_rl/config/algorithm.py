@@ -152,8 +152,10 @@ class AlgorithmConfig(Section):
     """The parts of an algorithm; each is chosen by name, or as a function of the user's own, `file.py:name`."""
 
     advantage: AdvantageName = "group_norm"
-    """How rewards of a group become advantages: group_norm, dr_grpo, rloo, gae, reinforce_pp, reinforce_pp_baseline, or
-    `file.py:name`, a function (rewards, known)."""
+    """How rewards of a group become advantages: group_norm, dr_grpo, rloo, turn_rloo, gae, reinforce_pp,
+    reinforce_pp_baseline, or `file.py:name`, a function (rewards, known)."""
+    turn_discount: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of the next turn's return, with advantage=turn_rloo; 1: a reward counts the same however many turns before."""
     loss: LossName = "grpo"
     """The policy loss of one token: grpo, gspo, gspo_token, cispo, or `file.py:name`, a function (inputs, clip)."""
     aggregation: AggregationName = "token-mean"
@@ -174,6 +176,9 @@ class AlgorithmConfig(Section):
     """For completions whose sampler was not the policy: older weights, another program."""
     overlong: OverlongConfig = OverlongConfig()
     """Reward lost near the length limit."""
+    group_reward: Annotated[str, file_of("algorithm.group_reward")] | None = None
+    """`file.py:name`, a function (prompt, completions, rewards) that sees all completions or episodes of a prompt and
+    makes the reward of each of what each was given; in training alone."""
     filters: FilterConfig = FilterConfig()
     """What the loss leaves out."""
     dynamic_sampling_rounds: PositiveInt = 1
@@ -199,6 +204,11 @@ class AlgorithmConfig(Section):
     def problems(self) -> Iterator[str]:
         if self.group_size < 2 and self._advantage_row is not None and self._advantage_row.needs_group:
             yield (explain_small_group(self.advantage, self.group_size))
+        if self.turn_discount != 1 and self._advantage_row is not None and not self._advantage_row.per_turn:
+            yield (
+                f"algorithm.turn_discount is read with algorithm.advantage=turn_rloo; got {self.turn_discount:g} with "
+                f"{self.advantage!r}. Next: algorithm.turn_discount=1, or algorithm.advantage=turn_rloo"
+            )
         for name, wanted in (
             ("dynamic_sampling_rounds", self.dynamic_sampling_rounds > 1),
             ("filters.zero_variance", self.filters.zero_variance),

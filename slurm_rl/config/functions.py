@@ -3,6 +3,7 @@
     algorithm.advantage          def centred(rewards, known, *, needs_group=True): ...     as in math/advantages.py
     algorithm.loss               def loss(inputs, clip): ...                               as in math/losses.py
     algorithm.filters.function   def keep(groups, config): ...                             as in rl/algorithm/filters.py
+    algorithm.group_reward       def judge(prompt, completions, rewards): ...         as in rl/algorithm/group_reward.py
     reward.function              def score(queries, prompts, labels): ...                  as in rewards/worker.py
     env.name                     class Guess(Environment): ...                             as in envs/environment.py
 
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
     from slurm_rl.config.sources import AloneConfig
 
-_ADVANTAGE = Form("algorithm.advantage", ("rewards", "known"), ("needs_group", "per_token"))
+_ADVANTAGE = Form("algorithm.advantage", ("rewards", "known"), ("needs_group", "per_token", "per_turn"))
 _LOSS = Form("algorithm.loss", ("inputs", "clip"), ("per_sequence",))
 _FILTER = Form("algorithm.filters.function", ("groups", "config"), ())
+_GROUP_REWARD = Form("algorithm.group_reward", ("prompt", "completions", "rewards"), ())
 _REWARD = Form("reward.function", ("queries", "prompts", "labels"))
 _ENVIRONMENT = Form("env.name", ())
-FORMS: Final[dict[str, Form]] = {form.key: form for form in (_ADVANTAGE, _LOSS, _FILTER, _REWARD, _ENVIRONMENT)}
+_FORMS = (_ADVANTAGE, _LOSS, _FILTER, _GROUP_REWARD, _REWARD, _ENVIRONMENT)
+FORMS: Final[dict[str, Form]] = {form.key: form for form in _FORMS}
 
 
 @cache
@@ -73,6 +76,7 @@ def named_functions(config: RunConfig) -> dict[str, str]:
         "algorithm.advantage": algorithm.advantage,
         "algorithm.loss": algorithm.loss,
         "algorithm.filters.function": algorithm.filters.function,
+        "algorithm.group_reward": algorithm.group_reward,
     }
     own = {prefix: (part.reward, part.env) for prefix, part in _with_own_ways(config).items()}
     for prefix, (reward, env) in {"": (config.reward, config.env), **own}.items():

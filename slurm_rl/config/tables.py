@@ -50,6 +50,9 @@ class AdvantageRow(Row):
     """Its scores are rewards of the last token, of which math/advantages.py makes an advantage of each token."""
     needs_values: bool = False
     """That takes a critic's values."""
+    per_turn: bool = False
+    """Of its scores, which are of whole episodes, their baselines are made; each turn has an advantage of its own, see
+    rl/algorithm/turn_credit.py."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ ADVANTAGES: Final[dict[str, AdvantageRow]] = {
     "group_norm": AdvantageRow(f"{_ADVANTAGES}:group_norm", needs_group=True),
     "dr_grpo": AdvantageRow(f"{_ADVANTAGES}:dr_grpo", needs_group=True),
     "rloo": AdvantageRow(f"{_ADVANTAGES}:rloo", needs_group=True),
+    "turn_rloo": AdvantageRow(f"{_ADVANTAGES}:rloo", needs_group=True, per_turn=True),
     "gae": AdvantageRow(f"{_ADVANTAGES}:plain", per_token=True, needs_values=True),
     "reinforce_pp": AdvantageRow(f"{_ADVANTAGES}:plain", per_token=True),
     "reinforce_pp_baseline": AdvantageRow(f"{_ADVANTAGES}:dr_grpo", needs_group=True, per_token=True),

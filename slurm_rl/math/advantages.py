@@ -7,6 +7,7 @@ and its own score is 0. To add one, write a function and a row in `ADVANTAGES` o
 What follows depends on the row:
 
     group_norm, dr_grpo, rloo                   the score is the advantage of all tokens of the completion
+    turn_rloo                                   an episode's reward less its score is the baseline of each of its turns
     gae, reinforce_pp, reinforce_pp_baseline    the score is the reward of the last token; GAE makes an advantage of
                                                 each token, gae with a critic's values, the others without
 

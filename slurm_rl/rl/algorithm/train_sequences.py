@@ -19,6 +19,7 @@ from slurm_rl.math.losses import aggregation_weights
 from slurm_rl.math.sequences import FloatArray, TrainSequence
 from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rl.algorithm.filters import keep_mask
+from slurm_rl.rl.algorithm.turn_credit import spread_turns, turn_returns
 from slurm_rl.rl.groups import Completion, Group
 
 _SHOWN_CHARS = 200
@@ -154,6 +155,10 @@ def compute_advantages(
     """
     row, coefficient = find_advantage(config.advantage), config.kl.coefficient
     rewards, known = group_rewards(groups)
+    if row.per_turn:
+        return compute_turn_advantages(
+            row, groups, known, turn_returns(groups, config.turn_discount, kl, coefficient)
+        ), None
     if not row.per_token:
         if kl is not None:
             rewards = rewards - coefficient * torch.tensor([float(one.sum()) for one in kl]).view_as(rewards)
@@ -171,6 +176,24 @@ def compute_advantages(
     if rule.whiten:
         advantages = whiten(advantages, keep_mask(groups, config.filters))
     return advantages, None if values is None else returns
+
+
+def compute_turn_advantages(
+    row: AdvantageRow, groups: Sequence[Group], known: torch.Tensor, returns: Sequence[Sequence[float]]
+) -> list[FloatArray]:
+    """Each turn's return less its episode's baseline, [L] of each completion; 0 where there is nothing to compare.
+
+    Args:
+        returns: of each turn of each completion, in order of groups.
+    """
+    whole = torch.tensor([turns[0] for turns in returns], dtype=torch.float32).view_as(known)
+    baselines = (whole - compute_scores(row, whole, known)).flatten().tolist()
+    is_compared = (known & (known.sum(-1, keepdim=True) > 1)).flatten().tolist()
+    completions = [completion for group in groups for completion in group.completions]
+    return [
+        spread_turns(completion, [(value - baseline) * is_one for value in turns])
+        for completion, turns, baseline, is_one in zip(completions, returns, baselines, is_compared, strict=True)
+    ]
 
 
 def compute_scores(row: AdvantageRow, rewards: torch.Tensor, known: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.results import FailureWatch
 from slurm_rl.rl.algorithm.filters import has_signal
+from slurm_rl.rl.algorithm.group_reward import apply_group_reward
 from slurm_rl.rl.algorithm.train_sequences import shape_overlong
 from slurm_rl.rl.groups import Group
 from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline
@@ -62,6 +63,9 @@ class BatchSource:
         """Wait for the completions and score them; in another thread than the loop's, when it runs ahead."""
         timer = Timer()
         scored = self.rollouts.finish(pending, timer, within_s)
+        if self.config.algorithm.group_reward is not None:
+            with timer.phase("reward"):
+                scored = apply_group_reward(self.config.algorithm.group_reward, scored)
         scored = shape_overlong(scored, self.config.algorithm.overlong, self.max_tokens)
         return Batch(scored, timer.seconds)
 

@@ -43,7 +43,9 @@ def test_what_cannot_be_called_so_is_refused(parameters: str, file: Path) -> Non
 @pytest.mark.parametrize("flag", ["need_group=True", "needs_values=True", "per_token=1", "per_token=WANTED"])
 def test_a_flag_that_nobody_reads_is_refused(flag: str, file: Path) -> None:
     file.write_text(f"WANTED = True\ndef f(r, k, *, {flag}): ...\n")
-    with pytest.raises(ConfigError, match=rf"each True or False \(needs_group, per_token\); got {flag.split('=')[0]}"):
+    with pytest.raises(
+        ConfigError, match=rf"each True or False \(needs_group, per_token, per_turn\); got {flag.split('=')[0]}"
+    ):
         read_function("my.py:f", ADVANTAGE)
 
 

@@ -1,0 +1,63 @@
+"""Rewards of a whole group at once: a judge that compares the answers to one prompt. A function of the user's own.
+
+    def score(prompt, completions, rewards):          algorithm.group_reward=file.py:score
+        shortest = min(len(one.token_ids) for one in completions)
+        return [reward if len(one.token_ids) == shortest else 0.0 for one, reward in zip(completions, rewards)]
+
+It is called in the trainer, with the prompt (`EncodedPrompt`), its completions or episodes (`Completion`, with `turns`)
+and what each was given before: a number, or None where that failed. It returns a number for each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+from slurm_rl.config.tables import Row
+from slurm_rl.data.lines import shorten
+from slurm_rl.rewards.results import Failure, RewardResult
+from slurm_rl.rl.groups import Group
+
+_SHOWN_CHARS = 200
+
+
+def apply_group_reward(spec: str, groups: Sequence[Group]) -> list[Group]:
+    """The groups with what the function says of each; one that it cannot judge has failed, and its rewards with it.
+
+    Args:
+        spec: `file.py:name`.
+    """
+    return [replace(group, results=_judge(spec, group)) for group in groups]
+
+
+def _judge(spec: str, group: Group) -> list[RewardResult]:
+    try:
+        said = Row(spec).load()(group.prompt, list(group.completions), [result.value for result in group.results])
+        found = _read(said, len(group.completions))
+    except Exception as error:
+        found = Failure("exception", f"{spec}: {type(error).__name__}: {error}")
+    if isinstance(found, Failure):
+        return [
+            replace(result, value=None, failure=found.cause, detail=found.detail, parts={})
+            if result.failure is None
+            else result
+            for result in group.results
+        ]
+    # What failed before stays so: nobody saw it to its end.
+    pairs = zip(group.results, found, strict=True)
+    return [result if result.failure is not None else replace(result, value=value) for result, value in pairs]
+
+
+def _read(said: Any, count: int) -> list[float] | Failure:
+    values = list(said)
+    if len(values) == count and all(_is_number(value) for value in values):
+        return [float(value) for value in values]
+    seen = shorten(ascii(values), _SHOWN_CHARS)
+    return Failure("bad score", f"algorithm.group_reward makes one finite number of each of {count}; got {seen}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

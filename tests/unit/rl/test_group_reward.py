@@ -1,0 +1,71 @@
+"""A function of the user's over all episodes of a group: its numbers, and what becomes of nonsense."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.functions import check_function, named_functions
+from slurm_rl.config.load import load_config
+from slurm_rl.errors import ConfigError
+from slurm_rl.rl.algorithm.group_reward import apply_group_reward
+from slurm_rl.rl.groups import Group
+from tests.unit.rl.test_batch import group
+
+FILE = """
+import math
+
+def shortest(prompt, completions, rewards):
+    least = min(len(one.token_ids) for one in completions)
+    return [(reward or 0.0) * (len(one.token_ids) == least) for one, reward in zip(completions, rewards)]
+
+def raises(prompt, completions, rewards): raise KeyError(prompt.text)
+def nan(prompt, completions, rewards): return [math.nan] * len(completions)
+def few(prompt, completions, rewards): return [1.0]
+def words(prompt, completions, rewards): return ["a"] * len(completions)
+def nothing(prompt, completions, rewards): return None
+def other(groups): return []
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    file = tmp_path / "judge.py"
+    file.write_text(FILE)
+    return f"{file}:"
+
+
+def make() -> Group:
+    return group([1.0, 1.0, None], [[9, 1], [8], [7]])
+
+
+def test_it_makes_the_rewards_of_a_group_and_what_failed_stays_failed(spec: str) -> None:
+    [found] = apply_group_reward(f"{spec}shortest", [make()])
+    assert [result.value for result in found.results] == [0.0, 1.0, None]
+    assert [result.failure for result in found.results] == [None, None, make().results[2].failure]
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("raises", "exception"),
+        ("nan", "bad score"),
+        ("few", "bad score"),
+        ("words", "bad score"),
+        ("nothing", "exception"),
+    ],
+)
+def test_a_group_that_it_cannot_judge_has_failed_with_its_cause(spec: str, name: str, cause: str) -> None:
+    bad, good = apply_group_reward(f"{spec}{name}", [make()])[0], make()
+    assert [result.value for result in bad.results] == [None] * 3
+    assert [result.failure for result in bad.results] == [cause, cause, good.results[2].failure]
+    assert bad.results[0].detail
+
+
+def test_its_file_is_looked_at_before_a_run_begins(spec: str) -> None:
+    config = load_config(["+exp=demo", f"algorithm.group_reward={spec}shortest"])
+    assert named_functions(config)["algorithm.group_reward"] == f"{spec}shortest"
+    check_function(config, "algorithm.group_reward", f"{spec}shortest")
+    with pytest.raises(ConfigError, match=r"group_reward is called as other\(prompt, completions, rewards\)"):
+        check_function(config, "algorithm.group_reward", f"{spec}other")
