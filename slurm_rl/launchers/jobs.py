@@ -18,7 +18,6 @@ from slurm_rl.functions.load import load_function
 from slurm_rl.holder import RESUME, Holder
 from slurm_rl.job.holding import hold
 from slurm_rl.job.record import Job, RunState, load_job, read_end_state, record_job
-from slurm_rl.job.supervisor import drive
 from slurm_rl.launchers.protocol import Launcher, Submitted
 from slurm_rl.lease import read_standing
 from slurm_rl.plan.job import JobPlan
@@ -38,6 +37,8 @@ def open_launcher(name: str) -> Launcher:
 
 def drive_run(run_dir: str) -> int:
     """What a job does: drive the run to its end; the job's exit code."""
+    from slurm_rl.job.supervisor import drive  # of a job alone: who submits or asks would import it for nothing
+
     run = RunDir(run_dir)
     plan = JobPlan.from_json(read_json(run.plan))
     allocation = LAUNCHERS[plan.launcher].allocation

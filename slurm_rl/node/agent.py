@@ -23,57 +23,43 @@ from types import FrameType
 from typing import Any
 
 from slurm_rl.disk import explain_refusal, say
-from slurm_rl.errors import BringUpError, SlurmRLError
-from slurm_rl.node.attempt import attempt_parser, open_attempt, time_to_leave
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.node.attempt import Leaving, attempt_parser, open_attempt, time_to_leave
 from slurm_rl.node.discovery import NodeRole, discover_role
-from slurm_rl.node.driver import check_driver_end, exit_status, may_signal, start_driver
 from slurm_rl.node.environment import child_environment
-from slurm_rl.node.external_resume import choose_checkpoint, describe_checkpoint
 from slurm_rl.node.final_copy import MOST_S, MOST_STOPPED_S, copy_out
 from slurm_rl.node.hang import HangWatch
-from slurm_rl.node.joined import start_waiting
 from slurm_rl.node.memory import OomKills
 from slurm_rl.node.own_image import check_own_image, check_same_image
-from slurm_rl.node.ports import PortPlan, check_dashboard_port, choose_ports
+from slurm_rl.node.ports import choose_ports
 from slurm_rl.node.private_folder import make_private_folder
 from slurm_rl.node.processes import (
     attempt_mark,
     become_subreaper,
     end_marked,
     raise_locked_memory,
-    start_child,
     write_into,
 )
-from slurm_rl.node.ray_cluster import build_ray_start_argv, explain_ray_end, keep_ray_logs
+from slurm_rl.node.ray_cluster import explain_ray_end, keep_ray_logs
+from slurm_rl.node.ray_share import RayShare
 from slurm_rl.node.rendezvous import (
     HeadRecord,
-    comes_true,
-    is_port_open,
     own_address,
-    publish_head,
     wait_for_head,
-    wait_for_port,
 )
 from slurm_rl.node.sources import Flags
 from slurm_rl.node.tmp_dir import choose_tmp_dir, remove_tmp_dir, remove_tmp_dirs
-from slurm_rl.node.torchrun import RankSignals, judge_torchrun, start_torchrun
+from slurm_rl.node.torchrun_share import run_torchrun
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.plan.judge import Versions
-from slurm_rl.plan.task import Rendezvous
-from slurm_rl.plan.visibility import gpu_names
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_last
 
-POLL_S = 0.2
 # The trainer has ended before; what Ray leaves behind has nothing to save, and its GCS takes its time.
 _GRACE_S = 2.0
 # After SIGTERM Slurm's SIGKILL is on its way, and a temp dir that is not removed by then stays.
 _SHORT_GRACE_S = 1.0
 # Between two looks whether the run is still this attempt's; the others follow the head.
 _LEASE_S = 5.0
-
-
-class Leaving(SlurmRLError):
-    """The attempt ends for a cause that is told elsewhere: by another node, or by Slurm."""
 
 
 class NodeAgent:
@@ -84,7 +70,6 @@ class NodeAgent:
         self.host = os.environ.get(NODE_VARIABLE) or socket.gethostname()
         self.stop_signal: int | None = None
         self.stopped_at = 0.0
-        self.is_forwarded = False
         self.must_leave_at: float | None = None
         self.look_at = 0.0
         self.driver: subprocess.Popen[bytes] | None = None
@@ -104,7 +89,7 @@ class NodeAgent:
         raise_locked_memory()
         for signum in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_signal)
-        self._write_record()  # the controller signals an agent only once it has this
+        self.write_record()  # the controller signals an agent only once it has this
         append_event(self.run_dir, "node/started", attempt=self.attempt.number, rank=self.role.rank, host=self.host)
         status = 1
         try:
@@ -124,7 +109,7 @@ class NodeAgent:
             self._clean_up(keep_logs=not (status == 0 or self.stop_signal))
             if self.role.is_head:
                 copy_out(self.run_dir, self.plan, self.attempt, self._time_to_copy())
-            self._write_record(state="ended", status=status)
+            self.write_record(state="ended", status=status)
         return status
 
     def _run(self) -> int:
@@ -135,105 +120,20 @@ class NodeAgent:
         make_private_folder(self.tmp_dir)
         env = child_environment(self.run_dir, self.plan, self.attempt.number, self.role, ports, self.mark, self.tmp_dir)
         if self.plan.torchrun is not None:
-            return self._run_torchrun(ports, env, deadline, self.plan.torchrun.ranks_per_node)
-        if self.role.is_head:
-            return self._run_head(ports, env, deadline)
-        return self._run_worker(ports, env, deadline)
+            return run_torchrun(self, ports, env, deadline, self.plan.torchrun.ranks_per_node)
+        return RayShare(self, ports, env, deadline).run()
 
-    def _run_head(self, ports: PortPlan, env: dict[str, str], deadline: float) -> int:
-        ip = self._head_ip()
-        if self.plan.ray.dashboard:
-            check_dashboard_port(self.plan.ray.dashboard_port, self.host)
-        self.ray = self._start_ray(ip, ports, env, head=None)
-        wait_for_port(ip, ports.gcs, deadline, self._bring_up_is_over, what="Ray's GCS")
-        head = HeadRecord(self.host, ip, ports.gcs, os.getpid(), self.versions)
-        publish_head(self.attempt, head)
-        append_event(self.run_dir, "ray/head_ready", attempt=self.attempt.number, host=self.host)
-        driver_env = {**env, "RAY_ADDRESS": head.address, "SLURM_RL_MASTER_PORT": str(ports.rendezvous)}
-        driver_env["SLURM_RL_CRITIC_PORT"] = str(ports.spare_max)
-        if self.plan.external is not None:
-            # Ours waits for the other nodes itself, while it imports.
-            self._wait_for_cluster(driver_env, deadline)
-        self.driver = start_driver(self.plan, self.attempt, driver_env)
-        self._write_record(state="running")
-        while self.driver.poll() is None:
-            self._forward_stop(self.driver)
-            self._check_ray("the head node")
-            self._check_terminated()
-            self._check_beats()
-            time.sleep(POLL_S)
-        # A driver that lost its Ray dies of that; the cause is Ray's.
-        if not self.attempt.outcome.is_file() and comes_true(lambda: _has_ended(self.ray)):
-            self._check_ray("the head node")
-        check_driver_end(self.attempt, self.driver.returncode)
-        return exit_status(self.driver.returncode)
-
-    def _wait_for_cluster(self, env: dict[str, str], deadline: float) -> None:
-        """Until all nodes have joined Ray with their GPUs."""
-        log = self.attempt.log("joined")
-        waiting = start_waiting(self.run_dir, self.plan, env, log, deadline - time.monotonic())
-        while waiting.poll() is None:
-            self._check_ray("the head node")
-            if self.stop_signal is not None:
-                raise Leaving("all nodes must join Ray before the trainer starts", seen="asked to stop before")
-            time.sleep(POLL_S)
-        if waiting.returncode:
-            raise BringUpError(log.read_text(encoding="utf-8", errors="replace").strip(), where=log.name)
-        append_event(self.run_dir, "ray/cluster_ready", attempt=self.attempt.number, nodes=self.plan.num_nodes)
-
-    def _run_worker(self, ports: PortPlan, env: dict[str, str], deadline: float) -> int:
-        head = self._meet_head(deadline)
-        wait_for_port(head.ip, head.port, deadline, self._is_too_late_to_join, what="the head's Ray (GCS)")
-        self.ray = self._start_ray(own_address(head.ip), ports, env, head=head)
-        self._write_record(state="running")
-        while not self._head_has_ended():
-            if _has_ended(self.ray) and comes_true(self._head_has_ended):
-                break
-            self._check_ray("a worker node")
-            self._check_terminated()
-            self._check_beats()
-            if self.must_leave_at is not None and not is_port_open(head.ip, head.port):
-                raise Leaving("the head node must answer", seen=f"no Ray at {head.address}")
-            time.sleep(POLL_S)
-        return 0
-
-    def _meet_head(self, deadline: float) -> HeadRecord:
-        head = wait_for_head(self.attempt, deadline, self._bring_up_is_over)
+    def meet_head(self, deadline: float) -> HeadRecord:
+        head = wait_for_head(self.attempt, deadline, self.bring_up_is_over)
         check_same_image(head, self.host, self.versions)
         return head
 
-    def _head_ip(self) -> str:
+    def head_ip(self) -> str:
         # As the others reach this node: the name of the last of them, or loopback where there is no other.
         return own_address(self.role.hosts[-1] if self.role.num_nodes > 1 else "localhost")
 
-    def _run_torchrun(self, ports: PortPlan, env: dict[str, str], deadline: float, num_ranks: int) -> int:
-        if self.role.is_head:
-            newest = choose_checkpoint(self.plan, self.run_dir, self.attempt.number)
-            head = HeadRecord(self.host, self._head_ip(), ports.rendezvous, os.getpid(), self.versions, newest)
-            # Before the store listens: the others import torch meanwhile, and wait for it themselves.
-            publish_head(self.attempt, head)
-        else:
-            head = self._meet_head(deadline)
-        meet = Rendezvous(head.ip, head.port, self.plan.limits.start_timeout_s)
-        if self.plan.external is not None:
-            env |= describe_checkpoint(head.checkpoint)
-        self.driver = start_torchrun(self.plan, self.attempt, self.role, meet, env)
-        if self.role.is_head:
-            append_event(self.run_dir, "torchrun/started", attempt=self.attempt.number, host=self.host)
-        self._write_record(state="running")
-        ranks = RankSignals(self.mark, num_ranks)
-        while self.driver.poll() is None:
-            if self.stopped_at and not ranks.is_done:
-                ranks.tell(self.driver, self.stopped_at)
-            self._check_terminated()
-            self._check_beats()
-            if not self.role.is_head and self._head_has_ended() and not comes_true(lambda: _has_ended(self.driver)):
-                return 0
-            time.sleep(POLL_S)
-        is_late = not self.role.is_head and self._head_has_ended()
-        return judge_torchrun(self.plan, self.attempt, self.role, self.driver.returncode, is_late=is_late)
-
-    def _check_ray(self, where: str) -> None:
+    def check_ray(self, where: str) -> None:
+        """Raise BringUpError or TrainingError with what Ray said last, when it has ended."""
         if self.ray is not None and self.ray.poll() is not None:
             # The trainer would notice in its own time; a dead cluster is certain now.
             raise explain_ray_end(self.plan, self.attempt.log(f"ray-{self.role.rank}"), self.ray.returncode, where)
@@ -243,7 +143,7 @@ class NodeAgent:
             return min(MOST_STOPPED_S, self.must_leave_at - time.monotonic())
         return MOST_STOPPED_S if self.stop_signal else MOST_S
 
-    def _check_terminated(self) -> None:
+    def check_terminated(self) -> None:
         """After SIGTERM: leave before SIGKILL, and when the controller says that a node died: then nobody saves.
 
         At any time when another controller has the run: the own one may be cut off.
@@ -259,27 +159,11 @@ class NodeAgent:
         if self.attempt.abort in set(self.attempt.path.iterdir()):
             raise Leaving("another node died", seen=read_json(self.attempt.abort)["cause"])
 
-    def _check_beats(self) -> None:
+    def check_beats(self) -> None:
         """Raise TrainingError when a rank hangs; not of those that were told to leave, which have other deadlines."""
         self.oom_kills.look()
         if self.stop_signal is None:
             self.hangs.look()
-
-    def _start_ray(
-        self, ip: str, ports: PortPlan, env: dict[str, str], head: HeadRecord | None
-    ) -> subprocess.Popen[bytes]:
-        argv = build_ray_start_argv(
-            self.plan,
-            rank=self.role.rank,
-            ip=ip,
-            gpus=gpu_names(env, self.plan.accelerator, self.plan.gpus_on(self.role.rank)),
-            num_cpus=self.plan.cpus_on(self.role.rank)
-            or int(os.environ.get("SLURM_CPUS_ON_NODE", os.cpu_count() or 1)),
-            ports=ports,
-            tmp_dir=self.tmp_dir,
-            head=head,
-        )
-        return start_child(argv, env, self.attempt.log(f"ray-{self.role.rank}"), signal.SIGKILL)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if signum == signal.SIGTERM and self.must_leave_at is None:
@@ -287,42 +171,26 @@ class NodeAgent:
         self.stop_signal = signum
         self.stopped_at = self.stopped_at or time.monotonic()
 
-    def _forward_stop(self, driver: subprocess.Popen[bytes]) -> None:
-        """Once, however often it was asked for."""
-        if self.stopped_at and not self.is_forwarded and may_signal(driver.pid, self.stopped_at):
-            self.is_forwarded = True
-            driver.send_signal(signal.SIGUSR2)
-
-    def _is_too_late_to_join(self) -> bool:
-        # Its record is there before its address, so no NFS has seen it absent.
-        if self._head_has_ended():
-            raise Leaving("the head node must be there", seen="it has ended")
-        return self._bring_up_is_over()
-
-    def _bring_up_is_over(self) -> bool:
-        self._check_ray("this node")
+    def bring_up_is_over(self) -> bool:
+        self.check_ray("this node")
         return self.stop_signal is not None
 
-    def _head_has_ended(self) -> bool:
+    def head_has_ended(self) -> bool:
         path = self.attempt.node(0)
         return path.is_file() and read_json(path)["state"] in ("ending", "ended")
 
     def _clean_up(self, *, keep_logs: bool) -> None:
-        self._write_record(state="ending")
+        self.write_record(state="ending")
         grace_s = _GRACE_S if self.must_leave_at is None else _SHORT_GRACE_S
         end_marked(self.mark, grace_s, own_children=[p.pid for p in (self.driver, self.ray) if p])
         if keep_logs:
             keep_ray_logs(self.tmp_dir, self.attempt.logs / f"ray-{self.role.rank}")
         remove_tmp_dir(self.tmp_dir)
 
-    def _write_record(self, **fields: Any) -> None:
+    def write_record(self, **fields: Any) -> None:
         self.record |= fields
         self.record.setdefault("phases", {})[self.record["state"]] = round(time.time(), 3)
         write_last(self.run_dir, self.attempt.node(self.role.rank), self.record)
-
-
-def _has_ended(process: subprocess.Popen[bytes] | None) -> bool:
-    return process is not None and process.poll() is not None
 
 
 def main() -> int:

@@ -5,10 +5,17 @@ from __future__ import annotations
 import math
 from argparse import ArgumentParser, Namespace
 
+from slurm_rl.errors import SlurmRLError
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json
 
+POLL_S = 0.2
+"""Between two looks at the processes of a node."""
 # What is left of KillWait when the trainer is given up: for ending processes and removing files.
 _CLEANING_S = 5.0
+
+
+class Leaving(SlurmRLError):
+    """The attempt ends for a cause that is told elsewhere: by another node, or by Slurm."""
 
 
 def attempt_parser(description: str) -> ArgumentParser:

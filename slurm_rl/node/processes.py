@@ -81,6 +81,11 @@ def die_with_parent(signal_number: int, parent_pid: int) -> None:
         os.kill(os.getpid(), signal_number)
 
 
+def has_ended(process: subprocess.Popen[bytes] | None) -> bool:
+    """Whether there was a process, and it is no more."""
+    return process is not None and process.poll() is not None
+
+
 def start_child(argv: Sequence[str], env: Mapping[str, str], log: Path, death_signal: int) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, so that a terminal's Ctrl-C does not reach it.
 

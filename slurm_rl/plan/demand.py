@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.plan.kinds import list_kinds
-from slurm_rl.plan.topology import Demand
+from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, check_idle, place_ranks
 
 if TYPE_CHECKING:  # the node agent imports this without pydantic
     from slurm_rl.config.run import RunConfig
+
+
+def place_actors(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> tuple[ActorPlan, ...]:
+    """All processes with their GPUs; ConfigError where they do not fit. An external program places its own."""
+    if config.external:
+        return ()
+    demand = build_demand(config, cpus, tensor_parallel_size)
+    actors = place_ranks(demand) if config.task in TORCHRUN_TASKS else build_placement(demand)
+    check_idle(demand, actors)
+    return actors
 
 
 def build_demand(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> Demand:

@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.errors import RunDirError
 from slurm_rl.functions.load import load_function
-from slurm_rl.plan.accelerator import AcceleratorKind, EnvVar, accelerator_env, debug_env, merge_env, ray_env
-from slurm_rl.plan.demand import build_demand
+from slurm_rl.plan.accelerator import AcceleratorKind
+from slurm_rl.plan.demand import place_actors
 from slurm_rl.plan.expected import expected_for
 from slurm_rl.plan.kinds import NodeKind, kind_of, list_kinds
 from slurm_rl.plan.layout import LayoutPlan, build_layout, check_context, check_heads, choose_tensor_parallel_size
@@ -23,8 +22,9 @@ from slurm_rl.plan.memory import ModelShape
 from slurm_rl.plan.preflight import PreflightPlan, build_preflight
 from slurm_rl.plan.services import fit_services
 from slurm_rl.plan.task import ExternalPlan, TorchrunPlan, build_driver_argv, secret_names
-from slurm_rl.plan.topology import ActorPlan, build_placement, check_idle, place_ranks
+from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.plan.transfer import choose_transfer
+from slurm_rl.plan.variables import list_variables
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
@@ -197,10 +197,10 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     check_context(config, shape)
     check_heads(config, shape)
     tensor_parallel_size = choose_tensor_parallel_size(config, shape)
-    actors = _place(config, cpus, tensor_parallel_size)
+    actors = place_actors(config, cpus, tensor_parallel_size)
     python = _choose_python(config, facts)
     sbatch, *het = load_function(launcher.options)(config, run_dir) if launcher.options else [{}]
-    variables = merge_env(_environment(config, run_dir), cluster.env)
+    variables = list_variables(config, run_dir)
     return JobPlan(
         version=PLAN_VERSION,
         slurm_rl_version=facts.version,
@@ -256,39 +256,12 @@ def _limits(config: RunConfig) -> LimitsPlan:
     )
 
 
-def _place(config: RunConfig, cpus: int | None, tensor_parallel_size: int) -> tuple[ActorPlan, ...]:
-    if config.external:
-        return ()
-    demand = build_demand(config, cpus, tensor_parallel_size)
-    actors = place_ranks(demand) if config.task in TORCHRUN_TASKS else build_placement(demand)
-    check_idle(demand, actors)
-    return actors
-
-
 def _choose_python(config: RunConfig, facts: SubmitFacts) -> str:
     # The host's environment is not in the image.
     elsewhere = (
         "python" if LAUNCHERS[config.cluster.launcher].existing else "python3" if config.container.image else None
     )
     return config.cluster.python or elsewhere or facts.python
-
-
-def _environment(config: RunConfig, run_dir: str) -> list[EnvVar]:
-    cluster = config.cluster
-    table = [
-        *accelerator_env(cluster.accelerator, network_interface=cluster.network_interface, trace_dir=run_dir),
-        *ray_env(cluster.num_nodes),
-        *(debug_env(cluster.accelerator, config.job.debugger, run_dir) if config.job.debug else ()),
-    ]
-    if config.under_torchrun:
-        return [item for item in table if not item.name.startswith(("RAY_", "VLLM_"))]
-    if LAUNCHERS[cluster.launcher].existing:
-        # Its daemons are up already; what is left is for our own processes.
-        table = [item for item in table if item not in ray_env(cluster.num_nodes)]
-    if config.external is not None:
-        # Other trainers count on Ray to show each actor its own GPUs, and no others.
-        return [item for item in table if not item.name.startswith("RAY_EXPERIMENTAL_NOSET_")]
-    return table
 
 
 def _external(config: RunConfig, run_dir: str) -> ExternalPlan | None:

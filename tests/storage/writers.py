@@ -198,7 +198,7 @@ def attempt_start(folder: Path) -> Case:
     "job.controller.Controller._end",
     "train.stop.run_to_outcome.end",
     "job.supervisor.drive",
-    "node.agent.NodeAgent._write_record",
+    "node.agent.NodeAgent.write_record",
 )
 def last_words(folder: Path) -> Case:
     run = RunDir(folder)
@@ -263,7 +263,7 @@ def agent_records(folder: Path) -> Case:
     "node.driver.start_driver",
     "node.joined.start_waiting",
     "node.torchrun.start_torchrun",
-    "node.agent.NodeAgent._start_ray",
+    "node.ray_share.RayShare._start_ray",
     "job.agents.start_agent",
     "launchers.slurm.guard.Guard.keep",
     "launchers.slurm.srun.start_slurm_agents",
