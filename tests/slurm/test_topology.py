@@ -1,0 +1,66 @@
+"""Ranks follow the switches and blocks that a real Slurm tells of, and a run gets its nodes from where it asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.run_dir import read_json
+from tests.slurm.cluster import Cluster
+from tests.slurm.launched import VERSION
+from tests.slurm.light_python import make_light_python
+from tests.slurm.submitting import cli, submit, wait_for_end, wait_for_step
+
+pytestmark = [pytest.mark.slurm, pytest.mark.versions]
+
+
+@contextmanager
+def wired(cluster: Cluster, plugin: str, lines: str) -> Iterator[None]:
+    """The cluster with a topology: neighbours are every second node, which no order of names gives."""
+    a, b, c, d = cluster.nodes
+    (cluster.root / "topology.conf").write_text(lines.format(first=f"{a},{c}", second=f"{b},{d}"))
+    try:
+        with cluster.changed({"TopologyPlugin": plugin}):
+            yield
+    finally:
+        (cluster.root / "topology.conf").unlink()
+
+
+def run_on(cluster: Cluster, folder: Path, *words: str) -> list[str]:
+    """The hosts of a run to its end, by rank."""
+    submit(cluster, folder, make_light_python(folder.parent), *words)
+    wait_for_step(folder)
+    num_nodes = read_json(folder / "plan.json")["num_nodes"]
+    hosts = [read_json(folder / "attempts" / "1" / f"node-{rank}.json")["host"] for rank in range(num_nodes)]
+    (folder / "finish").touch()
+    assert wait_for_end(folder)["state"] == "finished"
+    return hosts
+
+
+def test_ranks_follow_the_switches_and_a_run_stays_under_one(cluster: Cluster, shared_dir: Path) -> None:
+    a, b, c, d = cluster.nodes
+    lines = "SwitchName=s1 Nodes={first}\nSwitchName=s2 Nodes={second}\nSwitchName=top Switches=s[1-2]\n"
+    with wired(cluster, "topology/tree", lines):
+        assert run_on(cluster, shared_dir / "all", "cluster.num_nodes=4") == [a, c, b, d]
+        # Slurm waits a day for one switch rather than take two.
+        words = ["cluster.num_nodes=2", "cluster.topology.switches=1@1-00"]
+        assert set(run_on(cluster, shared_dir / "two", *words)) in ({a, c}, {b, d})
+
+
+def test_ranks_follow_the_blocks_and_segments_stay_within_one(cluster: Cluster, shared_dir: Path) -> None:
+    a, b, c, d = cluster.nodes
+    words = ["cluster.num_nodes=4", "cluster.topology.segment=2"]
+    if VERSION.startswith("slurm-22"):
+        # Its plugins are older than blocks.
+        refused = cli(cluster, shared_dir, "+exp=demo", "+cluster=slurm_cpu", f"run_dir={shared_dir}/run", *words)
+        assert refused.returncode == 2 and "segment" in refused.stderr, refused.stderr
+        return
+    lines = "BlockName=b1 Nodes={first}\nBlockName=b2 Nodes={second}\nBlockSizes=2\n"
+    with wired(cluster, "topology/block", lines):
+        hosts = run_on(cluster, shared_dir / "all", *words)
+        assert [set(hosts[:2]), set(hosts[2:])] in ([{a, c}, {b, d}], [{b, d}, {a, c}])
+        pair = run_on(cluster, shared_dir / "two", "cluster.num_nodes=2", "cluster.topology.segment=2")
+        assert set(pair) in ({a, c}, {b, d})
