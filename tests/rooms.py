@@ -24,13 +24,13 @@ ROOMS = [
     "sweep", "launchers", "launchers_protocol", "launchers_session", "launchers_here",
     "launchers_slurm", "launchers_machines", "launchers_ray", "launchers_jobs",
     "slurm", "ray_jobs", "export", "site",
-    "math", "data", "checkpoints", "engine", "rewards", "envs", "train", "supervised", "rl", "prepare",
+    "math", "data", "checkpoints", "engine", "rewards", "envs", "endpoint", "train", "supervised", "rl", "prepare",
     "runs", "__init__", "cli", "__main__",
 ]  # fmt: skip
 RANK = {room: rank for rank, room in enumerate(ROOMS)}
 LAUNCHERS = {"launchers_slurm", "launchers_machines", "launchers_ray"}
 """None of them imports another: a new one is a folder beside them."""
-TRAINING = {"math", "data", "checkpoints", "engine", "rewards", "envs", "train", "supervised", "rl"}
+TRAINING = {"math", "data", "checkpoints", "engine", "rewards", "envs", "endpoint", "train", "supervised", "rl"}
 """Rooms that need torch; all others import without it."""
 _BEGIN, _END = "<!-- rooms: made by `python -m tests.rooms` -->\n", "<!-- end of rooms -->\n"
 

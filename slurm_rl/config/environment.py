@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from slurm_rl.config.functions import file_of
-from slurm_rl.config.section import PositiveFloat, PositiveInt, Section
+from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 
 
 class EnvironmentConfig(Section):
@@ -14,6 +14,19 @@ class EnvironmentConfig(Section):
     name: Annotated[str, file_of("env.name")] | None = None
     """`file.py:Name`, a class with `reset(row, seed)` and `step(reply)` as slurm_rl.envs.environment.Environment has
     them; null: a completion is scored as it is."""
+    program: tuple[str, ...] | None = None
+    """A program that plays an episode by asking an OpenAI-compatible endpoint, such as [python, agent.py]; see
+    docs/programs.md. In place of env.name."""
+    program_at_once: PositiveInt = 16
+    """Programs that run at the same time, on the node of the trainer."""
+    program_rows: NonNegativeInt = 0
+    """0: a program is started for each episode. Above: it stays, reads rows as lines and answers each with a line, so
+    many at once; see docs/programs.md."""
+    program_timeout_s: PositiveFloat = 600.0
+    """Deadline of a program for one episode; one that is late has failed."""
+    overrule_sampling: bool = False
+    """A temperature or top_p that a program asks for, other than the run's, is refused with an explanation; true: it
+    has no effect."""
     max_turns: PositiveInt = 8
     """Replies of the policy in one episode; one that is not done by then ends as truncated, and is scored."""
     turn_tokens: PositiveInt | None = None
@@ -25,3 +38,8 @@ class EnvironmentConfig(Section):
     """Deadline of one step of one environment; one that is late costs its episode."""
     start_timeout_s: PositiveFloat = 120.0
     """Deadline of all workers to be up."""
+
+    @property
+    def is_on(self) -> bool:
+        """There are episodes of several turns."""
+        return self.name is not None or self.program is not None

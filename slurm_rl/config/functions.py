@@ -90,6 +90,18 @@ def _with_own_ways(config: RunConfig) -> dict[str, AloneConfig]:
     return {f"data.sources.{name}.": source for name, source in config.data.sources.items()}
 
 
+def program_files(config: RunConfig) -> list[str]:
+    """`file.py:main` of each Python file here that is among the words of a program."""
+    words = [word for program in _programs(config).values() for word in program]
+    return [f"{word}:main" for word in words if word.endswith(".py") and Path(word).is_file()]
+
+
+def _programs(config: RunConfig) -> dict[str, tuple[str, ...]]:
+    """The words of each env.program, by its key."""
+    sections = {"": config.env, **{prefix: part.env for prefix, part in _with_own_ways(config).items()}}
+    return {f"{prefix}env.program": env.program for prefix, env in sections.items() if env and env.program}
+
+
 def check_function(config: RunConfig, key: str, spec: str) -> None:
     """Look at a function in its file, which nothing runs.
 
@@ -143,6 +155,9 @@ def with_absolute_files(config: RunConfig) -> RunConfig:
         # What is not here is a name of the hub, or told later.
         if isinstance(path, str) and path not in ("", "addition") and Path(path).exists():
             config = _replace(config, key.split("."), str(Path(path).absolute()))
+    for key, program in _programs(config).items():
+        words = tuple(str(Path(word).absolute()) if Path(word).is_file() else word for word in program)
+        config = _replace(config, key.split("."), words)
     return config
 
 
@@ -151,8 +166,8 @@ def _below(part: Any, name: str) -> Any:
     return part.get(name) if isinstance(part, Mapping) else getattr(part, name, None)
 
 
-def _replace(part: Any, keys: list[str], value: str) -> Any:
+def _replace(part: Any, keys: list[str], value: str | tuple[str, ...]) -> Any:
     """The section or table with another value under a key, or under one of what is in it."""
     name, *below = keys
-    new = _replace(_below(part, name), below, value) if below else value
+    new: Any = _replace(_below(part, name), below, value) if below else value
     return {**part, name: new} if isinstance(part, Mapping) else part.model_copy(update={name: new})

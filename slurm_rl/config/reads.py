@@ -135,7 +135,7 @@ def check_required(config: RunConfig) -> None:
     if config.task == "grpo":
         named["a reward (reward.verifiers, function, model.path or url)"] = (
             # An environment may give rewards itself.
-            all(one.reward.names_a_scorer or one.env.name for one in each_source(config).values()),
+            all(one.reward.names_a_scorer or one.env.is_on for one in each_source(config).values()),
             "+reward=math",
         )
     missing = {name: words for name, (value, words) in named.items() if not value}

@@ -91,12 +91,18 @@ def source_problems(config: RunConfig) -> Iterator[str]:
 def environment_problems(config: RunConfig) -> Iterator[str]:
     """What does not go together with an environment, or without one."""
     env, rollout = config.env, config.rollout
-    if env.name is None:
+    key = "env.name" if env.program is None else "env.program"
+    if env.name is not None and env.program is not None:
+        yield "an episode has an environment or a program; got env.name and env.program. Next: leave one out"
+    if not env.is_on:
         if env != EnvironmentConfig():
-            yield "the keys of env are read with env.name alone. Next: env.name=file.py:Name, or leave them out"
+            yield (
+                "the keys of env are read with env.name or env.program alone. Next: env.name=file.py:Name, or leave "
+                "them out"
+            )
         if config.data.info_keys:
             yield (
-                "data.info_keys are for the environment of env.name, and there is none; got "
+                "data.info_keys are for env.name or env.program, and there is none; got "
                 f"{', '.join(config.data.info_keys)}. Next: env.name=file.py:Name, or leave them out"
             )
         return
@@ -108,8 +114,8 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
         )
     if rollout.max_staleness or rollout.continuous:
         yield (
-            "env.name needs rollout.max_staleness=0 and rollout.continuous=false, since new weights would come "
+            f"{key} needs rollout.max_staleness=0 and rollout.continuous=false, since new weights would come "
             f"between the turns of an episode; got {rollout.max_staleness} and {rollout.continuous}"
         )
     if config.reward.model.beside_critic:
-        yield "env.name and reward.model.device=critic do not go together. Next: reward.model.device=cpu"
+        yield f"{key} and reward.model.device=critic do not go together. Next: reward.model.device=cpu"

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 import slurm_rl
-from slurm_rl.config.functions import named_functions
+from slurm_rl.config.functions import named_functions, program_files
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import RunDirError
 from slurm_rl.functions.read import copy_files
@@ -79,7 +79,7 @@ def snapshot_code(target: Path) -> None:
 
 def copy_functions(code: Path, configs: Iterable[RunConfig]) -> None:
     """Copy the files of the user's functions into a snapshot, for the same reason."""
-    specs = {spec for config in configs for spec in named_functions(config).values()}
+    specs = {spec for config in configs for spec in (*named_functions(config).values(), *program_files(config))}
     if specs:
         copy_files(code, sorted(specs))
         _close_to_others(code)

@@ -74,7 +74,7 @@ def build_app(state: ServiceState) -> FastAPI:
     async def get_reward(request: Request) -> Response:
         try:
             _check_token(request.headers.get("authorization"), state.token)
-            return _reply(200, await _score(state, await _read_body(request, state.max_body_bytes)))
+            return _reply(200, await _score(state, await read_body(request, state.max_body_bytes)))
         except RequestError as error:
             return _refuse(error.status, error)
         except DataError as error:
@@ -103,7 +103,12 @@ async def _score(state: ServiceState, body: bytes) -> dict[str, Any]:
     return build_answer(results, explain=asked.explain, failure_reward=state.failure_reward)
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def read_body(request: Request, max_bytes: int) -> bytes:
+    """The body of a request.
+
+    Raises:
+        RequestError: it is too long; it was read and thrown away, so that its sender reads the answer.
+    """
     body, num_bytes = bytearray(), 0
     async for chunk in request.stream():
         num_bytes += len(chunk)
@@ -116,7 +121,7 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
             f"a request must be at most {max_bytes:,} bytes",
             status=413,
             seen=f"{num_bytes:,} or more",
-            action="send fewer items in one request, or start the service with a higher reward.service.max_body_mb",
+            action="send less in one request, or start a reward service with a higher reward.service.max_body_mb",
         )
     return bytes(body)
 

@@ -18,6 +18,7 @@ from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.episodes import Episodes
 from slurm_rl.rl.rollout.journal import Journal
 from slurm_rl.rl.rollout.mixture import Mixture, Part
+from slurm_rl.rl.rollout.programs import build_programs
 from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
 from slurm_rl.rl.rollout.single_turn import Rollouts, SingleTurn
 from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
@@ -75,7 +76,7 @@ def build_rollouts(
     model_path: str,
     journal: Journal | None = None,
 ) -> Rollouts:
-    """Completions that are scored, episodes with environments, or a mixture of sources with either.
+    """Completions that are scored, episodes with environments or programs, or a mixture of sources with either.
 
     Args:
         judges: of each source.
@@ -99,6 +100,8 @@ def _build_part(
     journal: Journal | None,
 ) -> Rollouts:
     scorer = judge.scorer or critic
+    if config.env.program is not None:
+        return build_programs(config, sampler, scorer, model_path)
     if judge.environments is None:
         assert scorer is not None, "the config was checked: reward.model.device=critic has a critic"
         gathered = config.reward.model.path is not None and not config.rollout.continuous

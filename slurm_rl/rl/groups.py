@@ -42,6 +42,22 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """One sequence of an episode: what was read before its first reply, then its part of `Completion.token_ids`.
+
+    A program that rewrites its dialogue, or asks twice from one place, makes several. What two of them share is in
+    the `token_ids` of the first alone, and in the context of the other, so that it is trained on once.
+    """
+
+    context: list[int]
+    """Token ids, at least one, of which none is trained on."""
+    start: int
+    """Place of its first token in `Completion.token_ids`, a sampled one."""
+    end: int
+    """Place behind its last."""
+
+
+@dataclass(frozen=True)
 class Completion:
     """One sampled answer, or all that followed the prompt in an episode of several turns."""
 
@@ -62,11 +78,18 @@ class Completion:
     """Of each token, where new weights came while it was sampled (`rollout.continuous`); else empty."""
     turns: list[Turn] = field(default_factory=list)
     """Of an episode of several turns; else empty, and all tokens were sampled."""
+    branches: list[Branch] = field(default_factory=list)
+    """Of an episode with prompts of its own, all of `token_ids` in order; else empty, and they follow the group's."""
 
     @property
     def num_sampled(self) -> int:
         """Tokens that the policy sampled, which alone are trained on."""
         return len(self.logprobs)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that the policy reads of it."""
+        return max(len(self.branches), 1)
 
     def sampled_places(self) -> list[int] | None:
         """Places of these in `token_ids`; None: all of them."""

@@ -68,6 +68,13 @@ def keep_mask(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
     return [all(flags) for rows in zip(known, *masks, strict=True) for flags in zip(*rows, strict=True)]
 
 
+def keep_sequences(groups: Sequence[Group], config: FilterConfig) -> list[bool]:
+    """The same for each sequence: a completion with branches has several."""
+    completions = [completion for group in groups for completion in group.completions]
+    pairs = zip(completions, keep_mask(groups, config), strict=True)
+    return [keep for completion, keep in pairs for _ in range(completion.num_sequences)]
+
+
 def _ask_user(spec: str, groups: Sequence[Group], config: FilterConfig) -> Mask:
     found = [[bool(keep) for keep in row] for row in Row(spec).load()(groups, config)]
     lengths, wanted = [len(row) for row in found], [len(group.completions) for group in groups]
@@ -94,26 +101,42 @@ def split_minibatches(
     are left than minibatches were asked for, there are fewer steps.
 
     Args:
-        sequences: one a completion, in order of groups, then completions.
+        sequences: in order of groups, then completions, then branches.
         seed: of this step and epoch.
     """
-    places = iter(range(len(sequences)))
-    kept = keep_mask(groups, config.filters)
-    by_group = [[i for i in (next(places) for _ in group.completions) if kept[i]] for group in groups]
+    places, kept = iter(range(len(sequences))), keep_sequences(groups, config.filters)
+    by_group = [
+        [i for i in (next(places) for item in group.completions for _ in range(item.num_sequences)) if kept[i]]
+        for group in groups
+    ]
+    completions = [completion for group in groups for completion in group.completions]
+    owners = [owner for owner, completion in enumerate(completions) for _ in range(completion.num_sequences)]
     left = [indices for indices in by_group if indices]
     if num_minibatches > 1:
         random.Random(seed).shuffle(left)
     parts = [left[first::num_minibatches] for first in range(num_minibatches)]
-    weighted = [weigh([sequences[i] for indices in part for i in indices], config) for part in parts]
+    flat = [[i for indices in part for i in indices] for part in parts]
+    weighted = [weigh([sequences[i] for i in part], config, [owners[i] for i in part]) for part in flat]
     return [part for part in weighted if part]
 
 
-def weigh(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:
-    """The sequences of one optimizer step with their weights; those without a token have none and are left out."""
-    lengths = [sequence.num_trained for sequence in sequences]
-    weights = aggregation_weights(config.aggregation, lengths, config.aggregation_length)
-    pairs = zip(sequences, weights, strict=True)
-    return [replace(sequence, weight=float(weight)) for sequence, weight in pairs if weight > 0]
+def weigh(
+    sequences: Sequence[TrainSequence], config: AlgorithmConfig, owners: Sequence[int] | None = None
+) -> list[TrainSequence]:
+    """The sequences of one optimizer step with their weights; those without a token have none and are left out.
+
+    Args:
+        owners: the completion that each sequence is of: one that is split into branches weighs what it does whole.
+            None: each of one of its own.
+    """
+    whose = range(len(sequences)) if owners is None else owners
+    lengths: dict[int, int] = {}
+    for sequence, owner in zip(sequences, whose, strict=True):
+        lengths[owner] = lengths.get(owner, 0) + sequence.num_trained
+    found = aggregation_weights(config.aggregation, [*lengths.values()], config.aggregation_length)
+    weights = dict(zip(lengths, found.tolist(), strict=True))
+    pairs = zip(sequences, whose, strict=True)
+    return [replace(sequence, weight=weights[owner]) for sequence, owner in pairs if weights[owner] > 0]
 
 
 def drop_without_gradient(sequences: Sequence[TrainSequence], config: AlgorithmConfig) -> list[TrainSequence]:

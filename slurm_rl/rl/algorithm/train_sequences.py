@@ -20,7 +20,7 @@ from slurm_rl.math.sequences import FloatArray, TrainSequence
 from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rl.algorithm.filters import keep_mask
 from slurm_rl.rl.algorithm.turn_credit import spread_turns, turn_returns
-from slurm_rl.rl.groups import Completion, Group
+from slurm_rl.rl.groups import Branch, Completion, Group
 
 _SHOWN_CHARS = 200
 
@@ -74,12 +74,53 @@ def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: 
 
 
 def build_plain_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
-    """One sequence a completion, in order of groups, then completions, to be read and not trained on."""
+    """One sequence a completion, or a branch of it, in order of groups, then completions, to be read alone."""
     return [
-        _mask_environment(_join(group.prompt, completion.token_ids), completion)
+        sequence
         for group in groups
         for completion in group.completions
+        for sequence in _build_branches(group.prompt, completion)
     ]
+
+
+def _build_branches(prompt: EncodedPrompt, completion: Completion) -> list[TrainSequence]:
+    if not completion.branches:
+        return [_mask_environment(_join(prompt, completion.token_ids), completion)]
+    return [
+        TrainSequence(
+            token_ids=np.asarray([*branch.context, *completion.token_ids[branch.start : branch.end]], dtype=np.int64),
+            trained_from=len(branch.context),
+            trained=np.asarray(places, dtype=np.int64) - branch.start + len(branch.context),
+        )
+        for branch, places in _places_of_branches(completion)
+    ]
+
+
+def _places_of_branches(completion: Completion) -> list[tuple[Branch, list[int]]]:
+    """Each branch with the places of its sampled tokens in `token_ids`."""
+    places = completion.sampled_places() or range(len(completion.token_ids))
+    return [(branch, [it for it in places if branch.start <= it < branch.end]) for branch in completion.branches]
+
+
+def find_parts(groups: Sequence[Group]) -> list[tuple[int, slice]]:
+    """Of each sequence the completion that it is of, and which of its sampled tokens are in it."""
+    parts: list[tuple[int, slice]] = []
+    for owner, completion in enumerate(completion for group in groups for completion in group.completions):
+        first = 0
+        for _, places in _places_of_branches(completion):
+            parts.append((owner, slice(first, first + len(places))))
+            first += len(places)
+        if not completion.branches:
+            parts.append((owner, slice(None)))
+    return parts
+
+
+def join_parts(parts: Sequence[tuple[int, slice]], arrays: Sequence[FloatArray]) -> list[FloatArray]:
+    """From one array a sequence to one a completion."""
+    joined: dict[int, FloatArray] = {}
+    for (owner, _), array in zip(parts, arrays, strict=True):
+        joined[owner] = np.concatenate([joined[owner], array]) if owner in joined else array
+    return [*joined.values()]
 
 
 def _join(prompt: EncodedPrompt, answer: Sequence[int], weight: float = 0.0) -> TrainSequence:
@@ -101,12 +142,15 @@ def build_train_sequences(
     ref_logprobs: Sequence[FloatArray] | None,
     values: Sequence[FloatArray] | None = None,
 ) -> list[TrainSequence]:
-    """One sequence a completion, in order of groups, then completions; `split_minibatches` gives them weight.
+    """The sequences of `build_plain_sequences` with what is learned of them; `split_minibatches` gives them weight.
 
     Args:
-        ref_logprobs: one array a completion, or None without a KL term.
-        values: the critic's, one array a completion, for an advantage that needs them.
+        ref_logprobs: one array a sequence, or None without a KL term.
+        values: the critic's, one array a sequence, for an advantage that needs them.
     """
+    parts = find_parts(groups)
+    ref_logprobs = None if ref_logprobs is None else join_parts(parts, ref_logprobs)
+    values = None if values is None else join_parts(parts, values)
     old = [np.asarray(item.logprobs, dtype=np.float32) for group in groups for item in group.completions]
     kl = None
     if ref_logprobs is not None and config.kl.where == "reward":
@@ -115,13 +159,13 @@ def build_train_sequences(
     return [
         replace(
             sequence,
-            advantages=np.broadcast_to(advantages[index], old[index].shape),
-            old_logprobs=old[index],
-            ref_logprobs=None if ref_logprobs is None else ref_logprobs[index],
-            old_values=None if values is None else values[index],
-            returns=None if returns is None else returns[index],
+            advantages=np.broadcast_to(advantages[owner], old[owner].shape)[span],
+            old_logprobs=old[owner][span],
+            ref_logprobs=None if ref_logprobs is None else ref_logprobs[owner][span],
+            old_values=None if values is None else values[owner][span],
+            returns=None if returns is None else returns[owner][span],
         )
-        for index, sequence in enumerate(build_plain_sequences(groups))
+        for sequence, (owner, span) in zip(build_plain_sequences(groups), parts, strict=True)
     ]
 
 
@@ -134,10 +178,14 @@ def kl_of_tokens(
 
 
 def completion_kl(groups: Sequence[Group], ref_logprobs: Sequence[FloatArray], config: AlgorithmConfig) -> list[float]:
-    """KL to the reference of each completion whose reward is known, summed over its tokens."""
+    """KL to the reference of each completion whose reward is known, summed over its tokens.
+
+    Args:
+        ref_logprobs: one array a sequence.
+    """
     known = [result.value is not None for group in groups for result in group.results]
     old = [np.asarray(item.logprobs, dtype=np.float32) for group in groups for item in group.completions]
-    kl = kl_of_tokens(old, ref_logprobs, config)
+    kl = kl_of_tokens(old, join_parts(find_parts(groups), ref_logprobs), config)
     return [float(one.sum()) for one, is_known in zip(kl, known, strict=True) if is_known]
 
 

@@ -11,7 +11,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.math.kl import adapt_coefficient
 from slurm_rl.math.schedule import derive_seed, schedule_lr
 from slurm_rl.math.sequences import FloatArray, TrainSequence
-from slurm_rl.rl.algorithm.filters import drop_without_gradient, keep_mask, split_minibatches
+from slurm_rl.rl.algorithm.filters import drop_without_gradient, keep_sequences, split_minibatches
 from slurm_rl.rl.algorithm.train_sequences import (
     build_plain_sequences,
     build_train_sequences,
@@ -67,7 +67,7 @@ class Learner:
         reference = self._reference_logprobs(groups)
         sequences = self._build_sequences(groups, algorithm, reference)
         minibatches = self._split(sequences, groups, step)
-        kept = list(compress(sequences, keep_mask(groups, algorithm.filters)))
+        kept = list(compress(sequences, keep_sequences(groups, algorithm.filters)))
         metrics = self._train_critic(minibatches, kept, step)
         alone = self.critic is not None and step < self.config.critic.warmup_steps
         batches = [drop_without_gradient(it, algorithm) for it in ([] if alone else minibatches)]

@@ -24,7 +24,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.math.sequences import ImageSpan
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Completion, Group, Turn
+from slurm_rl.rl.groups import Branch, Completion, Group, Turn
 from slurm_rl.run_dir import write_json
 
 ROLLOUTS_FILE = "rollouts.json"
@@ -139,7 +139,13 @@ def parse_group(tree: dict[str, Any]) -> Group:
     """Back from `asdict`."""
     results = [RewardResult(**{**result, "item": RewardItem(**result["item"])}) for result in tree["results"]]
     completions = [
-        Completion(**{**completion, "turns": [Turn(**turn) for turn in completion.get("turns", ())]})
+        Completion(
+            **{
+                **completion,
+                "turns": [Turn(**turn) for turn in completion.get("turns", ())],
+                "branches": [Branch(**branch) for branch in completion.get("branches", ())],
+            }
+        )
         for completion in tree["completions"]
     ]
     images = tuple(ImageSpan(**span) for span in tree["prompt"].get("images", ()))

@@ -1,0 +1,26 @@
+"""Guess a digit from 1 to 8 in four turns. A program that talks to OPENAI_BASE_URL and knows nothing of who trains it:
+a row a line on its standard input, a reward a line on its output."""
+
+import json
+import sys
+
+from openai import OpenAI
+
+client = OpenAI()
+
+
+def play(row: dict, ask: OpenAI) -> float:
+    secret, messages = int(row["answer"]), [{"role": "user", "content": row["prompt"]}]
+    for _ in range(4):
+        answer = ask.chat.completions.create(model="policy", messages=messages).choices[0].message.content.strip()
+        guess = int(answer) if answer in set("12345678") else None
+        if guess == secret:
+            return 1.0
+        said = "!" if guess is None else "<" if secret < guess else ">"
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": said}]
+    return 0.0
+
+
+for line in sys.stdin:
+    row = json.loads(line)
+    print(json.dumps({"reward": play(row, client.with_options(api_key=row["api_key"]))}), flush=True)

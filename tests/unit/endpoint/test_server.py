@@ -1,0 +1,174 @@
+"""The endpoint as OpenAI's own package sees it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import openai
+import pytest
+
+from slurm_rl.endpoint.episode import Bounds
+from slurm_rl.endpoint.requests import SamplingRule
+from slurm_rl.endpoint.server import Endpoint
+from tests.unit.endpoint.kit import RULE, Engine, serving
+
+GUESS: Any = [{"role": "user", "content": "guess"}]
+
+
+def client(endpoint: Endpoint, name: str = "7.0.0", **words: Any) -> openai.OpenAI:
+    return openai.OpenAI(base_url=endpoint.url, api_key=endpoint.open(name, seed=5), **words)
+
+
+def test_a_chat_is_recorded_as_tokens_and_goes_on_from_them() -> None:
+    engine = Engine()
+    with serving(engine) as endpoint:
+        asks = client(endpoint).chat.completions
+        first = asks.create(model="any", messages=GUESS, max_tokens=4, logprobs=True)
+        reply = first.choices[0]
+        assert reply.message.content == "ok" and reply.finish_reason == "stop"
+        assert first.usage is not None and (first.usage.prompt_tokens, first.usage.completion_tokens) == (29, 2)
+        assert reply.logprobs is not None and reply.logprobs.content is not None
+        assert [(one.token, one.logprob) for one in reply.logprobs.content] == [("o", -0.5), ("k", -0.5)]
+        more = [*GUESS, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "<"}]
+        asks.create(model="any", messages=more)
+        episode = endpoint.close("7.0.0")
+    begun = "<user>guess</user><assistant>"
+    assert engine.contexts == [begun, f"{begun}ok</assistant><user><</user><assistant>"]
+    assert [ask.max_tokens for ask in engine.asked] == [4, 8]
+    assert len({ask.seed for ask in engine.asked}) == 2
+    [branch] = episode.conversation.branches()
+    assert len(branch) == 2
+
+
+def test_several_replies_and_a_stream() -> None:
+    engine = Engine()
+    with serving(engine) as endpoint:
+        asks = client(endpoint).chat.completions
+        several = asks.create(model="any", messages=GUESS, n=3)
+        assert [choice.index for choice in several.choices] == [0, 1, 2]
+        assert len({ask.seed for ask in engine.asked}) == 3
+        stream = asks.create(model="any", messages=GUESS, stream=True, stream_options={"include_usage": True})
+        chunks = list(stream)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "ok"
+        assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 2
+        assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices] == [None, "stop"]
+        assert len(endpoint.close("7.0.0").conversation.branches()) == 4
+
+
+def test_the_same_place_has_the_same_seed_in_every_run_and_another_in_every_episode() -> None:
+    seeds = []
+    for name, seed in (("1", 5), ("1", 5), ("1", 6)):
+        engine = Engine()
+        with serving(engine) as endpoint:
+            key = endpoint.open(name, seed)
+            openai.OpenAI(base_url=endpoint.url, api_key=key).chat.completions.create(model="any", messages=GUESS)
+        seeds.append(engine.asked[0].seed)
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+def test_a_retry_gets_what_was_recorded() -> None:
+    """The package gives up, and asks again while the first request is still sampled."""
+    engine = Engine()
+    engine.gate.clear()
+    with serving(engine) as endpoint:
+        asks = client(endpoint, max_retries=5, timeout=0.5).chat.completions
+        threading.Thread(target=lambda: (time.sleep(0.8), engine.gate.set()), daemon=True).start()
+        assert asks.create(model="any", messages=GUESS).choices[0].message.content == "ok"
+        # Its next one with the same words is another.
+        asks.create(model="any", messages=GUESS)
+        [first], [second] = endpoint.close("7.0.0").conversation.branches()
+    assert len(engine.asked) == 2 and first.name != second.name
+
+
+def test_an_idempotency_key_names_one_request() -> None:
+    engine = Engine()
+    with serving(engine) as endpoint:
+        asks = client(endpoint).chat.completions
+        keyed = {"Idempotency-Key": "a"}
+        for _ in range(3):
+            asks.create(model="any", messages=GUESS, extra_headers=keyed)
+        assert len(engine.asked) == 1
+        with pytest.raises(openai.UnprocessableEntityError, match="Idempotency-Key"):
+            asks.create(model="any", messages=GUESS, max_tokens=2, extra_headers=keyed)
+        assert len(endpoint.close("7.0.0").conversation.branches()) == 1
+
+
+def test_a_key_opens_its_own_episode_while_it_is_under_way() -> None:
+    with serving(Engine()) as endpoint:
+        one, other = client(endpoint, "1"), client(endpoint, "2")
+        one.chat.completions.create(model="any", messages=GUESS)
+        assert one.models.list().data[0].id == "policy"
+        for key in ("wrong", one.api_key.replace("_1_", "_2_"), "slurm-rl_1_"):
+            with pytest.raises(openai.AuthenticationError):
+                other.with_options(api_key=key).chat.completions.create(model="any", messages=GUESS)
+        assert len(endpoint.close("1").conversation.turns) == 1 and endpoint.close("2").conversation.turns == []
+        with pytest.raises(openai.AuthenticationError, match="is over"):
+            one.chat.completions.create(model="any", messages=GUESS)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"temperature": 0.2}, "rollout.temperature of the run, 1"),
+        ({"top_p": 0.5}, "rollout.top_p"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools must be left out"),
+        ({"presence_penalty": 1.0}, "presence_penalty"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"n": 0}, "n must be 1"),
+        ({"n": True}, "n must be 1"),
+        ({"max_tokens": 0.5}, "max_tokens must be a whole number"),
+        ({"stop": [""]}, "stop must be text"),
+        ({"extra_body": {"top_k": 3}}, "keys that this endpoint knows; got 'top_k'"),
+        ({"messages": []}, "messages must be a list"),
+        ({"messages": [{"role": "oracle", "content": "?"}]}, "role of system"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "text alone"),
+        ({"messages": [{"role": "user", "content": 3}]}, "content must be text"),
+    ],
+)
+def test_what_it_cannot_do_it_says_and_samples_nothing(words: dict[str, Any], said: str) -> None:
+    engine = Engine()
+    with serving(engine) as endpoint, pytest.raises(openai.BadRequestError, match=said):
+        client(endpoint, max_retries=0).chat.completions.create(**{"model": "any", "messages": GUESS, **words})
+    assert engine.asked == []
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"[]", b"{", b'{"messages": [{"role": "user", "content": "\\ud800"}]}', b"[" * 100_000, b"\xff"]
+)
+def test_nonsense_is_refused_and_the_endpoint_stays(body: bytes) -> None:
+    with serving(Engine()) as endpoint:
+        one = client(endpoint)
+        request = urllib.request.Request(
+            f"{endpoint.url}/chat/completions", body, {"Authorization": f"Bearer {one.api_key}"}
+        )
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request, timeout=60)
+        assert refused.value.code == 400 and "message" in json.load(refused.value)["error"]
+        assert one.chat.completions.create(model="any", messages=GUESS).choices
+
+
+def test_the_run_overrules_where_it_is_told_to() -> None:
+    engine = Engine()
+    with serving(engine, SamplingRule(1.0, 1.0, 8, overrule=True)) as endpoint:
+        client(endpoint).chat.completions.create(model="any", messages=GUESS, temperature=0.2, max_tokens=500)
+    assert engine.asked[0].max_tokens == RULE.turn_tokens
+
+
+@pytest.mark.parametrize(
+    ("bounds", "code"), [(Bounds(1, 200), "turn_limit"), (Bounds(9, 60), "context_length_exceeded")]
+)
+def test_beyond_a_limit_an_episode_is_truncated(bounds: Bounds, code: str) -> None:
+    engine = Engine()
+    more: Any = [*GUESS, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "<" * 8}]
+    with serving(engine, bounds=bounds) as endpoint:
+        asks = client(endpoint).chat.completions
+        asks.create(model="any", messages=GUESS)
+        with pytest.raises(openai.BadRequestError) as over:
+            asks.create(model="any", messages=more)
+        assert over.value.code == code and len(engine.asked) == 1
+        assert endpoint.close("7.0.0").is_truncated

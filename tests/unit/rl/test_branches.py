@@ -1,0 +1,117 @@
+"""Episodes with several token sequences: what they share is trained on once, and they weigh what a whole one does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
+from slurm_rl.rl.algorithm.filters import keep_sequences, split_minibatches
+from slurm_rl.rl.algorithm.train_sequences import (
+    build_plain_sequences,
+    build_train_sequences,
+    completion_kl,
+    find_parts,
+    join_parts,
+)
+from slurm_rl.rl.groups import Branch, Completion, Group, Turn
+from slurm_rl.rl.loop.pipeline import load_rollouts, save_rollouts
+from tests.unit.rl.batch_kit import make_group, make_result
+
+# Read 1 2, said 11 12; read 3, said 13; and another dialogue from 11 12 on, which read 4 5 and said 14 15.
+SPLIT = Completion(
+    [11, 12, 3, 13, 14, 15],
+    [-0.1, -0.2, -0.3, -0.4, -0.5],
+    "15",
+    False,
+    0,
+    turns=[Turn(0, 2, "a"), Turn(3, 4, "b"), Turn(4, 6, "c")],
+    branches=[Branch([1, 2], 0, 4), Branch([1, 2, 11, 12, 4, 5], 4, 6)],
+)
+
+
+def groups_with(completion: Completion) -> list[Group]:
+    """A group of three completions, whose second is this one, and another group."""
+    first = make_group(0, [1.0, 0.0, 1.0])
+    return [
+        replace(first, completions=[first.completions[0], completion, first.completions[2]]),
+        make_group(1, [1.0, 0.0, 1.0]),
+    ]
+
+
+def test_a_shared_reply_is_trained_on_once_and_the_rest_is_read() -> None:
+    sequences = build_plain_sequences(groups_with(SPLIT))
+    first, second = sequences[1], sequences[2]
+    assert first.token_ids.tolist() == [1, 2, 11, 12, 3, 13] and second.token_ids.tolist() == [
+        1,
+        2,
+        11,
+        12,
+        4,
+        5,
+        14,
+        15,
+    ]
+    trained = [one.token_ids[one.trained].tolist() for one in (first, second)]
+    assert trained == [[11, 12, 13], [14, 15]]
+    # All that was sampled, each token once.
+    assert [*trained[0], *trained[1]] == [SPLIT.token_ids[place] for place in SPLIT.sampled_places() or []]
+    assert all(one.trained is not None and one.trained_from == one.trained[0] for one in (first, second))
+
+
+def test_what_is_known_of_each_token_goes_with_it() -> None:
+    groups = groups_with(SPLIT)
+    kl = AlgorithmConfig(kl=KLConfig(coefficient=0.1))
+    ref = [
+        np.full(one.num_trained, -float(place), dtype=np.float32)
+        for place, one in enumerate(build_plain_sequences(groups))
+    ]
+    sequences = build_train_sequences(groups, kl, ref)
+    assert len(sequences) == 7
+    assert [np.float32(one.old_logprobs).tolist() for one in sequences[1:3]] == [
+        np.float32([-0.1, -0.2, -0.3]).tolist(),
+        np.float32([-0.4, -0.5]).tolist(),
+    ]
+    assert all(np.array_equal(one.ref_logprobs, ref[place]) for place, one in enumerate(sequences))
+    assert all(np.float32(one.advantages).shape == (one.num_trained,) for one in sequences)
+    assert sequences[1].advantages is not None and sequences[2].advantages is not None
+    assert sequences[1].advantages[0] == sequences[2].advantages[0] < 0
+    whole = completion_kl(groups, ref, kl)
+    assert len(whole) == 6  # one a completion
+    assert [len(array) for array in join_parts(find_parts(groups), ref)] == [2, 5, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean-token-mean", "sequence-mean"])
+@pytest.mark.parametrize("num_minibatches", [1, 2])
+def test_a_split_episode_weighs_what_a_whole_one_does(aggregation: str, num_minibatches: int) -> None:
+    config = AlgorithmConfig.model_validate(
+        {"aggregation": aggregation, "aggregation_length": 8 if aggregation == "sequence-mean" else None}
+    )
+    whole = replace(SPLIT, branches=[])
+    found = []
+    for groups in (groups_with(SPLIT), groups_with(whole)):
+        parts = split_minibatches(build_train_sequences(groups, config, None), groups, config, num_minibatches, seed=3)
+        found.append([sorted(one.weight for one in part for _ in range(one.num_trained)) for part in parts])
+    assert found[0] == found[1]
+    if num_minibatches == 1:
+        sums = [sum(one.weight * one.num_trained for one in part) for part in parts]
+        assert aggregation == "sequence-mean" or sums == pytest.approx([1.0])
+
+
+def test_a_failed_episode_is_left_out_with_all_its_branches() -> None:
+    groups = groups_with(SPLIT)
+    results = [groups[0].results[0], make_result(None), groups[0].results[2]]
+    groups = [replace(groups[0], results=results), groups[1]]
+    config = AlgorithmConfig()
+    assert keep_sequences(groups, config.filters) == [True, False, False, True, True, True, True]
+    [batch] = split_minibatches(build_train_sequences(groups, config, None), groups, config, 1, seed=0)
+    assert not any(14 in one.token_ids for one in batch)
+
+
+def test_branches_survive_a_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("checkpoint")
+    groups = groups_with(SPLIT)
+    save_rollouts(folder, {4: groups})
+    assert load_rollouts(folder) == {4: groups}
