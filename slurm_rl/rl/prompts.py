@@ -64,7 +64,7 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
     encoder = PromptEncoder(config, model_path)
     all_prompts, counts = Prompts([], [], []), RowCounts(train=0, held_out=0, overlapping=0, overlong=0)
     for name, one in each_source(config).items():
-        split = load_prompts(one.data, with_info=one.env.name is not None)
+        split = load_prompts(one.data, with_info=one.env.is_on)
         train, held_out = encoder.encode(split.train, one, name), encoder.encode(split.held_out, one, name)
         counts += count_rows(split, len(train), len(held_out))
         all_prompts.train += train

@@ -187,7 +187,7 @@ def _check_prompts(config: RunConfig) -> None:
     from slurm_rl.data.images import check_sources, list_images
     from slurm_rl.data.load_data import load_prompts
 
-    split = load_prompts(config.data, with_info=config.env.name is not None)
+    split = load_prompts(config.data, with_info=config.env.is_on)
     rows = [*split.train, *split.held_out]
     images = [(source, row.name) for row in rows for source in list_images(row.prompt, row.name)]
     if (images or config.data.image_key is not None) and sees_images(config.model) is False:

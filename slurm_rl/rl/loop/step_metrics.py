@@ -73,12 +73,14 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     if not any(completion.turns for completion in completions):
         return {}
     turns = [len(completion.turns) for completion in completions]
+    sequences = [completion.num_sequences for completion in completions]
     num_tokens = sum(len(completion.token_ids) for completion in completions)
     num_sampled = sum(completion.num_sampled for completion in completions)
     return {
         "episode/turns_mean": float(np.mean(turns)),
         "episode/turns_max": float(max(turns)),
         "episode/masked": 1.0 - num_sampled / max(num_tokens, 1),
+        **({"episode/sequences_mean": float(np.mean(sequences))} if max(sequences) > 1 else {}),
     }
 
 

@@ -1,0 +1,24 @@
+"""A foreign program that uses the `openai` package is trained, by its README. Real Ray, vLLM and torch on CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.docs.metrics_page import find_unexplained
+from tests.examples.kit import SMALL, run_readme
+from tests.whole_run import exact_rows
+
+SIZES = (*SMALL, "trainer.num_steps=2", "data.num_eval=10", "eval.every=2", "eval.num_samples=1")
+SIZES += ("trainer.prompts_per_step=8", "algorithm.group_size=4", "env.program_at_once=2")
+
+
+def test_a_program_is_trained(tmp_path: Path) -> None:
+    printed = run_readme("openai_program", tmp_path, {"openai_program_tiny": SIZES})
+    assert "step 2, reward" in printed and "turn 1" in printed and "it said" in printed
+    rows = exact_rows(tmp_path / "runs/openai_program")
+    assert find_unexplained({key for row in rows for key in row}) == set()
+    steps = [row for row in rows if row["stage"] == "grpo"]
+    assert len(steps) == 2 and all(row["reward/failed"] == 0 for row in steps)
+    assert all(1 < row["episode/turns_mean"] <= 4 and 0 < row["episode/masked"] < 0.5 for row in steps)
+    # Over all turns the policy says of each sampled token what the engine said.
+    assert all(row["mismatch/max"] < 1e-4 for row in steps) and all(row["policy/grad_norm"] > 0 for row in steps)
