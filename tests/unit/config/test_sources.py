@@ -61,7 +61,7 @@ def test_a_source_has_an_environment_a_reward_and_a_length_of_its_own(
         (["+data.sources.more.weight=2"], "data.sources.more.train must say what to train on"),
         (["+data.sources.sums.weight=2000"], "data.sources.games.weight must be at least 0.001 of the sum"),
         (["+data.sources.sums.max_tokens=6"], "data.sources.sums: max_tokens must be at most rollout.max_tokens"),
-        (["+data.sources.sums.env={max_turns: 3}"], "data.sources.sums: the keys of env are read with env.name or env.program alone"),
+        (["+data.sources.sums.env={max_turns: 3}"], "data.sources.sums: the keys of env are read with env.name or env"),
         (["+data.sources.sums.system=Hi"], "data.sources.sums.system needs data.chat_template=true"),
         (["data.system=Hi"], "system needs data.chat_template=true"),
         (["+data.sources.sums.wait=1"], "data.sources.sums.wait"),
