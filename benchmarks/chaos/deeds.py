@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from collections.abc import Callable
 
 from benchmarks.chaos.findings import CONTROLLERS
 from benchmarks.chaos.scene import Missed, Scene
 from benchmarks.chaos.schedule import Fault
+from tests.slurm.cluster import wait_until
+
+_START_S = 180.0
 
 Undo = Callable[[], object]
 Deed = Callable[[Scene, Fault], Undo | None]
@@ -178,6 +182,25 @@ def network_pair(scene: Scene, fault: Fault) -> Undo:
 def network_slurmctld(scene: Scene, fault: Fault) -> Undo:
     """Of the node with the controller: Slurm will start the job again elsewhere while its first start lives on."""
     return scene.cut(scene.controllers(), None)
+
+
+def network_down(scene: Scene, fault: Fault) -> Undo:
+    """The same, and the site's health check calls the node down at once; healed when the second start has the run."""
+    host, before = scene.controllers(), len(scene.run.starts)
+    heal = scene.cut(host, None)
+    try:
+        _ask(scene, "scontrol", "update", f"nodename={host}", "state=down", "reason=chaos")
+    except Missed:
+        heal()
+        raise
+    scene.note(scene.victim)  # from here on Slurm has given it up
+
+    def undo() -> None:
+        with contextlib.suppress(TimeoutError):  # whoever waits for progress says so
+            wait_until(lambda: len(scene.run.starts) > before, "another start", timeout_s=_START_S)
+        heal()
+
+    return undo
 
 
 def clock_jump(scene: Scene, fault: Fault) -> Undo:

@@ -15,13 +15,13 @@ from benchmarks.chaos.watch import Sign
 NOTICES = (
     *("node/died", "node/failed", "node/unfit", "nodes/lost", "slurm/down", "attempt/started", "attempt/ended"),
     *("record/ending", "outcome", "trainer/crashed", "controller/killed"),
-    *("rank/hung", "rank/straggling", "engine/replaced"),
+    *("rank/hung", "rank/straggling", "engine/replaced", "controller/silent"),
 )
 """Signs of a run that has noticed something."""
 
 
 CONTROLLERS = ", the controller's node"
-"""Ends the name of a lost node that only Slurm could miss."""
+"""Ends the name of a lost node that its run's other nodes alone could miss, once their agents are there."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +117,22 @@ def find_surviving_seconds(rows_of_attempts: Iterable[Sequence[Mapping[str, Any]
     return sum(last.values()), total - sum(last.values())
 
 
+def was_training(hit: Hit, signs: Iterable[Sign]) -> bool:
+    """Whether the newest attempt had begun to train: each of its agents was there.
+
+    >>> was_training(Hit(10.0, "node/power", "a1", 20.0), [Sign(9.0, "attempt/started", 2, {})])
+    False
+    """
+    before = [s.what for s in signs if s.time < hit.time and s.what in ("attempt/started", "trainer/started")]
+    return before[-1:] == ["trainer/started"]
+
+
 def find_late(hits: Iterable[Hit], signs: Sequence[Sign], limits: Mapping[str, float]) -> list[str]:
     """Faults that were noticed too late, by the promise that their kind is measured against."""
     late = []
     for hit in hits:
         limit = limits.get(BY_NAME[hit.kind].seen)
-        if limit is None or hit.missed or hit.victim.endswith(CONTROLLERS):
+        if limit is None or hit.missed or (hit.victim.endswith(CONTROLLERS) and not was_training(hit, signs)):
             continue
         seen = find_seen(hit, signs)
         if seen is None or seen > limit:

@@ -18,8 +18,8 @@ class Kind:
     """From the shortest to the longest; (0, 0): a moment."""
     seen: Seen = ""
     """Which promise of being seen in time it is measured against; "" for what may pass without anybody's notice."""
-    needs: Literal["", "disk", "accounting", "demo"] = ""
-    """What not every storm has."""
+    needs: Literal["", "disk", "accounting", "demo", "its name"] = ""
+    """What not every storm has; `its name`: falls only where --only names it."""
 
 
 _MOMENT = (0.0, 0.0)
@@ -49,6 +49,8 @@ KINDS = (
     Kind("network/pair", (5.0, 15.0)),
     # Long enough that Slurm gives the node up and starts the job again, while its first start lives on.
     Kind("network/slurmctld", (40.0, 50.0)),
+    # The same in a short storm, which has no time for Slurm's own.
+    Kind("network/down", (1.0, 2.0), needs="its name"),
     Kind("clock/jump", (5.0, 15.0)),
 )
 BY_NAME = {kind.name: kind for kind in KINDS}

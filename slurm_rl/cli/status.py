@@ -161,6 +161,7 @@ def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:
     lines = []
     if is_alive and (numbers := run.attempt_numbers()):
         lines += [f"silent  {words}" for words in tell_silent(read_told(run.attempt(numbers[-1])), time.time())]
+        lines += _tell_silent_controller(run)
     if run.remedy.is_file():
         remedy = read_json(run.remedy)
         lines.append(
@@ -168,6 +169,19 @@ def _tell_trouble(run: RunDir, *, is_alive: bool) -> list[str]:
             f"since then policy.micro_batch_tokens={remedy['micro_batch_tokens']}"
         )
     return lines
+
+
+def _tell_silent_controller(run: RunDir) -> list[str]:
+    """Only Slurm can start a job again whose controller's node is lost, and takes its time."""
+    kinds = ("controller/silent", "controller/heard", "attempt/started", "attempt/ended")
+    told = [row for row in read_last_rows(run.events, _TAIL_BYTES) if row.get("kind") in kinds]
+    if not told or told[-1]["kind"] != "controller/silent":
+        return []
+    ago = format_age(time.time() - told[-1]["time"])
+    return [
+        f"silent  {told[-1]['host']}, the controller's node, since {ago} and {told[-1]['seconds']:g} s; "
+        "whoever lends the machines has to give it up first, Slurm after SlurmdTimeout (scontrol show config)"
+    ]
 
 
 def _tell_row(last: dict[str, Any], total: int, *, is_alive: bool, now: float) -> list[str]:

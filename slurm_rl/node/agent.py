@@ -47,6 +47,7 @@ from slurm_rl.node.rendezvous import (
     own_address,
     wait_for_head,
 )
+from slurm_rl.node.silence import ControllerWatch
 from slurm_rl.node.sources import Flags
 from slurm_rl.node.tmp_dir import choose_tmp_dir, remove_tmp_dir, remove_tmp_dirs
 from slurm_rl.node.torchrun_share import run_torchrun
@@ -80,6 +81,7 @@ class NodeAgent:
         self.mark = attempt_mark(run, role.job_key, attempt.number, role.rank)
         beats = self.tmp_dir / "beats"
         self.hangs = HangWatch(run, plan, attempt, beats, rank=role.rank, host=self.host, mark=self.mark)
+        self.silence = ControllerWatch(run, attempt, role)
         self.oom_kills = OomKills()
         self.record: dict[str, Any] = {"host": self.host, "pid": os.getpid(), "rank": role.rank, "state": "starting"}
 
@@ -162,6 +164,7 @@ class NodeAgent:
     def check_beats(self) -> None:
         """Raise TrainingError when a rank hangs; not of those that were told to leave, which have other deadlines."""
         self.oom_kills.look()
+        self.silence.look()
         if self.stop_signal is None:
             self.hangs.look()
 

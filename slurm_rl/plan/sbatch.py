@@ -177,9 +177,11 @@ _FIND_MODULES = (
     'm = [n for n in ("pydantic", "submitit", "yaml") if u.find_spec(n) is None]; '
     'sys.exit("missing: " + " ".join(m) if m else 0)'
 )
-# $1 is a cause, escaped for a JSON string. A node has no spaces and quotes in its name.
+# $1 is a cause, escaped for a JSON string. A node has no spaces and quotes in its name; a folder may.
 _FAIL = """fail() {{
   cause="$1 [$(uname -n)]" end={end}
+  [ -d "${{SLURM_SUBMIT_DIR:-/}}" ] || cause="$cause (submitted from $(printf %s "$SLURM_SUBMIT_DIR" |
+    tr '[:cntrl:]' ' ' | sed 's/[\\\\"]/\\\\&/g'), which this node does not have, so that it ran in $PWD)"
   echo "slurm_rl: $cause" >&2
   printf '{{"state": "failed", "exit_code": 2, "cause": "%s", "step": -1}}\\n' "$cause" > "$end.part"
   mv "$end.part" "$end"

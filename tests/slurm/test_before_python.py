@@ -17,7 +17,7 @@ from slurm_rl.run_dir import RunDir, read_json
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.launched import PATIENCE_S, Launched, name_cell
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import ROOT, cli, quote, submit, wait_for_end
+from tests.slurm.submitting import ROOT, cli, quote, submit, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
 
@@ -140,3 +140,18 @@ def test_an_environment_that_lacks_what_the_controller_needs(
     submit_with(link_python(shared_dir), packages, cluster, run)
     check_cause(cluster, run, "the interpreter must start and have what slurm_rl needs", "logs --who job")
     assert "missing: " in cli(cluster, run.parent, "logs", "--who", "job", str(run)).stdout
+
+
+def test_a_working_directory_that_the_nodes_lack(cluster: Cluster, shared_dir: Path, tmp_path: Path) -> None:
+    """Slurm starts the job in /tmp then, which costs a run nothing but what its setup lines look for."""
+    (tmp_path / "env.sh").write_text("export HELLO=there\n")
+    python, words = make_light_python(shared_dir), ["+exp=demo", "+cluster=slurm_cpu", "cluster.num_nodes=1"]
+    for name, setup in (("plain", []), ("sets-up", ["cluster.setup=['. ./env.sh']"])):
+        run = [f"run_dir={shared_dir / name}", f"cluster.python={python}", "cluster.cpus_per_node=1"]
+        done = cli(cluster, tmp_path, *words, *run, *setup, "cluster.mem_gb_per_node=2")
+        assert done.returncode == 0, done.stderr
+    gone = f"submitted from {tmp_path}, which this node does not have, so that it ran in /tmp"
+    check_cause(cluster, shared_dir / "sets-up", "this one did not: . ./env.sh", gone)
+    wait_for_step(shared_dir / "plain")
+    (shared_dir / "plain" / "finish").touch()
+    assert wait_for_end(shared_dir / "plain")["state"] == "finished"

@@ -1,4 +1,4 @@
-"""A short storm on the session's cluster: benchmarks/chaos as it is, with a node cut off from slurmctld at its end."""
+"""Short storms on the session's cluster: benchmarks/chaos as it is, with a node cut off from slurmctld at their end."""
 
 from __future__ import annotations
 
@@ -9,21 +9,44 @@ from unittest.mock import patch
 
 import pytest
 
-from benchmarks.chaos.__main__ import main, parse, rage
+from benchmarks.chaos.__main__ import main, parse, plan, rage
 from benchmarks.chaos.schedule import Fault
 from benchmarks.chaos.stage import set_clocks
+from slurm_rl.jsonl import read_rows
 from tests.slurm.cluster import Cluster
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 # Seconds are promised of a machine that is not busy otherwise: docs/chaos.md.
-WORDS = ["--nodes", "2", "--process-s", "60", "--node-s", "120"]
+WORDS = ["--nodes", "2", "--process-s", "600", "--node-s", "600"]
 
 
 @pytest.fixture
 def clock(shared_dir: Path) -> Iterator[Path]:
     with patch.dict(os.environ):
         yield set_clocks(shared_dir)
+
+
+def test_three_faults_of_a_seed(cluster: Cluster, shared_dir: Path, clock: Path) -> None:
+    """A rank and the trainer are killed; then the controller's node is cut off from slurmctld and called down.
+
+    So one job has two live starts, and the run one writer.
+    """
+    names = ["rank/kill", "trainer/kill", "network/down"]
+    args = parse([*WORDS, "--seed", "9", "--minutes", "0.25", "--every", "4", "--only", *names])
+    faults = plan(args, frozenset())
+    assert [fault.kind for fault in faults] == names and all(fault.waits for fault in faults)
+    broken, storm = rage(args, cluster, None, clock, shared_dir, faults)
+    assert broken == []
+    assert [hit.missed for hit in storm.hits] == ["", "", ""]
+    # Slurm has started the job once more, and nobody else did.
+    run = storm.scene.run
+    (job, first), *others = run.starts
+    assert others == [(job, first + 1)]
+    # The start that Slurm had given up trained on, until the next one took the run.
+    number = next(row["attempt"] for row in run.events("attempt/started") if row["slurm_restarts"] > first)
+    cut_off = read_rows(run.run_dir.attempt(number - 1).path / "steps.jsonl")
+    assert any(row["start"] > storm.hits[-1].time for row in cut_off)
 
 
 @pytest.mark.slow

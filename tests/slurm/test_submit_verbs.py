@@ -13,7 +13,7 @@ import slurm_rl
 from tests.other_host import start_on_other_host
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light_python import make_light_python
-from tests.slurm.submitting import ROOT, cli, job_id, submit, wait_for_end, wait_for_step
+from tests.slurm.submitting import ROOT, cli, job_id, queue, submit, wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.slurm
 RESUME = "import sys; from slurm_rl.__main__ import main; sys.exit(main(['resume', sys.argv[1]]))"
@@ -45,15 +45,24 @@ def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
     assert "trainer of attempt 1 goes on after step 0" in out
     assert err.splitlines()[-1] == "# interrupted"
     assert wait_for_end(run)["state"] == "interrupted"
-    resumed = cli(cluster, shared_dir, "resume", str(run))
-    assert resumed.returncode == 0, resumed.stderr
-    assert "the same plan" in resumed.stderr
+    resume_twice_at_once(cluster, run)
     assert job_id(run) != first
     wait_for_step(run, attempt=2)
     (run / "finish").touch()
     assert wait_for_end(run)["state"] == "finished"
     assert "attempt 2" in cli(cluster, shared_dir, "logs", str(run)).stdout
     assert "not running" in cli(cluster, shared_dir, "cancel", str(run)).stderr
+
+
+def resume_twice_at_once(cluster: Cluster, run: Path) -> None:
+    """From two hosts: one gets the run, the other is refused, and there is one job."""
+    resumes = [start_on_other_host(name, RESUME, str(run), env=cluster.env) for name in ("here", "there")]
+    said = [resume.communicate(timeout=240)[0] for resume in resumes]
+    assert sorted(resume.returncode for resume in resumes) == [0, 2], said
+    won, lost = sorted(said, key=lambda text: "the same plan" not in text)
+    assert "the same plan" in won
+    assert "a run has one controller at a time" in lost or "a run that is going cannot be resumed" in lost, lost
+    assert queue(cluster).split()[::2] == [job_id(run)]
 
 
 def test_the_same_life_from_python(cluster: Cluster, shared_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
