@@ -101,9 +101,9 @@ def _power_off(scene: Scene, host: str) -> None:
     if not scene.cluster.is_on(host):
         raise Missed(f"{host} is off")
     batch_host = scene.find_batch_host()
+    scene.note(host + (CONTROLLERS if host == batch_host else ""))
     # Its line first: a machine that loses its power closes no connection.
     scene.plug(host, out=True)
-    scene.victim += CONTROLLERS if host == batch_host else ""
     scene.cluster.power_off(host)
 
 

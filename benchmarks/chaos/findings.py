@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -51,11 +52,14 @@ def find_seen(hit: Hit, signs: Iterable[Sign]) -> float | None:
     )
 
 
-def find_recovered(hit: Hit, signs: Iterable[Sign]) -> float | None:
-    """Seconds until a checkpoint was saved by an attempt that began after it; None for a run that just went on."""
+def find_recovered(hit: Hit, signs: Iterable[Sign], until: float = math.inf) -> float | None:
+    """Seconds until a checkpoint was saved by an attempt that began after it; None for a run that just went on.
+
+    Args:
+        until: when the next fault fell, which an attempt after that is due to.
+    """
     later = [sign for sign in signs if sign.time >= hit.time]
-    started = next((sign.attempt for sign in later if sign.what == "attempt/started"), None)
-    if started is None:
+    if not any(sign.what == "attempt/started" and sign.time < until for sign in later):
         return None
     since = later[[sign.what for sign in later].index("attempt/started") :]
     return next((round(sign.time - hit.time, 1) for sign in since if sign.what == "checkpoint/saved"), None)
@@ -143,11 +147,12 @@ def find_late(hits: Iterable[Hit], signs: Sequence[Sign], limits: Mapping[str, f
 def render_table(hits: Sequence[Hit], signs: Sequence[Sign]) -> str:
     """One row a kind: how often, seconds until seen, seconds until trained and saved again."""
     lines = ["| fault | fell | seen after, median (worst) | saved again after |", "|---|---|---|---|"]
+    nexts = {id(hit): later.time for hit, later in itertools.pairwise(hits)}
     for kind, whose in itertools.product(BY_NAME, ("", CONTROLLERS)):
         those = [h for h in hits if h.kind == kind and not h.missed and h.victim.endswith(CONTROLLERS) == bool(whose)]
         if those:
             seen = [find_seen(hit, signs) for hit in those] if BY_NAME[kind].seen else []
-            back = [find_recovered(hit, signs) for hit in those]
+            back = [find_recovered(hit, signs, nexts.get(id(hit), math.inf)) for hit in those]
             lines.append(f"| {kind}{whose} | {len(those)} | {_spread(seen)} | {_spread(back)} |")
     return "\n".join(lines)
 

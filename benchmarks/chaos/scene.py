@@ -101,7 +101,6 @@ class Scene:
     # ---- networks ------------------------------------------------------------------------------
 
     def plug(self, host: str, *, out: bool) -> None:
-        self.note(host)
         link = f"{self.cluster.slot.namespace(host)}-v"
         subprocess.run(["ip", "link", "set", link, "down" if out else "up"], check=True)
 

@@ -99,6 +99,8 @@ def test_a_fault_is_seen_by_the_first_notice_after_it_and_over_with_the_next_sav
     ]
     hit = Hit(10.0, "rank/kill", "a2", 0.0)
     assert (find_seen(hit, signs), find_recovered(hit, signs)) == (3.0, 9.0)
+    # What a later fault made begin again is not this one's.
+    assert (find_recovered(hit, signs, 15.0), find_recovered(hit, signs, 15.1)) == (None, 9.0)
     assert find_seen(Hit(20.0, "rank/kill", "a2", 0.0), signs) is None
     assert find_late([hit], signs, {"process": 3.0}) == []
     assert find_late([hit], signs, {"process": 2.9}) == ["rank/kill of a2 must be seen within 2.9 s; it took 3 s"]
