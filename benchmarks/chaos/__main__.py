@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +106,9 @@ def rage(
         watch.close()
         if args.log:
             append_signs(args.log, watch.signs)
-    print(render_table(storm.hits, watch.signs))
-    storm.tell("end", says=read_outcome(run.run_dir, watch.signs).render(), broken=len(broken))
+    print(render_table([(storm.hits, watch.signs)]))
+    outcome = read_outcome(run.run_dir, watch.signs)
+    storm.tell("end", says=outcome.render(), broken=len(broken), **asdict(outcome))
     for promise in broken:
         storm.tell("broken", promise=promise)
     return broken, storm

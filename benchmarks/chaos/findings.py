@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,17 +144,28 @@ def find_late(hits: Iterable[Hit], signs: Sequence[Sign], limits: Mapping[str, f
     return late
 
 
-def render_table(hits: Sequence[Hit], signs: Sequence[Sign]) -> str:
-    """One row a kind: how often, seconds until seen, seconds until trained and saved again."""
+def render_table(storms: Iterable[tuple[Sequence[Hit], Sequence[Sign]]]) -> str:
+    """One row a kind: how often, seconds until seen, seconds until trained and saved again.
+
+    Args:
+        storms: what fell and what was to be seen, of each run.
+    """
     lines = ["| fault | fell | seen after, median (worst) | saved again after |", "|---|---|---|---|"]
-    nexts = {id(hit): later.time for hit, later in itertools.pairwise(hits)}
+    measured = [row for hits, signs in storms for row in _measure(hits, signs)]
     for kind, whose in itertools.product(BY_NAME, ("", CONTROLLERS)):
-        those = [h for h in hits if h.kind == kind and not h.missed and h.victim.endswith(CONTROLLERS) == bool(whose)]
+        those = [row for row in measured if row[0] == kind + whose]
         if those:
-            seen = [find_seen(hit, signs) for hit in those] if BY_NAME[kind].seen else []
-            back = [find_recovered(hit, signs, nexts.get(id(hit), math.inf)) for hit in those]
-            lines.append(f"| {kind}{whose} | {len(those)} | {_spread(seen)} | {_spread(back)} |")
+            seen = [row[1] for row in those] if BY_NAME[kind].seen else []
+            lines.append(f"| {kind}{whose} | {len(those)} | {_spread(seen)} | {_spread([row[2] for row in those])} |")
     return "\n".join(lines)
+
+
+def _measure(hits: Sequence[Hit], signs: Sequence[Sign]) -> Iterator[tuple[str, float | None, float | None]]:
+    """Of each that hit: its kind and whose, seconds until seen, until saved again."""
+    for hit, until in zip(hits, [*(later.time for later in hits[1:]), math.inf], strict=False):
+        if not hit.missed:
+            whose = CONTROLLERS if hit.victim.endswith(CONTROLLERS) else ""
+            yield hit.kind + whose, find_seen(hit, signs), find_recovered(hit, signs, until)
 
 
 def _spread(values: Sequence[float | None]) -> str:

@@ -69,6 +69,7 @@ class Storm:
             missed = str(why)
         self.hits.append(Hit(self.scene.moment, fault.kind, self.scene.victim, fault.lasts_s, missed))
         fields = {"kind": fault.kind, "victim": self.scene.victim, "lasts_s": fault.lasts_s, "missed": missed}
+        fields |= {"moment": round(self.scene.moment, 2)}
         self.tell("fault", **{key: value for key, value in fields.items() if value})
         if undo is not None:
             self._undone.append(pool.submit(self._undo_later, fault, undo))

@@ -25,6 +25,7 @@ from benchmarks.chaos.findings import (
 from benchmarks.chaos.kinds import BY_NAME, KINDS, choose_kinds
 from benchmarks.chaos.light_node import advance
 from benchmarks.chaos.schedule import REST_S, build_schedule, cut_piece
+from benchmarks.chaos.total import render_total
 from benchmarks.chaos.watch import Sign, Watch, append_signs
 from slurm_rl.run_dir import RunDir, append_event, write_json
 
@@ -112,7 +113,7 @@ def test_a_fault_is_seen_by_the_first_notice_after_it_and_over_with_the_next_sav
     lost = Hit(20.0, "node/power", f"a1{CONTROLLERS}", 5.0)
     assert find_late([lost], signs, {"node": 20.0}) == []
     assert find_late([lost], [*signs, sign(19.5, "trainer/started", 2)], {"node": 20.0}) != []
-    assert "| rank/kill | 1 | 3.0 s (3.0) | 9.0 s (9.0) |" in render_table([hit], signs)
+    assert "| rank/kill | 1 | 3.0 s (3.0) | 9.0 s (9.0) |" in render_table([([hit], signs)])
 
 
 @pytest.mark.parametrize(
@@ -143,6 +144,21 @@ def test_steps_done_twice_count_once() -> None:
 
     first = [row(1, 1.0), row(2, 1.0), row(2, 9.0, "save"), row(3, 1.0)]
     assert find_surviving_seconds([first, [row(3, 1.5), row(4, 1.0)]]) == (4.5, 1.0)
+
+
+def test_parts_of_a_storm_add_up() -> None:
+    end = {"what": "end", "wall_s": 100.0, "trained_s": 80.0, "redone_s": 5.0, "num_attempts": 2, "num_starts": 1}
+    part = [
+        {"what": "fault", "time": 11.0, "moment": 10.0, "kind": "rank/kill", "victim": "a2"},
+        {"what": "fault", "time": 50.0, "kind": "rank/stop", "victim": "a2", "missed": "no rank on a2"},
+        {"what": "outcome", "time": 12.0, "attempt": 1, "fields": {}},
+        end,
+    ]
+    other = [{"what": "broken", "promise": "the run must finish"}, end | {"trained_s": 100.0}]
+    told = render_total([part, other, part])
+    assert "| rank/kill | 2 | 2.0 s (2.0) | - |" in told
+    assert "300 s: ETTR 86.7%, of 40 s lost 15 s in steps done again; 6 attempts by 3 controllers" in told
+    assert told.endswith("2 faults met nobody\nthe run must finish")
 
 
 def test_a_watch_notes_each_sign_once(tmp_path: Path) -> None:
