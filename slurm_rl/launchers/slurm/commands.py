@@ -202,6 +202,12 @@ def kill_wait_s() -> float:
     return _DEFAULT_KILL_WAIT_S
 
 
+def slurmd_port() -> int | None:
+    """Where srun reaches the nodes; None where Slurm does not say."""
+    found = re.match(r"\d+", _config().get("SlurmdPort", ""))
+    return int(found[0]) if found else None
+
+
 def max_array_size() -> int:
     """How many elements an array may have, with indices from 0: MaxArraySize, and what the scheduler allows."""
     if shutil.which("scontrol") is None:

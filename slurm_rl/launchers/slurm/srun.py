@@ -11,6 +11,7 @@ from slurm_rl.errors import SlurmRLError
 from slurm_rl.job.agents import agent_environment, container_cleanup, find_dirty, own_user
 from slurm_rl.launchers.slurm.components import split_hosts
 from slurm_rl.launchers.slurm.partitions import nodes_down
+from slurm_rl.launchers.slurm.reach import find_unreachable
 from slurm_rl.node.cleaning import DONE
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
@@ -18,6 +19,8 @@ from slurm_rl.plan.step import build_nodes_step, build_srun, wrap_agent
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 
 _CLEANING_S = 30.0
+_ANSWER_S = 15.0
+"""A node that boots again is there by then; who is silent for longer is as good as lost."""
 
 
 def start_slurm_agents(
@@ -61,8 +64,10 @@ def clean_nodes(
         return []
     dirty = [hosts[rank] for rank in ranks]
     reachable = _without_down(dirty)
+    gone = find_unreachable(reachable, _ANSWER_S) if reachable else []
+    reachable = [host for host in reachable if host not in gone]
     if not reachable:
-        append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=dirty, errors="all are down")
+        append_event(run, "nodes/cleaned", attempt=attempt.number, hosts=dirty, silent=dirty, errors="none answers")
         return dirty
     command = [plan.host_python, "-m", "slurm_rl.node.cleaning"]
     command += ["--run-dir", plan.run_dir, "--attempt", str(attempt.number), "--job-key", job_key]

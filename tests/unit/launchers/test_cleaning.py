@@ -28,6 +28,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         return "".join(f"{DONE}{host}\n" for host in named.partition("=")[2].split(",")), ""
 
     monkeypatch.setattr(srun, "run_srun", run_srun)
+    monkeypatch.setattr(srun, "find_unreachable", lambda hosts, within_s: [])
     return found
 
 
@@ -50,6 +51,17 @@ def test_a_lost_node_is_not_named_so_that_the_others_are_cleaned(
     assert silent == ["a3"]
     assert [word for word in asked[0] if word.startswith("--nodelist=")] == ["--nodelist=a2"]
     assert read_rows(run.events)[-1]["hosts"] == ["a2", "a3"]
+
+
+def test_a_node_that_does_not_answer_is_not_waited_for_by_srun(
+    tmp_path: Path, asked: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm has not missed it yet, and an srun that names it would wait for half a minute."""
+    monkeypatch.setattr(srun, "nodes_down", list)
+    monkeypatch.setattr(srun, "find_unreachable", lambda hosts, within_s: ["a2"])
+    silent, _ = clean(tmp_path, ended=[0])
+    assert silent == ["a2"]
+    assert [word for word in asked[0] if word.startswith("--nodelist=")] == ["--nodelist=a3"]
 
 
 def test_where_all_are_down_no_srun_is_tried(
