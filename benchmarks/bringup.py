@@ -70,10 +70,11 @@ class Bench:
 
 
 def print_phases(run: Path, start: float) -> None:
-    """Where our seconds went."""
+    """Where our seconds went; of the gate also what it took by itself."""
     rows = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     phases = [f"{row['kind']} {row['time'] - start:.1f}" for row in rows if row["time"] > start]
-    print(f"  phases: {', '.join(phases)}", file=sys.stderr)
+    gate = [f"; gate {row['seconds']:.1f} s" for row in rows if row["kind"] == "preflight/passed"]
+    print(f"  phases: {', '.join(phases)}{''.join(gate)}", file=sys.stderr)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`goodput`: where the GPU-time of runs went, from their directories alone."""
+"""`goodput`: where the GPU-time of runs went, from their directories alone; on wish by Slurm's own times."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from pathlib import Path
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError, RunDirError
+from slurm_rl.goodput.holds import NOT_BILLED, Billed
 from slurm_rl.goodput.nouns import BUCKETS, Ledger
-from slurm_rl.goodput.read import add_ledgers, find_runs, read_ledger, read_mfu
+from slurm_rl.goodput.read import add_ledgers, find_runs, read_jobs, read_ledger, read_mfu
 from slurm_rl.goodput.words import render_held, render_line, render_ratio, render_time
+from slurm_rl.launchers.slurm.commands import query_starts
 from slurm_rl.report.columns import GAP, Shrink, find_width, fit
 from slurm_rl.report.goodput_bar import render_bar_file
 from slurm_rl.run_dir import RunDir, expect_writable, write_text
@@ -29,7 +31,8 @@ def run(words: list[str]) -> int:
     since = None if args.since is None else parse_since(args.since, time.time())
     folders = [parse_path(word) for word in told.rest or [_RUNS]]
     runs = list({found.path: found for folder in folders for found in _require_runs(folder)}.values())
-    both = [(found, ledger) for found in runs if (ledger := read_ledger(found, since=since))]
+    billed = ask_accounting(runs) if args.accounting else NOT_BILLED
+    both = [(found, ledger) for found in runs if (ledger := read_ledger(found, since=since, billed=billed))]
     if not both:
         print("no attempt of these runs has started" + (f" or held nodes since {args.since}" if args.since else ""))
         return 0
@@ -43,6 +46,16 @@ def run(words: list[str]) -> int:
     else:
         print(show_plainly("\n".join([render_many(both, find_width()), "", *map(render_line, totals)])))
     return 0
+
+
+def ask_accounting(runs: Sequence[RunDir]) -> Billed:
+    """What Slurm billed for the jobs of these runs, in one question.
+
+    Raises:
+        SlurmUnavailableError: there is no accounting, or it does not answer.
+    """
+    jobs = sorted({job for run in runs for job in read_jobs(run) if re.fullmatch(r"\d+(_\d+)?", job)})
+    return query_starts(jobs) if jobs else NOT_BILLED
 
 
 def save_bar(path: Path, total: Ledger) -> None:

@@ -306,8 +306,10 @@ VERBS = {
             flag("--since", metavar="DAY", help="leave out what was before: 2026-11-01, or 30d for so many days"),
             _JSON,
             flag("--svg", type=Path, metavar="FILE", help="draw the bar of all of them together, too"),
+            flag("--accounting", action="store_true", help="hold times by Slurm's accounting (sacct), to its second"),
         ),
-        details="run | folder: ./runs when none is named. Run directories alone are read: no cluster is asked.",
+        details="run | folder: ./runs when none is named. Run directories alone are read: no cluster is asked without "
+        "--accounting.",
     ),
     "report": Verb(
         "write summary.json and report.html of a run again; of a sweep, report.html with its leaderboard and curves",

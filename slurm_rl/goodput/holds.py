@@ -45,8 +45,18 @@ def is_settled(event: Row) -> bool:
     return event.get("kind") == "attempt/ended" and "seconds" not in event
 
 
+Billed = Mapping[str, Sequence[tuple[float, float]]]
+"""Job -> start and end of each of its starts, as the scheduler's accounting has them."""
+NOT_BILLED: Billed = {}
+
+
 def find_holds(
-    events: Sequence[Row], steps: Mapping[int, Sequence[Row]], *, units: int = 1, spare: int = 0
+    events: Sequence[Row],
+    steps: Mapping[int, Sequence[Row]],
+    *,
+    units: int = 1,
+    spare: int = 0,
+    billed: Billed = NOT_BILLED,
 ) -> list[Hold]:
     """The starts of a run in their order, none overlapping the next.
 
@@ -54,6 +64,7 @@ def find_holds(
         events: oldest first.
         steps: rows of steps.jsonl by attempt: the last sign of life of many.
         units, spare: of a start whose event does not say what it held.
+        billed: counts in place of what events say, where it has a start.
     """
     starts: list[_Start] = []
     submitted: float | None = None
@@ -72,8 +83,9 @@ def find_holds(
     holds: list[Hold] = []
     for place, start in enumerate(starts):
         later = starts[place + 1] if place + 1 < len(starts) else None
-        begin = max(start.begin, holds[-1].end if holds else start.begin)
-        end = max(begin, _find_end(start, later, steps))
+        said = _find_billed(start, billed) or (start.begin, _find_end(start, later, steps))
+        begin = max(said[0], holds[-1].end if holds else said[0])
+        end = max(begin, said[1])
         held = int(number(start.first, "gpus", 0.0) or number(start.first, "nodes", 0.0)) or units
         queued = _find_queued(start, holds[-1].end if holds else None, begin)
         idle = int(number(start.first, "spare", spare))
@@ -89,6 +101,13 @@ def clip(hold: Hold, since: float) -> Hold:
     """
     begin = min(hold.end, max(hold.start, since))
     return replace(hold, start=begin, queued_s=min(hold.queued_s, max(0.0, hold.start - since)))
+
+
+def _find_billed(start: _Start, billed: Billed) -> tuple[float, float] | None:
+    """The row in whose time this start began; in whole seconds, so a word at its edge may be a second beside it."""
+    at = number(start.first, "time")
+    rows = [row for row in billed.get(start.key[0], ()) if row[0] - 1 <= at <= row[1] + 1]
+    return max(rows, default=None)
 
 
 def _find_end(start: _Start, later: _Start | None, steps: Mapping[int, Sequence[Row]]) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_rl.goodput.causes import find_cause
-from slurm_rl.goodput.holds import clip, find_holds, is_settled, number
+from slurm_rl.goodput.holds import NOT_BILLED, Billed, clip, find_holds, is_settled, number
 from slurm_rl.goodput.nouns import BUCKETS, Cause, Charge, Hold, Ledger
 from slurm_rl.goodput.paint import Label, Stripe, paint
 from slurm_rl.jsonl import Row
@@ -45,7 +45,14 @@ class _Attempt:
 
 
 def build_ledger(
-    events: Sequence[Row], steps: Steps, *, unit: str = "GPU", units: int = 1, spare: int = 0, since: float = 0.0
+    events: Sequence[Row],
+    steps: Steps,
+    *,
+    unit: str = "GPU",
+    units: int = 1,
+    spare: int = 0,
+    since: float = 0.0,
+    billed: Billed = NOT_BILLED,
 ) -> Ledger | None:
     """The ledger of a run as it is now; None before its first attempt.
 
@@ -55,9 +62,10 @@ def build_ledger(
         unit: `GPU`, or `node` where there are none.
         units, spare: what a start held whose event does not say so, as by earlier versions.
         since: leave out what was before.
+        billed: what the scheduler's accounting says of the starts; see `find_holds`.
     """
     ordered = sorted(events, key=lambda event: number(event, "time"))
-    holds = find_holds(ordered, steps, units=units, spare=spare)
+    holds = find_holds(ordered, steps, units=units, spare=spare, billed=billed)
     if not holds:
         return None
     attempts = _find_attempts(ordered, steps, holds)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from slurm_rl.goodput.holds import NOT_BILLED, Billed
 from slurm_rl.goodput.ledger import build_ledger
 from slurm_rl.goodput.mfu import Mfu, compute_mfu
 from slurm_rl.goodput.nouns import BUCKETS, Charge, Ledger
@@ -19,11 +20,18 @@ def read_steps(run: RunDir) -> dict[int, list[Row]]:
     return {number: read_rows(run.attempt(number).steps) for number in run.attempt_numbers()}
 
 
-def read_ledger(run: RunDir, *, since: float | None = None) -> Ledger | None:
+def read_jobs(run: RunDir) -> list[str]:
+    """The jobs that its attempts were in."""
+    begun = [row for row in read_rows(run.events) if row.get("kind") == "attempt/started"]
+    return list(dict.fromkeys(str(row.get("job")) for row in begun))
+
+
+def read_ledger(run: RunDir, *, since: float | None = None, billed: Billed = NOT_BILLED) -> Ledger | None:
     """The ledger as it is now; None before the first attempt, and of a run that no controller drives.
 
     Args:
         since: leave out what was before that time, in seconds since 1970.
+        billed: what the scheduler's accounting says of its jobs.
     """
     plan = read_json(run.plan) if run.plan.is_file() else {}
     gpus = int(plan.get("gpus_per_node") or 0)
@@ -37,6 +45,7 @@ def read_ledger(run: RunDir, *, since: float | None = None) -> Ledger | None:
         units=nodes * each,
         spare=idle * each,
         since=since or 0.0,
+        billed=billed,
     )
 
 

@@ -109,6 +109,26 @@ def query_hold(job_id: str) -> dict[str, float]:
     return {name: time for name, time in found if time is not None}
 
 
+def query_starts(job_ids: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+    """Start and end, in seconds since 1970, of every start of these jobs that is over, by Slurm's accounting.
+
+    Raises:
+        SlurmUnavailableError: there is none, or it does not answer.
+    """
+    # -D: the starts that a requeue ended, too.
+    argv = ["sacct", "-n", "-P", "-X", "-D", "-o", "JobID,Start,End", "-j", ",".join(job_ids)]
+    done = execute_slurm(argv, SLURM_TIME_FORMAT="%s")
+    if done.returncode or _NO_ACCOUNTING in done.stderr.lower():
+        raise slurm_error(done)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for line in done.stdout.splitlines():
+        job_id, *said = line.split("|")
+        times = [time for time in map(_read_time, said) if time is not None]
+        if len(times) == 2:
+            found.setdefault(job_id, []).append((times[0], times[1]))
+    return found
+
+
 def fold_elements(job_ids: Iterable[str]) -> list[str]:
     """Ids to ask about: several elements of an array as the whole array, which is one id and one answer.
 
