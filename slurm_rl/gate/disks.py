@@ -1,7 +1,7 @@
-"""Verdicts on how fast a node writes to the disks of a run: `dd` with fsync, as it prints it. Pure.
+"""Verdicts on how fast a node writes to the disks of a run: a line a try, with its status and the time around it. Pure.
 
-    write run_dir 0 8388608 bytes (8.4 MB, 8.0 MiB) copied, 0.0123 s, 682 MB/s
-    write tmp_root 124
+    write run_dir 0 1740327900.104210 1740327900.203301
+    write tmp_root 124 1740327901.000012 1740327911.001734
 
 A node is bad whose every try is slower than `_PLENTY_MB_S` and than a fifth of what the others do: a disk that all of
 them share may be slow for all, which is told and blames nobody.
@@ -24,17 +24,16 @@ _LATE = 124
 _PLENTY_MB_S = 10.0
 _SLOW = 0.2
 _LEAST_PEERS = 2
-_TRY = re.compile(r"^write (\w+) (\d+)(?: (\d+) bytes .*copied, (\d+(?:\.\d+)?(?:e[+-]?\d+)?) s)?", re.MULTILINE)
+_TRY = re.compile(r"^write (\w+) (\d+) (\d+\.\d+) (\d+\.\d+)$", re.MULTILINE)
 
 
 def read_disks(text: str, rc: int, wanted: Wanted) -> Verdict:
     """The best try of each place, in MB/s."""
     tries: dict[str, list[float | None]] = {}
-    for place, status, num_bytes, seconds in _TRY.findall(text):
-        late = int(status) == _LATE
-        known = num_bytes and seconds and float(seconds) > 0
-        rate = int(num_bytes) / 1e6 / float(seconds) if known else NUM_BYTES / 1e6 / TIMEOUT_S if late else None
-        tries.setdefault(place, []).append(rate)
+    for place, status, begin, end in _TRY.findall(text):
+        seconds = float(end) - float(begin)
+        is_known = int(status) in (0, _LATE) and seconds > 0
+        tries.setdefault(place, []).append(NUM_BYTES / 1e6 / seconds if is_known else None)
     rates = {place: max((one for one in found if one is not None), default=None) for place, found in tries.items()}
     facts = {place: f"{rate:.4g}" for place, rate in rates.items() if rate is not None}
     found = [

@@ -41,9 +41,9 @@ def make_slow_python(folder: Path, python: Path, node: str) -> Path:
         f"""#!/bin/sh
 case "$SLURMD_NODENAME $*" in "{node} "*fabric_node*) ;; *) exec {python} "$@" ;; esac
 setsid {python} "$@" & pid=$!
-trap 'kill -KILL -- -$pid; exit 1' TERM INT HUP
+trap 'env kill -KILL -- -$pid; exit 1' TERM INT HUP
 while kill -0 $pid 2>/dev/null; do
-kill -STOP -- -$pid; sleep 0.09; kill -CONT -- -$pid; sleep 0.01
+env kill -STOP -- -$pid; sleep 0.09; env kill -CONT -- -$pid; sleep 0.01
 done
 """
     )
