@@ -18,7 +18,7 @@ import slurm_rl
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.jsonl import append_row, read_lines, read_rows
-from slurm_rl.nodes.evidence import Evidence, note_evidence
+from slurm_rl.nodes.evidence import Evidence, note_evidence, note_passed
 from slurm_rl.nodes.site import publish, read_site
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir, append_event, read_json, write_json, write_last, write_text
@@ -383,19 +383,24 @@ def site_nodes(folder: Path) -> Case:
     )
 
 
-@writer("nodes.jsonl", "nodes.evidence.note_evidence", "cli.nodes._write")
+@writer("nodes.jsonl", "nodes.evidence.note_evidence", "nodes.evidence.note_passed", "cli.nodes._write")
 def nodes(folder: Path) -> Case:
     run = RunDir(folder)
 
     def note(name: str) -> None:
         note_evidence(run, Evidence.found(name, "ecc", "a row could not be remapped", "hard", attempt=1))
+        note_passed(run, [f"{name}-passed"], "fabric")
 
     def names() -> list[str]:
         return [row["node"] if row else "damaged" for row in read_lines(run.nodes)]
 
     note("n1")
+    both = ["n1", "n1-passed", "n2", "n2-passed"]
     return Case(
-        lambda: note("n2"), lambda: names()[-1] == "n2", lambda: names() in (["n1"], ["n1", "n2"]), raises=False
+        lambda: note("n2"),
+        lambda: names()[-2:] == both[2:],
+        lambda: names() in (both[:2], both[:3], both),
+        raises=False,
     )
 
 
@@ -881,6 +886,8 @@ OUTSIDE = {
     "doctor.ranks._meet": "the ranks' temporary folder",
     "doctor.ranks._start": "the ranks' temporary folder",
     "doctor.ranks.watch": "the ranks' temporary folder",
+    "gate.fabric_rank.main": "its own standard output",
+    "launchers.slurm.fabric.measure_fabric": "starts that with a log; where that cannot be, nothing is tested, and told",
     "doctor.system._may_open": "asks whether a device may be opened",
     "doctor.system.look_at_run_root": "in that folder, to see whether it can; what it cannot is the finding",
     "node.environment._may_open": "asks whether a device may be opened",
