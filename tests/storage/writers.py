@@ -887,7 +887,7 @@ OUTSIDE = {
     "doctor.ranks._start": "the ranks' temporary folder",
     "doctor.ranks.watch": "the ranks' temporary folder",
     "gate.fabric_rank.main": "its own standard output",
-    "launchers.slurm.fabric.measure_fabric": "starts that with a log; where that cannot be, nothing is tested, and told",
+    "launchers.slurm.fabric.measure_fabric": "starts that with a log; where that cannot be, nothing is tested",
     "doctor.system._may_open": "asks whether a device may be opened",
     "doctor.system.look_at_run_root": "in that folder, to see whether it can; what it cannot is the finding",
     "node.environment._may_open": "asks whether a device may be opened",
