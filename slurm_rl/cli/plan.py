@@ -9,6 +9,7 @@ import textwrap
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
+from slurm_rl.plan.reasons import explain_exactness
 from slurm_rl.plan.render import render_plan
 from slurm_rl.report.columns import find_width
 from slurm_rl.runs.checks import check_submission
@@ -21,6 +22,10 @@ def run(words: list[str]) -> int:
     told = read_words("plan", words)
     config, plan, directory = compose_run(told.rest, told.flags.config_dir)
     text = json.dumps(plan.to_json(), indent=2) if told.flags.json else fold_reasons(render_plan(plan), find_width())
+    exactness = explain_exactness(config)
+    if exactness is not None and not told.flags.json:
+        said = f"exactness  {exactness[0]} ({exactness[1]})"
+        text = text.replace("\n\nplacement\n", f"\n{said}\n\nplacement\n", 1)
     print(text, flush=True)
     check_submission(config, plan, directory, tell)
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from slurm_rl.config.functions import file_of
 from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
@@ -32,6 +32,10 @@ class EnvironmentConfig(Section):
     turn_tokens: PositiveInt | None = None
     """Longest reply of one turn, in tokens. rollout.max_tokens bounds the episode: all replies and all that the
     environment said; where another reply of this length would not fit it ends as truncated."""
+    order: Literal["waves", "free"] = "waves"
+    """waves: all episodes reply, then all environments step, and so on; a killed run has the same metrics in every
+    digit. free: each goes on as soon as its own step is there, which keeps engines busy; a killed run has the same
+    tokens in float32, and samples no turn again that had ended."""
     num_workers: PositiveInt = 1
     """Processes that hold environments, on the node of the trainer."""
     timeout_s: PositiveFloat = 10.0

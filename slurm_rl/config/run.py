@@ -20,6 +20,7 @@ from slurm_rl.config.preflight import PreflightConfig
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.rules import RULES
 from slurm_rl.config.section import NonNegativeInt, Section, one_of
+from slurm_rl.config.sources import episode_order
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.tasks import TASKS
 from slurm_rl.config.train import (
@@ -113,6 +114,11 @@ class RunConfig(Section):
         if self.external is not None:
             return self.external.start == "torchrun"
         return TASKS[self.task].under_torchrun
+
+    @property
+    def engines_take_any_time(self) -> bool:
+        """Whether rollout engines take requests while others are in flight."""
+        return self.rollout.continuous or episode_order(self) == "free"
 
     @property
     def correction_kind(self) -> str | None:

@@ -67,8 +67,16 @@ def each_source(config: RunConfig) -> dict[str, RunConfig]:
     return found or {"": config}
 
 
+def episode_order(config: RunConfig) -> str | None:
+    """How episodes of several turns go; None where there are none."""
+    orders = {one.env.order for one in each_source(config).values() if one.env.name is not None}
+    return min(orders, default=None)  # all the same, or refused
+
+
 def source_problems(config: RunConfig) -> Iterator[str]:
     """What is wrong with how each source is sampled and judged."""
+    if len({one.env.order for one in each_source(config).values() if one.env.name is not None}) > 1:
+        yield "env.order must be the same for all environments of a run; got free and waves. Next: choose one"
     for name, one in each_source(config).items():
         prefix = f"data.sources.{name}: " if name else ""
         if name and not one.data.train:
@@ -112,10 +120,20 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
             f"episode; got {env.turn_tokens} and {rollout.max_tokens}. Next: env.turn_tokens={rollout.max_tokens} "
             "or less"
         )
-    if rollout.max_staleness or rollout.continuous:
+    if env.program is not None and (rollout.max_staleness or rollout.continuous):
         yield (
-            f"{key} needs rollout.max_staleness=0 and rollout.continuous=false, since new weights would come "
+            "env.program needs rollout.max_staleness=0 and rollout.continuous=false, since new weights would come "
             f"between the turns of an episode; got {rollout.max_staleness} and {rollout.continuous}"
+        )
+    if env.program is not None and env.order == "free":
+        yield "env.order=free is of env.name; programs go each at its own pace. Next: leave it out"
+    if env.name is not None and rollout.continuous != (env.order == "free" and rollout.max_staleness > 0):
+        yield (
+            "environments go in waves with weights that wait for a batch, or in free order with weights that come at "
+            "any time (rollout.continuous) where sampling runs ahead; got "
+            f"env.order={env.order}, rollout.max_staleness="
+            f"{rollout.max_staleness} and rollout.continuous={str(rollout.continuous).lower()}. Next: "
+            + ("env.order=free" if rollout.continuous else "rollout.continuous=true, or env.order=waves")
         )
     if config.reward.model.beside_critic:
         yield f"{key} and reward.model.device=critic do not go together. Next: reward.model.device=cpu"

@@ -118,6 +118,8 @@ class EnvironmentPool:
         self._wakes, self._woken = multiprocessing.Pipe()
         self._looked_at = 0.0
         self._one_batch = threading.Lock()
+        self._lock = threading.Lock()
+        self.is_closed = False
         # Not forked off this one: the trainer has threads and perhaps a GPU context, and neither survives a fork.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["slurm_rl.envs.worker"])
@@ -129,7 +131,8 @@ class EnvironmentPool:
             ConfigError: the user's file cannot be run; RewardError: they are not up within `env.start_timeout_s`.
         """
         try:
-            self._processes = [self._start() for _ in range(self.config.num_workers)]
+            for _ in range(self.config.num_workers):
+                self._processes.append(self._start())
             for process in self._processes:
                 self._greet(process)
         except BaseException:
@@ -138,9 +141,12 @@ class EnvironmentPool:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._processes:
-            process.end()
-        self._processes = []
+        self.is_closed = True
+        self._wakes.send_bytes(b"")
+        with self._lock:
+            for process in self._processes:
+                process.end()
+            self._processes = []
 
     def forget(self, episodes: Sequence[str]) -> None:
         """No call of these will come again."""
@@ -167,6 +173,10 @@ class EnvironmentPool:
 
     def listen(self, timeout_s: float) -> list[Answer]:
         """Answers that have come; waits up to `timeout_s` for the first, less where other calls were submitted."""
+        with self._lock:
+            return [] if self.is_closed else self._listen(timeout_s)
+
+    def _listen(self, timeout_s: float) -> list[Answer]:
         self._share_out()
         by_connection = {process.connection: process for process in self._processes}
         found: list[Answer] = []

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from slurm_rl.config.sources import episode_order
 from slurm_rl.plan.fit import Fitting, list_choices, search_fitting
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import ask_for
@@ -29,6 +30,8 @@ def list_reasons(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> 
     found = [_explain_placement(config, plan), *_explain_sizes(config, plan, shape)]
     if plan.torchrun is None:
         found += [_explain_engines(config, plan), _explain_weights(config, plan), *_explain_models(config)]
+        exactness = explain_exactness(config)
+        found += [exactness] if exactness is not None else []
     if config.model.attention == "auto":
         found.append(_explain_attention(config))
     return found
@@ -131,6 +134,23 @@ def _why_inexact(config: RunConfig) -> str:
         "top_p, top_k, min_p or repetition_penalty": rollout.bends_distribution,
     }
     return ", ".join(cause for cause, holds in causes.items() if holds)
+
+
+def explain_exactness(config: RunConfig) -> Reason | None:
+    """What a killed run has when it has gone on; of one with environments, where it is chosen."""
+    order, ahead = episode_order(config), config.rollout.max_staleness > 0
+    if order is None:
+        return None
+    if order == "waves":
+        return "after a kill: every metric in every digit", "env.order=waves"
+    if ahead:
+        return "after a kill: no ended turn of a saved policy is lost", "env.order=free, rollout.continuous"
+    if config.model.dtype == "float32":
+        return "after a kill: the same tokens, no ended turn is sampled again", "env.order=free, float32"
+    return (
+        "after a kill: no ended turn is sampled again",
+        f"env.order=free, {config.model.dtype}",
+    )
 
 
 def _explain_attention(config: RunConfig) -> Reason:

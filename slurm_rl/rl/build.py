@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import each_source
+from slurm_rl.config.sources import each_source, episode_order
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.plan.topology import ActorPlan
@@ -16,6 +16,7 @@ from slurm_rl.rl.rollout.care import EngineCare
 from slurm_rl.rl.rollout.dispatch import RolloutEngine, max_calls
 from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.episodes import Episodes
+from slurm_rl.rl.rollout.free_order import FreeEpisodes
 from slurm_rl.rl.rollout.journal import Journal
 from slurm_rl.rl.rollout.mixture import Mixture, Part
 from slurm_rl.rl.rollout.programs import build_programs
@@ -43,9 +44,11 @@ def start_engine(
     max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
     # Chunks and weights in flight at once, where engines take them so.
     staleness = config.rollout.max_staleness
-    num_calls = max_calls(staleness) + 2 * (staleness + 1) if config.rollout.continuous else 1
+    any_time = config.engines_take_any_time
+    num_calls = max_calls(staleness) + 2 * (staleness + 1) if any_time else 1
     engine: type[RolloutEngine] = VLLMEngine
-    rollout = config.rollout.model_copy(update={"weight_transfer": cluster.plan.weight_transfer})
+    told = {"weight_transfer": cluster.plan.weight_transfer, "continuous": any_time}
+    rollout = config.rollout.model_copy(update=told)
     actor = _actors(cluster, "rollout")[index]
     return cluster.place(
         actor,
@@ -110,7 +113,8 @@ def _build_part(
 
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     renderer = TurnRenderer(tokenizer, open_template(tokenizer, config.data))
-    return Episodes(
+    in_order = FreeEpisodes if config.env.order == "free" else Episodes
+    return in_order(
         sampler,
         judge.environments,
         renderer,
@@ -128,7 +132,7 @@ def open_journal(run: RunDir, config: RunConfig, judges: Mapping[str, Judge]) ->
     return Journal(
         run.journal,
         pools[0].facts,
-        keeps_all=True,
+        keeps_all=episode_order(config) == "waves",
         staleness=config.rollout.max_staleness,
         report=functools.partial(append_event, run),
         require_ours=run.require_ours,

@@ -75,11 +75,12 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
             all_prompts.answers += encode_answers(answered, encoder.tokenizer)
     if encoder.images is not None:
         all_prompts.max_images = max(len(prompt.images) for prompt in [*all_prompts.train, *all_prompts.held_out])
-    if all_prompts.max_images and config.rollout.continuous:
+    if all_prompts.max_images and config.engines_take_any_time:
         raise ConfigError(
-            "rollout.continuous goes with text alone: completions in flight would keep what the old vision tower saw",
+            "rollout.continuous and env.order=free go with text alone: completions in flight would keep what the old "
+            "vision tower saw",
             seen=f"prompts with up to {all_prompts.max_images} images",
-            action="set rollout.continuous=false",
+            action="set rollout.continuous=false and env.order=waves",
         )
     return all_prompts, counts
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -51,6 +51,7 @@ class RolloutPipeline(Generic[Ticket]):
             and that long it may take; with None they do.
         staleness: k.
         num_steps: the batches of steps from here on are not asked for.
+        is_journalled: what is in flight goes on from its own journal, so that no checkpoint waits for it.
     """
 
     def __init__(
@@ -60,8 +61,9 @@ class RolloutPipeline(Generic[Ticket]):
         *,
         staleness: int,
         num_steps: int,
+        is_journalled: bool = False,
     ) -> None:
-        self._start, self._finish = start, finish
+        self._start, self._finish, self.is_journalled = start, finish, is_journalled
         self.staleness, self.num_steps = staleness, num_steps
         self._entries: dict[int, tuple[Ticket, Future[Batch]]] = {}
         self._done: dict[int, Batch] = {}
@@ -86,6 +88,8 @@ class RolloutPipeline(Generic[Ticket]):
         One that a stop signal interrupted gets `within_s` to end and is left out otherwise: it will be sampled
         anew, with newer weights.
         """
+        if self.is_journalled:
+            return {}
         deadline = time.monotonic() + within_s
         for step, (ticket, future) in sorted(self._entries.items()):
             try:
@@ -98,6 +102,10 @@ class RolloutPipeline(Generic[Ticket]):
             self._done[step] = batch
         self._entries.clear()
         return {step: batch.groups for step, batch in sorted(self._done.items())}
+
+    def wait(self) -> None:
+        """Until nothing is in flight; what went wrong is told when it is taken."""
+        wait([future for _, future in self._entries.values()])
 
     def restore(self, batches: dict[int, list[Group]]) -> None:
         """Go on with the batches of a checkpoint."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import episode_order
 from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.report.step_log import SAVE
@@ -74,6 +75,7 @@ class GRPOTrainer:
             source.finish,
             staleness=config.rollout.max_staleness,
             num_steps=config.trainer.num_steps,
+            is_journalled=episode_order(config) == "free",
         )
         self.batches = BatchCollector(config, run, source, self.pipeline)
         self.evaluator = Evaluator(config, run, prompts.held_out, rollouts, sync, self.write_row)
@@ -163,7 +165,10 @@ class GRPOTrainer:
                 self.sampler.sleep()
 
     def push_weights(self, timer: Timer) -> None:
-        """Send the weights; returns at once."""
+        """Send the weights; returns at once, but for episodes in waves, between whose turns no weights may come."""
+        if episode_order(self.config) == "waves":
+            with timer.phase("rollout"):
+                self.pipeline.wait()
         with timer.phase("sync"):
             self.sync.push(self.state.step)
 
@@ -175,7 +180,7 @@ class GRPOTrainer:
         bound on staleness would not hold.
         """
         with timer.phase("sync"):
-            return self.sync.verify(leave=0 if self.config.rollout.continuous else self.pipeline.staleness)
+            return self.sync.verify(leave=0 if self.config.engines_take_any_time else self.pipeline.staleness)
 
     # ---- around the step -----------------------------------------------------------------------
 

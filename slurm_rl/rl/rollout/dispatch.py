@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_rl.errors import TrainingError
 from slurm_rl.math.sequences import TokenPrompt
@@ -29,6 +29,9 @@ from slurm_rl.node.joined import POLL_S
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
+
+if TYPE_CHECKING:
+    from slurm_rl.rl.rollout.replies import Replied, ReplyRequest
 
 _CHUNKS_OF_A_BATCH = 4
 """Chunks that an engine gets of each batch, at the least, where there are prompts enough."""
@@ -51,6 +54,16 @@ class RolloutEngine(Protocol):
         Args:
             seeds: one a prompt, in 0 .. 2^63 - 1; they alone decide the random numbers, not the rest of the batch.
         """
+
+    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> None:
+        """Begin to sample single replies beside all that is in flight; for engines that take requests at any time.
+
+        Args:
+            client: names who asks, and who alone gets them.
+        """
+
+    def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
+        """Replies that have ended since the last call; waits `wait_s` for the first, and then so long for others."""
 
     def load_weights(self, version: int, records: Sequence[WeightRecord], probe: TokenPrompt) -> HeldWeights:
         """Take whole weights, or adapters over the base; then say what is held."""

@@ -64,7 +64,9 @@ class Episode:
 
     @property
     def next_seed(self) -> int:
-        """Of the next reply after the first."""
+        """Of the next reply; of the first as vLLM seeds the completions of one prompt."""
+        if not self.turns:
+            return derive_seed(self.seed, self.place) + self.member
         return derive_seed(self.seed, self.place, self.member, len(self.turns))
 
     def next_prompt(self) -> EncodedPrompt:

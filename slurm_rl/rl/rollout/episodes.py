@@ -65,6 +65,8 @@ class Episodes:
     def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> PendingEpisodes:
         spec = replace(spec, max_tokens=self.limits.turn_tokens)
         journal = self.journal.open(spec, prompts, self.pool.facts) if self.journal is not None else None
+        if journal is not None and self.pool.facts.resume == "restart":
+            journal.histories.clear()  # of a world that begins anew nothing is known
         return PendingEpisodes(spec, self.sampler.start(prompts, spec), journal)
 
     def finish(self, pending: PendingEpisodes, timer: Timer, within_s: float | None = None) -> list[Group]:

@@ -54,6 +54,9 @@ def test_a_source_has_an_environment_a_reward_and_a_length_of_its_own(
     assert games.data.train == f"{tmp_path}/games.jsonl"
 
 
+WAVES, FREE = "{name: g.py:G, turn_tokens: 1}", "{name: g.py:G, turn_tokens: 1, order: free}"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -65,9 +68,15 @@ def test_a_source_has_an_environment_a_reward_and_a_length_of_its_own(
         (["+data.sources.sums.system=Hi"], "data.sources.sums.system needs data.chat_template=true"),
         (["data.system=Hi"], "system needs data.chat_template=true"),
         (["+data.sources.sums.wait=1"], "data.sources.sums.wait"),
-        (["+data.sources.a:b.train=addition"], "data.sources"),
-        (["+data.sources.sums.reward={service: {enabled: true}}"], "reward.service.enabled is for the reward of"),
-        (["~reward.verifiers", "+data.sources.sums.reward={verifiers: {arithmetic: 1}}"], "must be given a reward"),
+        ([f"+data.sources.games.env={FREE}", "rollout.max_staleness=1"], "games: environments go in waves with"),
+        (
+            [f"+data.sources.games.env={WAVES}", "rollout.max_staleness=1", "rollout.continuous=true"],
+            "games: environments go in waves .* Next: env.order",
+        ),
+        (
+            [f"+data.sources.games.env={WAVES}", f"+data.sources.sums.env={FREE}"],
+            "env.order must be the same for all environments",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: list[str], message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -127,6 +128,37 @@ class Slow(Count):
     async def step(self, reply: Reply) -> Step:  # type: ignore[override]
         await asyncio.sleep(600 if reply.text == "wait" else 0.3)
         return super().step(reply)
+
+
+class Counted(Count):
+    """Has an effect outside that it makes once a call, as a repeated step needs it."""
+
+    def reset(self, row: Row, seed: int) -> None:
+        super().reset(row, seed)
+        self.folder = Path(row.prompt)
+
+    def step(self, reply: Reply) -> Step:
+        (self.folder / reply.call_id).touch()
+        return super().step(reply)
+
+
+class CountedFleeting(Counted):
+    """The same, and nothing brings it back."""
+
+    resume = "restart"
+
+
+class Saved(Counted):
+    """The same, brought back by what it says of itself."""
+
+    resume = "snapshot"
+
+    def snapshot(self) -> bytes:
+        return json.dumps([str(self.folder), self.last, self.replies]).encode()
+
+    def restore(self, row: Row, data: bytes) -> None:
+        folder, self.last, self.replies = json.loads(data)
+        self.folder = Path(folder)
 
 
 class Noted(Count):

@@ -44,10 +44,12 @@ class SampledTokens:
 
 
 @dataclass
-class _Request:
+class Request:
+    """On its way, and what came of it."""
+
     samples: list[SampledTokens]
     prompt_logprobs: Any = None
-    done: Future[_Request] = field(default_factory=Future)
+    done: Future[Request] = field(default_factory=Future)
 
 
 class ContinuousEngine:
@@ -59,7 +61,7 @@ class ContinuousEngine:
     def __init__(self, engine: Any, version: int = -1) -> None:
         self._engine, self.version = engine, version
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, Request] = {}
         self._names = count()
         self._broken: BaseException | None = None
         self._held = False
@@ -72,8 +74,12 @@ class ContinuousEngine:
             prompts: in vLLM's form, such as `{"prompt_token_ids": [...]}`.
             params: vLLM's SamplingParams for each, with `output_kind` CUMULATIVE.
         """
+        return [future.result().samples for future in self.begin(prompts, params)]
+
+    def begin(self, prompts: Sequence[dict[str, Any]], params: Sequence[Any]) -> list[Future[Request]]:
+        """The same without waiting for their end."""
         requests = self.run(lambda: [self._add(*pair) for pair in zip(prompts, params, strict=True)])
-        return [request.done.result().samples for request in requests]
+        return [request.done for request in requests]
 
     def update(self, version: int, load: Callable[[], T], probe: dict[str, Any], params: Any) -> tuple[T, Any]:
         """Between two steps: `load()` new weights, which are `version` from the next token on, and probe them.
@@ -82,7 +88,7 @@ class ContinuousEngine:
             what `load` returned, and vLLM's prompt logprobs of `probe` under the new weights.
         """
 
-        def take() -> tuple[T, _Request]:
+        def take() -> tuple[T, Request]:
             loaded = load()
             # Keys and values of the old weights, also those of completions in flight, are computed anew.
             self._engine.reset_prefix_cache(reset_running_requests=True)
@@ -115,12 +121,12 @@ class ContinuousEngine:
         self._inbox.put(call)
         return future.result()
 
-    def _add(self, prompt: dict[str, Any], params: Any) -> _Request:
+    def _add(self, prompt: dict[str, Any], params: Any) -> Request:
         if self._broken is not None:
             raise self._broken
         name = f"continuous-{next(self._names)}"
         self._engine.add_request(name, prompt, params)
-        request = _Request([SampledTokens() for _ in range(params.n)])
+        request = Request([SampledTokens() for _ in range(params.n)])
         self._requests[name] = request
         return request
 

@@ -14,7 +14,9 @@ from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.node.processes import end_life_before
 from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
 from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.rl.rollout.replies import Replied, ReplyRequest
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine
+from slurm_rl.rl.rollout.vllm.ended_replies import EndedReplies
 from slurm_rl.rl.rollout.vllm.vision_inputs import build_input, build_options, check_expanded
 from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
 from slurm_rl.run_dir import read_json
@@ -78,6 +80,7 @@ class VLLMEngine:
 
         self.llm.llm_engine.step = beating_step
         self.continuous = ContinuousEngine(self.llm.llm_engine) if rollout.continuous else None
+        self.replies = EndedReplies(self.continuous) if self.continuous is not None else None
 
     def ready(self) -> bool:
         return True
@@ -98,6 +101,17 @@ class VLLMEngine:
             [self._completion(item, []) for item in sorted(output.outputs, key=lambda item: item.index)]
             for output in outputs
         ]
+
+    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> None:
+        assert self.replies is not None, "asked of engines that take requests at any time"
+        inputs = [build_input(request.prompt) for request in requests]
+        params = [_sampling_params(request.spec, request.seed) for request in requests]
+        self.replies.begin(client, [request.episode for request in requests], inputs, params)
+
+    def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
+        assert self.replies is not None, "asked of engines that take requests at any time"
+        ended = self.replies.take(client, wait_s, linger_s)
+        return [(name, self._completion(item, item.versions)) for name, item in ended]
 
     def _completion(self, item: Any, versions: list[int]) -> Completion:
         token_ids = list(item.token_ids)
@@ -163,6 +177,8 @@ class VLLMEngine:
                 # What the vision tower made of images is of the old weights, and vLLM knows images by their pixels.
                 self.llm.llm_engine.reset_encoder_cache()
             self.version = version
+            if self.continuous is not None:
+                self._wake("kv_cache")
             return checksums
 
         prompt = build_input(probe)
@@ -186,7 +202,10 @@ class VLLMEngine:
         without a GPU. Does nothing where the engine has GPUs of its own, or none.
         """
         if self.sleeps and self.asleep != _SLEEPERS:
-            self.llm.sleep(level=2)
+            if self.continuous is None:
+                self.llm.sleep(level=2)
+            else:
+                self.continuous.run(lambda: self.llm.sleep(level=2))
             self.asleep = set(_SLEEPERS)
 
     def _wake(self, what: str) -> None:

@@ -1,0 +1,40 @@
+"""Replies that have ended, until the driver takes them: the engine's side of rl/rollout/replies.py."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine, SampledTokens
+
+
+class EndedReplies:
+    """Single completions of requests that come at any time."""
+
+    def __init__(self, engine: ContinuousEngine) -> None:
+        self._engine = engine
+        self._ended: defaultdict[str, queue.SimpleQueue[tuple[str, Future[Any]]]] = defaultdict(queue.SimpleQueue)
+
+    def begin(
+        self, client: str, names: Sequence[str], prompts: Sequence[dict[str, Any]], params: Sequence[Any]
+    ) -> None:
+        """Have them sampled for who calls itself so; returns when the engine has them."""
+        ended = self._ended[client]
+        for name, future in zip(names, self._engine.begin(prompts, params), strict=True):
+            future.add_done_callback(lambda it, name=name: ended.put((name, it)))  # type: ignore[misc]
+
+    def take(self, client: str, wait_s: float, linger_s: float) -> list[tuple[str, SampledTokens]]:
+        """Those that have ended since the last call; waits `wait_s` for the first, `linger_s` more for others."""
+        waiting = self._ended[client]
+        try:
+            ended = [waiting.get(timeout=wait_s)]
+        except queue.Empty:
+            return []
+        time.sleep(linger_s)
+        while not waiting.empty():
+            ended.append(waiting.get())
+        return [(name, future.result().samples[0]) for name, future in ended]

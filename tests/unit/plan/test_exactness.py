@@ -1,0 +1,35 @@
+"""Which mode of exactness a run has is said by `plan`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+
+EXAMPLE = str(Path(__file__).parents[3] / "examples" / "guessing_game")
+WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "after a kill: every metric in every digit"),
+        (["rollout.max_staleness=2"], "after a kill: every metric in every digit"),
+        (["env.order=free"], "after a kill: the same tokens, no ended turn is sampled again"),
+        (["env.order=free", "model.dtype=bfloat16"], "after a kill: no ended turn is sampled again"),
+        (
+            ["env.order=free", "rollout.max_staleness=2", "rollout.continuous=true"],
+            "after a kill: no ended turn of a saved policy is lost",
+        ),
+    ],
+)
+def test_plan_says_what_a_killed_run_has(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("digits.jsonl").write_text("".join(f'{{"prompt": "{i:03d}?", "answer": "2"}}\n' for i in range(20)))
+    run = ["+exp=guessing_game_tiny", "data.train=digits.jsonl", "data.num_eval=1", f"env.name={WORLDS}:Count"]
+    assert main(["plan", "--config-dir", EXAMPLE, *run, *words]) == 0
+    assert said in capsys.readouterr().out

@@ -1,0 +1,255 @@
+"""Episodes in free order, with real environments and an engine whose replies come in any order; killed and gone on."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+
+from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.errors import StopRequested, TrainingError
+from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.rollout.episode import Limits
+from slurm_rl.rl.rollout.episodes import Episodes
+from slurm_rl.rl.rollout.free_order import FreeEpisodes
+from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.rl.rollout.replies import ReplyRequest
+from slurm_rl.rl.workers.ray_driver import Actor, ActorLost
+from slurm_rl.train.stop import StopFlag, Timer
+from tests.unit.rl.test_episodes import Letters
+
+WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
+LIMITS = Limits(max_turns=5, turn_tokens=4, max_tokens=60)
+SPEC = SamplingSpec(num_completions=3, max_tokens=60, temperature=1.0, top_p=1.0, seed=7, batch="rollout-3")
+ANSWERS = ["2", "3", "1", "4", "9"]
+
+
+def sample(seed: int, tokens: Sequence[int], version: int = 3) -> Completion:
+    """A reply that follows from seed and tokens, as an engine's does."""
+    draw = random.Random(f"{seed} {list(tokens)}")
+    said = "".join(draw.choice("abcdefgh") for _ in range(draw.randint(1, 4)))
+    return Completion([ord(letter) for letter in said], [-draw.random() for _ in said], said, False, version)
+
+
+class Killed(Exception):
+    """What comes from here on is never."""
+
+
+class Engine:
+    """An actor's handle: begins replies, and gives those that have ended in an order of its own.
+
+    Args:
+        lives: so many replies, and then it is dead.
+    """
+
+    def __init__(self, order: int = 0, lives: int = 10**9, version: int = 3) -> None:
+        self.asked: list[ReplyRequest] = []
+        self.random, self.lives, self.version = random.Random(order), lives, version
+        self._waiting: list[ReplyRequest] = []
+        self._lock = threading.Condition()
+
+    @property
+    def begin_replies(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._begin)
+
+    @property
+    def take_replies(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._take)
+
+    def _begin(self, client: str, requests: Sequence[ReplyRequest]) -> Any:
+        with self._lock:
+            self._waiting += requests
+            self.asked += requests
+            self._lock.notify()
+        return _ended(None)
+
+    def _take(self, client: str, wait_s: float, linger_s: float) -> Any:
+        answer: Future[Any] = Future()
+
+        def end() -> None:
+            with self._lock:
+                self._lock.wait_for(lambda: self._waiting or not self.lives, timeout=30)
+                self.random.shuffle(self._waiting)
+                count = min(self.random.randint(1, 3), len(self._waiting), self.lives)
+                taken, self._waiting = self._waiting[:count], self._waiting[count:]
+                self.lives -= count
+            if count == 0:
+                answer.set_exception(ray.exceptions.ActorDiedError())
+                return
+            answer.set_result([(it.episode, sample(it.seed, it.prompt.token_ids, self.version)) for it in taken])
+
+        threading.Thread(target=end, daemon=True).start()
+        return SimpleNamespace(future=lambda: answer)
+
+
+def _ended(value: Any) -> Any:
+    answer: Future[Any] = Future()
+    answer.set_result(value)
+    return SimpleNamespace(future=lambda: answer)
+
+
+class WaveEngine:
+    """The same for waves."""
+
+    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, seeds: Any = None) -> list[Group]:
+        from slurm_rl.rl.rollout.sampling import seed_prompts
+
+        own = seeds if seeds is not None else seed_prompts(spec, len(prompts))
+        return [
+            Group(prompt, [sample(seed + member, prompt.token_ids) for member in range(spec.num_completions)])
+            for prompt, seed in zip(prompts, own, strict=True)
+        ]
+
+    def finish(self, pending: list[Group], within_s: float | None = None) -> list[Group]:
+        return pending
+
+
+def sampler_of(*engines: Engine, care: Any = None, timeout_s: float = 60.0) -> Any:
+    cluster = SimpleNamespace(stop=StopFlag(), while_waiting=lambda: None)
+    actors = [Actor(f"rollout-{at}", engine) for at, engine in enumerate(engines)]
+    return SimpleNamespace(engines=actors, cluster=cluster, care=care, timeout_s=timeout_s)
+
+
+def prompts_of(folder: Path) -> list[EncodedPrompt]:
+    """The text names the folder where worlds leave a file a call."""
+    return [EncodedPrompt(index=i, token_ids=[63 + i], text=str(folder), answer=it) for i, it in enumerate(ANSWERS)]
+
+
+def play(kind: Any, sampler: Any, pool: EnvironmentPool, folder: Path, journal: Journal | None = None) -> list[Group]:
+    tokenizer: Any = Letters()
+    episodes = kind(sampler, pool, TurnRenderer(tokenizer, None), LIMITS, None, journal)
+    found: list[Group] = episodes.finish(episodes.start(prompts_of(folder), SPEC), Timer())
+    return found
+
+
+def pool_of(name: str) -> EnvironmentPool:
+    return EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:{name}", timeout_s=60.0))
+
+
+@pytest.fixture(scope="module")
+def in_waves(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
+    folder = tmp_path_factory.mktemp("effects")
+    with pool_of("Counted") as pool:
+        return [_without_folder(group) for group in play(Episodes, WaveEngine(), pool, folder)]
+
+
+def _without_folder(group: Group) -> Any:
+    return group.prompt.index, group.completions, [(it.value, it.failure, it.parts) for it in group.results]
+
+
+@pytest.mark.parametrize("order", range(3))
+def test_the_tokens_are_those_of_waves_in_whatever_order_replies_come(
+    in_waves: list[Group], tmp_path: Path, order: int
+) -> None:
+    with pool_of("Counted") as pool:
+        found = play(FreeEpisodes, sampler_of(Engine(order), Engine(order + 9)), pool, tmp_path)
+    assert [_without_folder(group) for group in found] == in_waves
+    failures = [it[1] for _, _, results in in_waves for it in results]  # type: ignore[misc]
+    assert failures.count(None) == 12 and failures.count("bad score") == 3, "9 replies are more than 5 turns"
+
+
+def journal_of(folder: Path, pool: EnvironmentPool, version: int = 3) -> Journal:
+    journal = Journal(folder, pool.facts, keeps_all=False, report=lambda *_, **__: None)
+    journal.resume(version, None)
+    return journal
+
+
+def live(
+    kind: str, folder: Path, lives: int, order: int, version: int = 3
+) -> tuple[list[Group] | None, list[ReplyRequest]]:
+    """A run that is over after so many replies: what is on disk stays, and nothing else."""
+    engine = Engine(order, lives, version)
+    with pool_of(kind) as pool:
+        journal = journal_of(folder / "journal", pool)
+        try:
+            return play(FreeEpisodes, sampler_of(engine), pool, folder / "effects", journal), engine.asked
+        except ActorLost:
+            return None, engine.asked
+        finally:
+            journal.close()
+
+
+@pytest.mark.parametrize("kind", ["Counted", "Saved"])
+def test_killed_again_and_again_it_has_the_same_tokens_and_samples_no_turn_twice(
+    in_waves: list[Group], tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "effects").mkdir()
+    seeds: Counter[int] = Counter()
+    found, lives = None, 0
+    while found is None:
+        found, asked = live(kind, tmp_path, 13, order=lives)
+        seeds.update(request.seed for request in asked)
+        lives += 1
+    assert [_without_folder(group) for group in found] == in_waves
+    assert lives >= 3
+    replies = sum(len(completion.turns) for _, completions, _ in in_waves for completion in completions)  # type: ignore[misc]
+    assert len(seeds) == replies
+    # An effect has the name of its call; of each call there is one, however often it was repeated.
+    names = [path.name.rpartition(".")[0] for path in (tmp_path / "effects").iterdir()]
+    assert len(names) == len(set(names)) == replies
+
+
+def test_what_had_ended_is_not_sampled_again(tmp_path: Path) -> None:
+    (tmp_path / "effects").mkdir()
+    _, first = live("Counted", tmp_path, 10, order=1)
+    data = b"".join(path.read_bytes() for path in (tmp_path / "journal").iterdir())
+    noted = data.count(b'"k":"reply"')
+    assert noted == 10
+    found, second = live("Counted", tmp_path, 10**9, order=2)
+    assert found is not None
+    replies = sum(len(completion.turns) for group in found for completion in group.completions)
+    assert len(second) == replies - noted, f"{len(first)} were asked for before"
+
+
+def test_turns_of_weights_that_were_never_saved_are_sampled_again(tmp_path: Path) -> None:
+    (tmp_path / "effects").mkdir()
+    live("Counted", tmp_path, 10, order=1, version=4)
+    found, asked = live("Counted", tmp_path, 10**9, order=2)
+    assert found is not None and len(asked) == sum(len(it.turns) for group in found for it in group.completions)
+    assert {version for group in found for it in group.completions for version in it.versions()} == {3}
+
+
+def test_an_episode_whose_world_nothing_brings_back_begins_anew(in_waves: list[Group], tmp_path: Path) -> None:
+    (tmp_path / "effects").mkdir()
+    live("CountedFleeting", tmp_path, 12, order=1)
+    found, _ = live("CountedFleeting", tmp_path, 10**9, order=2)
+    assert found is not None and [_without_folder(group) for group in found] == in_waves
+
+
+def test_a_lost_engine_is_replaced_and_its_requests_are_asked_again(in_waves: list[Group], tmp_path: Path) -> None:
+    actors: list[Actor] = []
+
+    def recover(lost: ActorLost) -> None:
+        actors[0] = Actor(lost.actor, Engine(5))
+
+    sampler = sampler_of(Engine(1, lives=4), Engine(2), care=SimpleNamespace(recover=recover))
+    actors = sampler.engines
+    with pool_of("Counted") as pool:
+        found = play(FreeEpisodes, sampler, pool, tmp_path)
+    assert [_without_folder(group) for group in found] == in_waves
+    assert actors[0].handle.asked
+
+
+def test_a_batch_that_does_not_get_on_is_told_and_a_stop_ends_the_waiting(tmp_path: Path) -> None:
+    class Silent(Engine):
+        def _take(self, client: str, wait_s: float, linger_s: float) -> Any:
+            return SimpleNamespace(future=lambda: Future())
+
+    with pool_of("Counted") as pool:
+        with pytest.raises(TrainingError, match="15 that are under way"):
+            play(FreeEpisodes, sampler_of(Silent(), timeout_s=0.5), pool, tmp_path)
+        sampler = sampler_of(Silent())
+        sampler.cluster.stop.signal = 15
+        with pytest.raises(StopRequested):
+            play(FreeEpisodes, sampler, pool, tmp_path)
