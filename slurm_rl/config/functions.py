@@ -93,7 +93,8 @@ def _with_own_ways(config: RunConfig) -> dict[str, AloneConfig]:
 def program_files(config: RunConfig) -> list[str]:
     """`file.py:main` of each Python file here that is among the words of a program."""
     words = [word for program in _programs(config).values() for word in program]
-    return [f"{word}:main" for word in words if word.endswith(".py") and Path(word).is_file()]
+    specs = [word if is_file(word) else f"{word}:main" for word in words if is_file(word) or word.endswith(".py")]
+    return [spec for spec in specs if Path(spec.rpartition(":")[0]).is_file()]
 
 
 def _programs(config: RunConfig) -> dict[str, tuple[str, ...]]:
@@ -156,9 +157,16 @@ def with_absolute_files(config: RunConfig) -> RunConfig:
         if isinstance(path, str) and path not in ("", "addition") and Path(path).exists():
             config = _replace(config, key.split("."), str(Path(path).absolute()))
     for key, program in _programs(config).items():
-        words = tuple(str(Path(word).absolute()) if Path(word).is_file() else word for word in program)
-        config = _replace(config, key.split("."), words)
+        config = _replace(config, key.split("."), tuple(map(_absolute_word, program)))
     return config
+
+
+def _absolute_word(word: str) -> str:
+    """Of a program: the path of what is a file here, all others as they are."""
+    if is_file(word) and Path(word.rpartition(":")[0]).is_file():
+        return resolve_spec(word)
+    # What is found by PATH is no file of this folder.
+    return str(Path(word).absolute()) if word.endswith(".py") and Path(word).is_file() else word
 
 
 def _below(part: Any, name: str) -> Any:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_rl.data.prompts import Message
 from slurm_rl.endpoint.conversation import Conversation, Place, Said, Sampled
 from slurm_rl.endpoint.requests import ReplyRequest
 from slurm_rl.errors import DataError
@@ -99,6 +100,8 @@ class LiveEpisode:
         self.conversation = conversation
         self.is_truncated = self.is_over = False
         self.num_replies = 0
+        self.dialogues: dict[str, list[Message]] = {}
+        """Messages up to and with each response, by its id."""
         self._answers: list[Answer] = []
 
     async def reply(self, request: ReplyRequest, call: Call) -> Answer:

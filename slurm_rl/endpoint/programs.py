@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.data.lines import shorten
-from slurm_rl.functions.load import find_file
+from slurm_rl.functions.load import find_file, is_file
 from slurm_rl.node.processes import all_pids
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.service import TOKEN_VARIABLE as REWARD_TOKEN
@@ -33,6 +33,8 @@ from slurm_rl.run_secret import TOKEN_VARIABLE
 
 EPISODE = "SLURM_RL_EPISODE"
 """Environment variable: the name of the episode, the same when it is played again; all that it starts inherits it."""
+ADAPTER, ADAPTERS = "adapter:", Path(__file__).parent / "adapters"
+"""`adapter:NAME` among the words of a program is the file play_NAME.py there."""
 _KEPT_BYTES = 256_000
 """Of what a program prints, the end."""
 _SHOWN_CHARS = 400
@@ -52,8 +54,16 @@ class Verdict:
 
 
 def find_argv(program: Sequence[str]) -> list[str]:
-    """The words to start: Python files as the run's copy of them, where there is one."""
-    return [str(find_file(f"{word}:main")) if word.endswith(".py") else word for word in program]
+    """The words to start: Python files as the run's copy of them, where there is one, and adapters of ours by name."""
+    return [_find_word(word) for word in program]
+
+
+def _find_word(word: str) -> str:
+    if word.startswith(ADAPTER):
+        return str(ADAPTERS / f"play_{word.removeprefix(ADAPTER)}.py")
+    if word.endswith(".py"):
+        return str(find_file(f"{word}:main"))
+    return f"{find_file(word)}:{word.rpartition(':')[2]}" if is_file(word) else word
 
 
 def build_environment(environ: Mapping[str, str], url: str, key: str, episode: str) -> dict[str, str]:

@@ -101,8 +101,8 @@ def parse_chat(tree: Mapping[str, Any], rule: SamplingRule) -> ReplyRequest:
         max_tokens=read_max_tokens(asked, rule),
         num_replies=_read_count(tree.get("n")),
         stop=_read_stop(tree.get("stop")),
-        logprobs=_read_flag(tree, "logprobs"),
-        stream=_read_flag(tree, "stream"),
+        logprobs=read_flag(tree, "logprobs"),
+        stream=read_flag(tree, "stream"),
         with_usage=bool((tree.get("stream_options") or {}).get("include_usage")),
     )
 
@@ -178,7 +178,7 @@ def _read_stop(value: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _read_flag(tree: Mapping[str, Any], key: str) -> bool:
+def read_flag(tree: Mapping[str, Any], key: str) -> bool:
     value = tree.get(key)
     if value is not None and not isinstance(value, bool):
         raise _refuse(f"{key} must be true or false", value)

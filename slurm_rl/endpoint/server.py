@@ -25,6 +25,7 @@ from slurm_rl.endpoint.conversation import Conversation, DialogueRenderer
 from slurm_rl.endpoint.episode import Answer, Ask, Bounds, Call, LiveEpisode
 from slurm_rl.endpoint.keys import KeyRing
 from slurm_rl.endpoint.requests import ReplyRequest, SamplingRule, parse_body, parse_chat
+from slurm_rl.endpoint.responses import parse_response, response_answer, response_events
 from slurm_rl.errors import RewardError
 from slurm_rl.rewards.protocol import RequestError
 from slurm_rl.rewards.service import listen
@@ -135,11 +136,23 @@ class Endpoint:
                 return StreamingResponse(events, media_type="text/event-stream")
             return _reply(200, tree)
 
+        async def responses(request: Request) -> Response:
+            episode, body = self._find(request), await read_body(request, _MAX_BODY_BYTES)
+            asked = parse_response(parse_body(body), self.rule, episode.dialogues)
+            [said] = (await self._answer(episode, asked, Call.of(request.headers, body), request)).said
+            tree = response_answer(asked, said, uuid.uuid4().hex, self.rule)
+            reply = {"role": "assistant", "content": said.reply.text}
+            episode.dialogues[tree["id"]] = [*asked.messages, reply]
+            if asked.stream:
+                return StreamingResponse(response_events(tree), media_type="text/event-stream")
+            return _reply(200, tree)
+
         async def models(request: Request) -> Response:
             self._find(request)
             return _reply(200, list_models())
 
         app.router.add_route("/v1/chat/completions", _told(chat), methods=["POST"])
+        app.router.add_route("/v1/responses", _told(responses), methods=["POST"])
         app.router.add_route("/v1/models", _told(models), methods=["GET"])
         return app
 

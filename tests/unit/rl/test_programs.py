@@ -84,6 +84,7 @@ def play(
     engine: Engine | None = None,
     within_s: float | None = None,
     rows: int = 0,
+    argv: Sequence[str] | None = None,
 ) -> tuple[list[Group], Any]:
     used: Any = engine or Engine()
     programs = Programs(
@@ -92,7 +93,7 @@ def play(
         SamplingRule(1.0, 1.0, 4),
         bounds,
         scorer,
-        argv=[sys.executable, "-c", code if rows else AGENT + code],
+        argv=argv or [sys.executable, "-c", code if rows else AGENT + code],
         at_once=4,
         rows=rows,
         timeout_s=300.0,

@@ -1,0 +1,76 @@
+"""Environments with `reset(seed=...)` and `step(action)` as Gymnasium has them, whose observations are text or can be
+shown as text.
+
+    env.program=[/envs/theirs/bin/python, adapter:gymnasium, FrozenLake-v1] env.program_rows=64
+    env.program=[/envs/theirs/bin/python, adapter:gymnasium, my_world.py:World]
+
+The first observation follows the row's prompt; a reply is the action: a whole number where actions are numbered, else
+its text. What is no action of the environment's is told to the policy and is a step of it, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from endpoint_client import ask, serve
+
+
+def find_maker(name: str, words: dict[str, Any]) -> Callable[[], Any]:
+    """Makes an environment of a registered name, or of a class in a file."""
+    file, _, cls = name.rpartition(":")
+    if not file.endswith(".py"):
+        import gymnasium
+
+        return lambda: gymnasium.make(name, **words)
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return lambda: getattr(module, cls)(**words)
+
+
+def read_action(reply: str, space: Any) -> Any:
+    """The action of a reply; None of what is none."""
+    size = getattr(space, "n", None)
+    if size is None:
+        return reply
+    text = reply.strip()
+    first = int(getattr(space, "start", 0))
+    return int(text) if text.isdecimal() and first <= int(text) < first + int(size) else None
+
+
+def play(row: dict[str, Any], make: Callable[[], Any], most: int) -> dict[str, Any]:
+    world, total, turns = make(), 0.0, 0
+    try:
+        observation, _ = world.reset(seed=row["seed"] % 2**31)
+        messages = list(row["messages"] or [{"role": "user", "content": row["prompt"]}])
+        messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{observation}"}
+        while turns < most:
+            reply, turns = ask(row, messages), turns + 1
+            action = read_action(reply, getattr(world, "action_space", None))
+            said = "no such action"
+            if action is not None:
+                observation, reward, terminated, truncated, _ = world.step(action)
+                said, total = str(observation), total + float(reward)
+                if terminated or truncated:
+                    break
+            messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
+    finally:
+        if hasattr(world, "close"):
+            world.close()
+    return {"reward": total, "scores": {"steps": turns}}
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("name", help="a registered name, or file.py:Class")
+    parser.add_argument("--words", type=json.loads, default={}, help="its arguments, as a JSON object")
+    parser.add_argument("--max-steps", type=int, default=8)
+    args = parser.parse_args()
+    maker = find_maker(args.name, args.words)
+    serve(lambda row: play(row, maker, args.max_steps))
