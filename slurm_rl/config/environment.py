@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from pydantic import AfterValidator
+
 from slurm_rl.config.functions import file_of
 from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.tables import TOOLS
+from slurm_rl.functions.load import is_file
+
+
+def _spell_tools(value: str) -> str:
+    """A file alone stands for all of its functions.
+
+    >>> _spell_tools("mine.py")
+    'mine.py:*'
+    """
+    spec = f"{value}:*" if value.endswith(".py") else value
+    if spec not in TOOLS and not is_file(spec):
+        raise ValueError(f"env.tools must be file.py, file.py:name or one of {', '.join(TOOLS)}; got {value!r}")
+    return spec
 
 
 class EnvironmentConfig(Section):
@@ -27,6 +43,16 @@ class EnvironmentConfig(Section):
     overrule_sampling: bool = False
     """A temperature or top_p that a program asks for, other than the run's, is refused with an explanation; true: it
     has no effect."""
+    tools: Annotated[str, AfterValidator(_spell_tools)] | None = None
+    """Python that the policy may call, in place of env.name: `file.py` (its functions, by signature and docstring),
+    `file.py:name` (a function, a list of them, or a class, of which every episode has an instance and whose public
+    methods are tools), or `python`, a sandbox. A reply without a call ends the episode."""
+    tool_parser: str | None = None
+    """How calls are written, by the name that vLLM has for it (hermes, llama3_json, ...); null: as the chat template
+    writes one, where that can be read back."""
+    tool_timeout_s: PositiveFloat = 5.0
+    """Deadline of one call that awaits; a late one is a result that says so. One that blocks is ended by
+    env.timeout_s, and costs its episode."""
     max_turns: PositiveInt = 8
     """Replies of the policy in one episode; one that is not done by then ends as truncated, and is scored."""
     turn_tokens: PositiveInt | None = None
@@ -46,4 +72,9 @@ class EnvironmentConfig(Section):
     @property
     def is_on(self) -> bool:
         """There are episodes of several turns."""
-        return self.name is not None or self.program is not None
+        return any(world is not None for world in (self.name, self.program, self.tools))
+
+    @property
+    def has_pool(self) -> bool:
+        """Episodes have worlds in processes of ours (envs/pool.py)."""
+        return self.name is not None or self.tools is not None

@@ -6,8 +6,9 @@
     algorithm.group_reward       def judge(prompt, completions, rewards): ...         as in rl/algorithm/group_reward.py
     reward.function              def score(queries, prompts, labels): ...                  as in rewards/worker.py
     env.name                     class Guess(Environment): ...                             as in envs/environment.py
+    env.tools                    def calculate(sum: str) -> str: ...                       as in envs/tools.py
 
-The last two also below data.sources.<name>. A relative file is taken from the folder of the command; submit copies it
+The last three also below data.sources.<name>. A relative file is taken from the folder of the command; submit copies it
 into the run's code, and every attempt runs that copy. What a row of tables.py says by its flags, such a function says
 by the defaults of keyword-only parameters.
 """
@@ -37,7 +38,8 @@ _FILTER = Form("algorithm.filters.function", ("groups", "config"), ())
 _GROUP_REWARD = Form("algorithm.group_reward", ("prompt", "completions", "rewards"), ())
 _REWARD = Form("reward.function", ("queries", "prompts", "labels"))
 _ENVIRONMENT = Form("env.name", ())
-_FORMS = (_ADVANTAGE, _LOSS, _FILTER, _GROUP_REWARD, _REWARD, _ENVIRONMENT)
+_TOOLS = Form("env.tools", (), takes_all=True)
+_FORMS = (_ADVANTAGE, _LOSS, _FILTER, _GROUP_REWARD, _REWARD, _ENVIRONMENT, _TOOLS)
 FORMS: Final[dict[str, Form]] = {form.key: form for form in _FORMS}
 
 
@@ -60,7 +62,7 @@ def load_parts(config: RunConfig) -> None:
         ConfigError: a file that cannot be run, before anything is started for it.
     """
     for key, spec in named_functions(config).items():
-        if find_form(key) not in (_REWARD, _ENVIRONMENT):
+        if find_form(key) not in (_REWARD, _ENVIRONMENT, _TOOLS):
             Row(spec).load()
 
 
@@ -82,6 +84,7 @@ def named_functions(config: RunConfig) -> dict[str, str]:
     for prefix, (reward, env) in {"": (config.reward, config.env), **own}.items():
         named[f"{prefix}reward.function"] = None if reward is None else reward.function
         named[f"{prefix}env.name"] = None if env is None else env.name
+        named[f"{prefix}env.tools"] = None if env is None else env.tools
     return {key: value for key, value in named.items() if value is not None and is_file(value)}
 
 

@@ -66,6 +66,9 @@ class TinyModelConfig(Section):
 
     characters: str = "0123456789+="
     """The vocabulary: one token a character, in addition to padding and end of text."""
+    chat_template: str | None = None
+    """Jinja, as a tokenizer's; null: prompts are plain text. With env.tools the characters must be able to write what
+    tools and their errors say: all of ASCII is safe."""
     hidden_size: PositiveInt = 128
     """Width of the residual stream."""
     num_layers: PositiveInt = 3

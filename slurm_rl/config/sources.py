@@ -99,14 +99,16 @@ def source_problems(config: RunConfig) -> Iterator[str]:
 def environment_problems(config: RunConfig) -> Iterator[str]:
     """What does not go together with an environment, or without one."""
     env, rollout = config.env, config.rollout
-    key = "env.name" if env.program is None else "env.program"
-    if env.name is not None and env.program is not None:
-        yield "an episode has an environment or a program; got env.name and env.program. Next: leave one out"
+    worlds = {"env.name": env.name, "env.program": env.program, "env.tools": env.tools}
+    named = [key for key, world in worlds.items() if world is not None]
+    key = named[0] if named else "env.name"
+    if len(named) > 1:
+        yield f"an episode has one world; got {' and '.join(named)}. Next: leave one out"
     if not env.is_on:
         if env != EnvironmentConfig():
             yield (
-                "the keys of env are read with env.name or env.program alone. Next: env.name=file.py:Name, or leave "
-                "them out"
+                "the keys of env are read with env.name, env.tools or env.program alone. Next: env.name=file.py:Name, "
+                "or leave them out"
             )
         if config.data.info_keys:
             yield (
@@ -114,6 +116,7 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
                 f"{', '.join(config.data.info_keys)}. Next: env.name=file.py:Name, or leave them out"
             )
         return
+    yield from _tool_problems(config)
     if env.turn_tokens is None or env.turn_tokens > rollout.max_tokens:
         yield (
             "env.turn_tokens must say how long one reply may be, at most rollout.max_tokens, which bounds the "
@@ -137,3 +140,18 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
         )
     if config.reward.model.beside_critic:
         yield f"{key} and reward.model.device=critic do not go together. Next: reward.model.device=cpu"
+
+
+def _tool_problems(config: RunConfig) -> Iterator[str]:
+    env = config.env
+    if env.tools is None:
+        if env.tool_parser is not None:
+            yield "env.tool_parser is read with env.tools alone. Next: env.tools=file.py, or leave it out"
+        return
+    if not config.data.chat_template:
+        yield "env.tools needs data.chat_template=true, since the template tells the model of its tools; got false"
+    if env.tool_timeout_s >= env.timeout_s:
+        yield (
+            "env.tool_timeout_s must be < env.timeout_s, or a late call would cost its episode; got "
+            f"{env.tool_timeout_s:g} and {env.timeout_s:g}. Next: env.timeout_s={2 * env.tool_timeout_s:g}"
+        )

@@ -145,6 +145,8 @@ DIVERGENCES: Final[dict[str, Row]] = {
     "alpha_divergence": Row(f"{_PREFERENCE}:alpha_divergence"),
 }
 
+TOOLS: Final[dict[str, Row]] = {"python": Row("slurm_rl.envs.python_tool:python")}
+
 VERIFIERS: Final[dict[str, VerifierRow]] = {
     "arithmetic": VerifierRow("slurm_rl.rewards.verifiers:score_arithmetic", judges_answer=True),
     "math": VerifierRow("slurm_rl.rewards.math_answer:score_math", judges_answer=True),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -25,11 +25,14 @@ class ChatTemplate:
     """A tokenizer's chat template, with the variables of the config.
 
     Raises:
-        DataError: the tokenizer has no template, or the template does not read one of the variables.
+        DataError: the tokenizer has no template, the template does not read one of the variables, or it tells the model
+            nothing of tools.
     """
 
     tokenizer: Any
     variables: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[dict[str, Any]] = ()
+    """Schemas of what the model may call (envs/schemas.py)."""
 
     def __post_init__(self) -> None:
         if not self.tokenizer.chat_template:
@@ -47,6 +50,19 @@ class ChatTemplate:
                     seen=f"{', '.join(unknown)}; it reads {', '.join(sorted(known)) or 'none'}",
                     action="correct the name, or take it out",
                 )
+        if self.tools:
+            told, plain = (
+                one.render([{"role": "user", "content": "?"}], "a prompt", add_generation_prompt=True)
+                for one in (self, replace(self, tools=()))
+            )
+            names = [schema["function"]["name"] for schema in self.tools]
+            unsaid = [name for name in names if told.count(name) <= plain.count(name)]
+            if unsaid:
+                raise DataError(
+                    "env.tools needs a chat template that tells the model of its tools",
+                    seen=f"nothing of {', '.join(unsaid)} in a prompt of {self.tokenizer.name_or_path or 'it'}",
+                    action="choose a model that was taught to call tools, or give its tokenizer such a template",
+                )
 
     def render(self, messages: Sequence[Message], name: str, *, add_generation_prompt: bool) -> str:
         """The text of the messages.
@@ -61,7 +77,11 @@ class ChatTemplate:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=add_generation_prompt, **self.variables
+                    messages,
+                    tools=list(self.tools) or None,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **self.variables,
                 )
             )
         except Exception as error:  # a program raises what it likes
@@ -72,13 +92,16 @@ class ChatTemplate:
             ) from error
 
 
-def open_template(tokenizer: Any, config: DataConfig) -> ChatTemplate | None:
+def open_template(tokenizer: Any, config: DataConfig, tools: Sequence[dict[str, Any]] = ()) -> ChatTemplate | None:
     """The template to render with; None where the config says that the data are plain text.
+
+    Args:
+        tools: schemas, where the model may call any.
 
     Raises:
         DataError: as `ChatTemplate`.
     """
-    return ChatTemplate(tokenizer, config.chat_template_kwargs) if config.chat_template else None
+    return ChatTemplate(tokenizer, config.chat_template_kwargs, tools) if config.chat_template else None
 
 
 def as_plain(prompt: Text, answer: Text, name: str) -> tuple[str, str]:

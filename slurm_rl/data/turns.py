@@ -6,6 +6,8 @@ tokenised again, so that what is trained on is what was sampled.
 With a chat template that is what it renders behind a reply of its own: an end of turn, the observation as messages,
 what makes the model answer. That this follows from the observation alone is proven when a renderer is made. A template
 that would rewrite earlier turns (Qwen3's cuts old thinking) is never asked to: they stay as they were sampled.
+
+Results of tools follow in the same way what the template writes behind a call of its own, which need not end the turn.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurm_rl.data.chat import ChatTemplate, as_messages
-from slurm_rl.data.prompts import Text
+from slurm_rl.data.prompts import Message, Text
+from slurm_rl.data.tool_syntax import as_calls, find_tail, write_calls
 from slurm_rl.errors import ConfigError, DataError
 
 _REPLIES = ("Zwischenruf", "Querkopf, 17.")
@@ -31,6 +34,7 @@ class TurnRenderer:
 
     def __init__(self, tokenizer: Any, template: ChatTemplate | None) -> None:
         self.tokenizer, self.template = tokenizer, template
+        self._tail = find_tail(template) if template is not None and template.tools else ""
         if template is not None:
             self._prove()
 
@@ -58,14 +62,44 @@ class TurnRenderer:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _behind(self, reply: str, observation: Text) -> str:
-        """What the template says behind a reply, as text."""
+        """What the template says behind a reply, as text; behind calls with `reply` as argument, where tools answer."""
         assert self.template is not None
-        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": reply}]
-        text = self.template.render([*said, *as_messages(observation)], "an observation", add_generation_prompt=True)
-        return text.rpartition(reply)[2]
+        messages = as_messages(observation)
+        calls = [message for message in messages if message["role"] == "tool"]
+        if not calls or not self.template.tools:
+            return self._follow(reply, {"role": "assistant", "content": reply}, messages)
+        try:
+            return self._behind_calls(reply, calls, messages)
+        except DataError:
+            # Some take one call a turn, and any number of results.
+            return self._behind_calls(reply, calls[:1], messages)
+
+    def _behind_calls(self, reply: str, calls: Sequence[Message], messages: Sequence[Message]) -> str:
+        assert self.template is not None
+        known = self.template.tools[0]["function"]["name"]
+        names = [call.get("name") or known for call in calls]
+        ids = [call.get("tool_call_id", "call00000") for call in calls]
+        said = as_calls(names, [{"value": reply}] * len(calls), ids)
+        return self._follow(write_calls(self.template, said).removesuffix(self._tail), said, messages)
+
+    def _follow(self, anchor: str, said: Message, messages: Sequence[Message]) -> str:
+        assert self.template is not None
+        before: Message = {"role": "user", "content": "?"}
+        text = self.template.render([before, said, *messages], "an observation", add_generation_prompt=True)
+        return text.rpartition(anchor)[2]
 
     def _prove(self) -> None:
-        behind = [self._behind(reply, _OBSERVATION) for reply in _REPLIES]
+        assert self.template is not None
+        self._prove_behind("env.name", _OBSERVATION)
+        if self.template.tools:
+            result = {"role": "tool", "name": "tool", "tool_call_id": "call00000", "content": _OBSERVATION}
+            try:
+                self._prove_behind("env.tools", [result])
+            except DataError as error:
+                raise self._refuse("env.tools", str(error)) from error
+
+    def _prove_behind(self, key: str, observation: Text) -> None:
+        behind = [self._behind(reply, observation) for reply in _REPLIES]
         whole = f"{_REPLIES[0]}{behind[0]}"
         found = {
             "another text behind another reply": behind[0] != behind[1],
@@ -73,11 +107,14 @@ class TurnRenderer:
             "tokens across the end of the reply": self._joins(_REPLIES[0], behind[0], whole),
         }
         if wrong := [what for what, is_so in found.items() if is_so]:
-            raise ConfigError(
-                "env.name needs a chat template that says the same behind every reply",
-                seen=f"{', '.join(wrong)}: {behind[0]!r}",
-                action="choose another model, or give the tokenizer a template that only appends",
-            )
+            raise self._refuse(key, f"{', '.join(wrong)}: {behind[0]!r}")
+
+    def _refuse(self, key: str, seen: str) -> ConfigError:
+        return ConfigError(
+            f"{key} needs a chat template that says the same behind every reply",
+            seen=seen,
+            action="choose another model, or give the tokenizer a template that only appends",
+        )
 
     def _joins(self, reply: str, behind: str, whole: str) -> bool:
         parts: Sequence[int] = [*self._encode(reply), *self._encode(behind)]

@@ -69,6 +69,7 @@ def build_character_tokenizer(config: TinyModelConfig) -> PreTrainedTokenizerFas
         eos_token=EOS_TOKEN,
         model_max_length=config.context_length,
         clean_up_tokenization_spaces=False,
+        chat_template=config.chat_template,
     )
 
 

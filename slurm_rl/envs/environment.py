@@ -22,7 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
+
+ToolError: TypeAlias = Literal["malformed", "cut", "thinking", "unknown", "arguments", "exception", "late"]
+"""malformed: not in the model's syntax. cut: the length limit came first. thinking: written in a thought, so not made.
+unknown: no such tool. arguments: not as its schema says. exception: the tool raised. late: over env.tool_timeout_s.
+All of them are told to the policy, and none is a failure of the episode."""
 
 Observation = str | list[dict[str, Any]]
 """Text, which with a chat template is a user message; or messages."""
@@ -44,6 +49,20 @@ class Row:
     """Of data.sources, where there are several."""
 
 
+@dataclass(frozen=True)
+class ToolCall:
+    """A call as the policy wrote it, and what came of it."""
+
+    name: str
+    """"" of one that could not be read."""
+    arguments: str
+    """JSON text; of a call that could not be read, what was written."""
+    result: str = ""
+    """What the policy read of it."""
+    error: ToolError | None = None
+    """Why there is no result of the tool."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reply:
     """What the policy said in one turn."""
@@ -52,6 +71,10 @@ class Reply:
     """Without special tokens and without what stopped it."""
     cut: bool = False
     """Its length limit ended it, not the policy."""
+    content: str = ""
+    """With tools: of the text what is neither thinking nor a call."""
+    calls: tuple[ToolCall, ...] = ()
+    """With tools: in order, those that could not be read among them."""
     call_id: str = ""
     """Names this turn of this episode of the run, the same when a step is repeated: for effects outside, once each."""
 
@@ -67,6 +90,8 @@ class Step:
     done: bool = False
     scores: Mapping[str, float] = field(default_factory=dict)
     """Numbers for the metrics, by name; of several steps the last of a name counts."""
+    calls: tuple[ToolCall, ...] = ()
+    """What came of the reply's calls, for transcripts and metrics."""
 
 
 class Environment:

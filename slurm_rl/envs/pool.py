@@ -109,9 +109,8 @@ class EnvironmentPool:
     facts: Facts
     """What the class says of itself; known once the processes are up."""
 
-    def __init__(self, config: EnvironmentConfig) -> None:
-        assert config.name is not None
-        self.config, self.spec = config, config.name
+    def __init__(self, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]] = ()) -> None:
+        self.config, self.schemas, self.spec = config, schemas, config.name or config.tools
         self._processes: list[_Process] = []
         self._submitted: deque[list[Call]] = deque()
         self._forgotten: deque[str] = deque()
@@ -259,7 +258,7 @@ class EnvironmentPool:
     def _start(self) -> _Process:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=worker.serve, args=(theirs, self.spec, self.config.timeout_s), daemon=True, name="environments"
+            target=worker.serve, args=(theirs, self.config, self.schemas), daemon=True, name="environments"
         )
         process.start()
         theirs.close()
@@ -279,5 +278,6 @@ class EnvironmentPool:
                 action="see what the file does as it is imported, or raise the deadline",
             )
         if isinstance(answer, str):
-            raise ConfigError("env.name must be a file that runs", seen=f"{self.spec}: {answer}", action="mend it")
+            key = "env.tools" if self.config.name is None else "env.name"
+            raise ConfigError(f"{key} must be a file that runs", seen=f"{self.spec}: {answer}", action="mend it")
         self.facts = answer

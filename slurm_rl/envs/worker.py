@@ -21,8 +21,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.lines import shorten
-from slurm_rl.envs.environment import Environment, Reply, Row, Step
+from slurm_rl.envs.environment import Environment, Reply, Row, Step, ToolCall
+from slurm_rl.envs.tools import MakeToolEnvironment
 from slurm_rl.functions.load import find_file, is_file, load_function
 from slurm_rl.rewards.results import Failure
 
@@ -81,20 +83,24 @@ class Facts(NamedTuple):
     version: str
 
 
-def serve(connection: Connection, spec: str, timeout_s: float) -> None:
+def serve(connection: Connection, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]]) -> None:
     """Answer calls until the other side is gone: a message as each begins, one as it ends.
 
     Lists of calls come in at any time; a list of names says whose worlds are wanted no more.
+
+    Args:
+        schemas: of the tools of env.tools.
     """
+    spec = config.name or config.tools or ""
     try:
-        make = load_function(spec)
+        make = MakeToolEnvironment.of(config, schemas) if config.name is None else load_function(spec)
         facts = Facts(getattr(make, "resume", Environment.resume), find_version(make, spec))
         connection.send(facts)
     except BaseException as error:
         connection.send(_describe(error))
         return
     with asyncio.Runner() as runner:
-        worlds = Worlds(make, timeout_s, connection.send, facts.resume)
+        worlds = Worlds(make, config.timeout_s, connection.send, facts.resume)
         runner.run(worlds.serve(connection))
 
 
@@ -244,8 +250,11 @@ def check_step(step: Any) -> Outcome:
         return _nonsense("Step.done must be True or False", step.done)
     if not all(isinstance(name, str) and _is_number(value) for name, value in dict(step.scores).items()):
         return _nonsense("Step.scores must be finite numbers by name", step.scores)
+    if not isinstance(step.calls, tuple) or not all(isinstance(call, ToolCall) for call in step.calls):
+        return _nonsense("Step.calls must be a tuple of ToolCall", step.calls)
     reward = None if step.reward is None else float(step.reward)
-    return Step(observation, reward, step.done, {str(name): float(value) for name, value in step.scores.items()})
+    scores = {str(name): float(value) for name, value in step.scores.items()}
+    return Step(observation, reward, step.done, scores, step.calls)
 
 
 def _plain_observation(value: Any) -> str | list[dict[str, Any]] | None:

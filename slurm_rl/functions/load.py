@@ -22,7 +22,8 @@ from slurm_rl.errors import MissingLibraryError
 CODE = Path(__file__).parents[2]
 """Holds this package: in a run its `code/`, else the checkout or what pip installed."""
 COPIES = "user_functions"
-_SPEC = re.compile(r".+\.py:[A-Za-z_]\w*", re.DOTALL)
+_SPEC = re.compile(r".+\.py:([A-Za-z_]\w*|\*)", re.DOTALL)
+"""`*`: all that the file has, for keys that take several functions."""
 
 
 def is_file(spec: str) -> bool:
@@ -54,7 +55,7 @@ def load_function(spec: str) -> Callable[..., Any]:
         Exception: what the module raises; AttributeError: it has none such.
     """
     place, _, name = spec.rpartition(":")
-    module = _load_file(spec) if is_file(spec) else importlib.import_module(place)
+    module = load_file(spec) if is_file(spec) else importlib.import_module(place)
     function: Callable[..., Any] = getattr(module, name)
     return function
 
@@ -72,7 +73,7 @@ def import_heavy(name: str, rule: str) -> Any:
         raise MissingLibraryError(rule, seen=str(error), action=action) from None
 
 
-def _load_file(spec: str) -> ModuleType:
+def load_file(spec: str) -> ModuleType:
     """Run a user's file as a module, once. Its folder goes behind sys.path, so that it may import neighbours."""
     file, original = find_file(spec), Path(spec.rpartition(":")[0]).expanduser().absolute()
     name = f"slurm_rl_user_{hashlib.sha256(bytes(file)).hexdigest()[:12]}_{file.stem}"

@@ -72,7 +72,7 @@ def _data(config: RunConfig) -> Iterator[tuple[str, str]]:
     for name, source in sources.items():
         yield "source", f"{name}, {source.weight / total:.1%} of the prompts: {_rows(source)}"
         reward, env = source.reward or config.reward, source.env or config.env
-        world = f"environment {env.name}" if env.program is None else f"program {' '.join(env.program)}"
+        world = f"environment {env.name or env.tools}" if env.program is None else f"program {' '.join(env.program)}"
         yield "", world if env.is_on else f"reward {_reward(reward)}"
     if not sources:
         yield "data", f"{_rows(config.data)}; up to {longest_tokens(config)} tokens a sequence"

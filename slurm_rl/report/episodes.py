@@ -5,6 +5,12 @@ step 60, reward 1, answer '3'
   turn 1       '6'
   it said      '<'
   turn 2       '3'           reward 1
+
+With tools their calls stand in place of what the policy read of them:
+
+  turn 1       '[add(a=57,b=86)]'
+  call         'add({"a": 57, "b": 86})' -> '143'
+  turn 2       '143'
 """
 
 from __future__ import annotations
@@ -42,8 +48,17 @@ def _lines(row: Mapping[str, Any]) -> Iterator[str]:
     for number, turn in enumerate(turns, 1):
         earned = "" if turn.get("reward") is None else f"   reward {turn['reward']:g}"
         yield _line(f"turn {number}", turn.get("reply")) + earned
-        if turn.get("observation"):
+        for call in turn.get("calls") or ():
+            yield _line("call", f"{call.get('name')}({call.get('arguments')})") + _came_of(call)
+        if turn.get("observation") and not turn.get("calls"):
             yield _line("it said", turn["observation"])
+
+
+def _came_of(call: Mapping[str, Any]) -> str:
+    """Result or error of a call of a tool, behind it."""
+    if call.get("error") is None:
+        return f" -> {call.get('result')!r}"
+    return f" -> {call['error']}: {call.get('result')!r}"
 
 
 def _line(name: str, text: Any) -> str:

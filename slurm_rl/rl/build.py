@@ -11,6 +11,7 @@ from slurm_rl.data.chat import open_template
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.rewards.scorer import Scorer
+from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.judges import Judge
 from slurm_rl.rl.rollout.care import EngineCare
 from slurm_rl.rl.rollout.dispatch import RolloutEngine, max_calls
@@ -31,14 +32,14 @@ from slurm_rl.rl.workers.worker_group import WorkerGroup, WorkerRank
 from slurm_rl.run_dir import RunDir, append_event
 
 
-def start_engines(cluster: Cluster, config: RunConfig, model_path: str, max_images: int | None) -> list[Actor]:
+def start_engines(cluster: Cluster, config: RunConfig, model_path: str, prompts: Prompts) -> list[Actor]:
     """Start the rollout engines without waiting: they load while the policy does."""
     count = len(_actors(cluster, "rollout"))
-    return [start_engine(cluster, config, model_path, max_images, index) for index in range(count)]
+    return [start_engine(cluster, config, model_path, prompts, index) for index in range(count)]
 
 
 def start_engine(
-    cluster: Cluster, config: RunConfig, model_path: str, max_images: int | None, index: int, generation: int = 0
+    cluster: Cluster, config: RunConfig, model_path: str, prompts: Prompts, index: int, generation: int = 0
 ) -> Actor:
     """Start one of them without waiting, for the `generation`-th time in its place."""
     max_model_len = config.data.max_prompt_tokens + config.rollout.max_tokens
@@ -53,7 +54,7 @@ def start_engine(
     return cluster.place(
         actor,
         engine,
-        *(model_path, config.model, rollout, max_model_len, len(actor.gpus), max_images),
+        *(model_path, config.model, rollout, max_model_len, len(actor.gpus), prompts.max_images, prompts.tools),
         max_concurrency=num_calls,
         generation=generation,
     )
@@ -112,7 +113,7 @@ def _build_part(
     from slurm_rl.engine.load_model import load_tokenizer
 
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
-    renderer = TurnRenderer(tokenizer, open_template(tokenizer, config.data))
+    renderer = TurnRenderer(tokenizer, open_template(tokenizer, config.data, judge.environments.schemas))
     in_order = FreeEpisodes if config.env.order == "free" else Episodes
     return in_order(
         sampler,

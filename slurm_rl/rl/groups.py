@@ -6,10 +6,13 @@ group_norm makes their advantages +0.71 and -0.71.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.data.tool_syntax import ToolSyntax
+from slurm_rl.envs.environment import ToolCall
 from slurm_rl.rewards.results import RewardResult
 
 
@@ -23,6 +26,10 @@ class Prompts:
     """Token ids of each training row's reference answer; empty without a warm-up."""
     max_images: int | None = None
     """Most images of one prompt; None for a text model."""
+    tools: ToolSyntax | None = None
+    """How the model calls the tools that it was told of; None where it has none."""
+    schemas: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    """Of the tools of each source."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,8 @@ class Turn:
     """What the policy read next, or what the environment said at the end."""
     reward: float | None = None
     """Of this turn; None where the environment gave none."""
+    calls: tuple[ToolCall, ...] = ()
+    """Of tools, with what came of them."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,10 @@ class Completion:
     """Of an episode of several turns; else empty, and all tokens were sampled."""
     branches: list[Branch] = field(default_factory=list)
     """Of an episode with prompts of its own, all of `token_ids` in order; else empty, and they follow the group's."""
+    content: str = ""
+    """Of a turn with tools (env.tools): what is neither thinking nor a call."""
+    calls: tuple[ToolCall, ...] = ()
+    """Of a turn with tools, as the engine read them."""
 
     @property
     def num_sampled(self) -> int:
@@ -127,3 +140,8 @@ class SamplingSpec:
     stop_token_ids: tuple[int, ...] = ()
     batch: str = ""
     """Names what is sampled, such as `rollout-12`: the purpose and the step."""
+
+
+def with_calls(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a turn, a completion or a step, with calls of tools in place of what `asdict` made of them."""
+    return {**tree, "calls": tuple(ToolCall(**call) for call in tree.get("calls", ()))}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
@@ -26,13 +28,19 @@ class Judge:
 
 
 def open_judges(
-    stack: ExitStack, config: RunConfig, run: RunDir, attempt: AttemptDir, cluster: Cluster
+    stack: ExitStack,
+    config: RunConfig,
+    run: RunDir,
+    attempt: AttemptDir,
+    cluster: Cluster,
+    schemas: Mapping[str, Sequence[dict[str, Any]]],
 ) -> dict[str, Judge]:
     """Start the judges of each source; sources that are scored in one way share the processes for it.
 
     Args:
         stack: ends them.
         cluster: on whose nodes services stand that the plan has a place for.
+        schemas: of the tools of each source.
     """
     opened: list[tuple[RewardConfig, Scorer]] = []
 
@@ -48,7 +56,7 @@ def open_judges(
     return {
         name: Judge(
             scorer_of(one.reward),
-            None if one.env.name is None else stack.enter_context(EnvironmentPool(one.env)),
+            None if not one.env.has_pool else stack.enter_context(EnvironmentPool(one.env, schemas[name])),
         )
         for name, one in each_source(config).items()
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_rl.config.run import RunConfig
@@ -14,6 +14,8 @@ from slurm_rl.data.placeholders import ImageCounter
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.split import RowCounts, count_rows
 from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.data.tool_syntax import ToolSyntax
+from slurm_rl.envs.schemas import Schema, read_schemas
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.rl.groups import Prompts
 from slurm_rl.train.model_folder import load_text_config
@@ -28,12 +30,18 @@ class PromptEncoder:
 
         self.tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
         self.template = open_template(self.tokenizer, config.data)
+        """Without tools."""
         self.context_length: int = load_text_config(model_path, config.model.trust_remote_code).max_position_embeddings
         self.images: ImageCounter | None = load_image_reader(model_path, config.model)
         self.model_path = model_path
 
-    def encode(self, rows: Sequence[PromptRow], config: RunConfig, source: str = "") -> list[EncodedPrompt]:
+    def encode(
+        self, rows: Sequence[PromptRow], config: RunConfig, source: str = "", tools: Sequence[Schema] = ()
+    ) -> list[EncodedPrompt]:
         """The prompts of rows that `config` describes.
+
+        Args:
+            tools: that the model is told of.
 
         Raises:
             DataError: a row that cannot be read or does not fit; see `encode_prompts`.
@@ -48,7 +56,7 @@ class PromptEncoder:
         return encode_prompts(
             rows,
             self.tokenizer,
-            template=self.template,
+            template=self.template if not tools else open_template(self.tokenizer, data, tools),
             max_prompt_tokens=data.max_prompt_tokens,
             context_length=self.context_length,
             max_tokens=config.rollout.max_tokens,
@@ -65,7 +73,8 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
     all_prompts, counts = Prompts([], [], []), RowCounts(train=0, held_out=0, overlapping=0, overlong=0)
     for name, one in each_source(config).items():
         split = load_prompts(one.data, with_info=one.env.is_on)
-        train, held_out = encoder.encode(split.train, one, name), encoder.encode(split.held_out, one, name)
+        tools = all_prompts.schemas[name] = read_schemas(one.env)
+        train, held_out = (encoder.encode(rows, one, name, tools) for rows in (split.train, split.held_out))
         counts += count_rows(split, len(train), len(held_out))
         all_prompts.train += train
         all_prompts.held_out += held_out
@@ -82,7 +91,22 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
             seen=f"prompts with up to {all_prompts.max_images} images",
             action="set rollout.continuous=false and env.order=waves",
         )
+    all_prompts.tools = _find_syntax(config, all_prompts.schemas, encoder.tokenizer)
     return all_prompts, counts
+
+
+def _find_syntax(config: RunConfig, schemas: Mapping[str, Sequence[Schema]], tokenizer: Any) -> ToolSyntax | None:
+    """How the model calls the tools of all sources; one model has one way."""
+    known = {schema["function"]["name"]: schema for told in schemas.values() for schema in told}
+    parsers = {one.env.tool_parser for one in each_source(config).values() if one.env.tools is not None}
+    if len(parsers) > 1:
+        raise ConfigError(
+            "env.tool_parser must be the same for all sources, since one model writes calls in one way",
+            seen=", ".join(sorted(map(str, parsers))),
+            action="give all of them the same, or none",
+        )
+    template = open_template(tokenizer, config.data, [*known.values()])
+    return ToolSyntax.of(template, *parsers) if template is not None and known else None
 
 
 def encode_answers(answers: Sequence[tuple[str, str]], tokenizer: Any) -> list[list[int]]:

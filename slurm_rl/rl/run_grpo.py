@@ -89,7 +89,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     metrics = MetricsLogger(run, config.logging.wandb, config.name, config.model_dump(mode="json"), attempt)
     try:
         with ExitStack() as stack:
-            judges = open_judges(stack, config, run, attempt, cluster)
+            judges = open_judges(stack, config, run, attempt, cluster, prompts.schemas)
             state = _train(run, config, cluster, model_path, prompts, judges, metrics, attempt)
     finally:
         metrics.close()
@@ -144,11 +144,11 @@ def _train(
     attempt: AttemptDir,
 ) -> TrainerState:
     start_timeout_s = config.rollout.start_timeout_s
-    engines = start_engines(cluster, config, model_path, prompts.max_images)
+    engines = start_engines(cluster, config, model_path, prompts)
     care = EngineCare(
         cluster,
         engines,
-        functools.partial(start_engine, cluster, config, model_path, prompts.max_images),
+        functools.partial(start_engine, cluster, config, model_path, prompts),
         run,
         attempt,
         start_timeout_s=start_timeout_s,

@@ -52,7 +52,7 @@ def _families(node: ast.JoinedStr) -> set[str]:
         return set()
     known = {"time/": set[str](), "eval/": {"eval/loss"}, "policy/": {"policy/loss", "policy/grad_norm"}}
     known["accuracy/"] = {"accuracy/sampled", "accuracy/greedy"}
-    names = {"score/": "name", "reward/failed_": "cause", "accuracy/pass@": "k"}
+    names = {"score/": "name", "reward/failed_": "cause", "tools/failed_": "cause", "accuracy/pass@": "k"}
     prefix = str(start.value)
     if prefix in known:
         return known[prefix]

@@ -24,7 +24,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.math.sequences import ImageSpan
 from slurm_rl.rewards.results import RewardItem, RewardResult
-from slurm_rl.rl.groups import Branch, Completion, Group, Turn
+from slurm_rl.rl.groups import Branch, Completion, Group, Turn, with_calls
 from slurm_rl.run_dir import write_json
 
 ROLLOUTS_FILE = "rollouts.json"
@@ -149,12 +149,12 @@ def parse_group(tree: dict[str, Any]) -> Group:
     completions = [
         Completion(
             **{
-                **completion,
-                "turns": [Turn(**turn) for turn in completion.get("turns", ())],
-                "branches": [Branch(**branch) for branch in completion.get("branches", ())],
+                **with_calls(one),
+                "turns": [Turn(**with_calls(turn)) for turn in one.get("turns", ())],
+                "branches": [Branch(**branch) for branch in one.get("branches", ())],
             }
         )
-        for completion in tree["completions"]
+        for one in tree["completions"]
     ]
     images = tuple(ImageSpan(**span) for span in tree["prompt"].get("images", ()))
     return Group(EncodedPrompt(**{**tree["prompt"], "images": images}), completions, results)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import get_args
 
 import numpy as np
 
 from slurm_rl.config.algorithm import FilterConfig
+from slurm_rl.envs.environment import ToolError
 from slurm_rl.math.totals import add_totals, is_maximum
 from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rewards.verifiers import JUDGES
@@ -81,7 +83,18 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
         "episode/turns_max": float(max(turns)),
         "episode/masked": 1.0 - num_sampled / max(num_tokens, 1),
         **({"episode/sequences_mean": float(np.mean(sequences))} if max(sequences) > 1 else {}),
+        **tool_metrics(completions),
     }
+
+
+def tool_metrics(completions: Sequence[Completion]) -> dict[str, float]:
+    """Of episodes with calls of tools: how many there were, and how many of them went wrong, by cause."""
+    calls = [call for completion in completions for turn in completion.turns for call in turn.calls]
+    if not calls:
+        return {}
+    errors = Counter(call.error for call in calls if call.error)
+    shares = {f"tools/failed_{error}": errors[error] / len(calls) for error in get_args(ToolError)}
+    return {"tools/calls_mean": len(calls) / len(completions), **shares}
 
 
 def kept_metrics(groups: Sequence[Group], config: FilterConfig) -> dict[str, float]:

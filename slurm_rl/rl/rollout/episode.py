@@ -82,7 +82,15 @@ class Episode:
         self.turns.append(Turn(start, len(self.token_ids), completion.text))
         # With its tokens: who does an effect once a name must not take another reply for one that it has had.
         call_id = f"{self.name}.{turn}.{zlib.crc32(array('q', self.token_ids).tobytes()):08x}"
-        self.replies.append(Reply(text=completion.text, cut=completion.truncated, call_id=call_id))
+        self.replies.append(
+            Reply(
+                text=completion.text,
+                cut=completion.truncated,
+                content=completion.content,
+                calls=completion.calls,
+                call_id=call_id,
+            )
+        )
         known = self.history.replies[turn:] if self.history is not None else ()
         if not known or known[0].token_ids != completion.token_ids:
             self.history = None
@@ -119,7 +127,7 @@ class Episode:
             return
         self.digests.append(digest_step(outcome))
         said = outcome.observation if isinstance(outcome.observation, str) else _as_text(outcome.observation)
-        self.turns[-1] = replace(self.turns[-1], observation=said, reward=outcome.reward)
+        self.turns[-1] = replace(self.turns[-1], observation=said, reward=outcome.reward, calls=outcome.calls)
         self.scores |= outcome.scores
         if outcome.done:
             self.ended = True
@@ -193,6 +201,8 @@ def note_reply(episode: Episode) -> bytes:
         episode.replies[-1].cut,
         versions[0] if versions else -1,
         versions if any(version != versions[0] for version in versions) else [],
+        content=episode.replies[-1].content,
+        calls=episode.replies[-1].calls,
     )
     return render_reply(episode.turn, reply)
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from slurm_rl.envs.environment import Step
 from slurm_rl.envs.worker import Outcome, Snapshot
 from slurm_rl.rewards.results import Failure
-from slurm_rl.rl.groups import Completion
+from slurm_rl.rl.groups import Completion, with_calls
 
 
 class TurnPlace(NamedTuple):
@@ -51,12 +51,12 @@ def render_header(name: str, seed: int, facts: Mapping[str, Any]) -> bytes:
 
 
 def render_reply(at: TurnPlace, completion: Completion) -> bytes:
-    fields = dict(vars(completion))
+    fields = _fields(completion)
     ids, logprobs = array("i", fields.pop("token_ids")), array("d", fields.pop("logprobs"))
     row = {
         "ids": _pack(ids),
         "logprobs": _pack(logprobs),
-        **{name: value for name, value in fields.items() if value != []},
+        **fields,
     }
     return _render({"k": "reply", **_at(at), **row})
 
@@ -65,7 +65,7 @@ def render_outcome(at: TurnPlace, outcome: Outcome, snapshot: bytes | None) -> b
     if isinstance(outcome, Failure):
         return _render({"k": "failure", **_at(at), "cause": outcome.cause, "detail": outcome.detail})
     kept = {} if snapshot is None else {"snapshot": base64.b64encode(snapshot).decode()}
-    return _render({"k": "step", **_at(at), **vars(outcome), **kept})
+    return _render({"k": "step", **_at(at), **_fields(outcome), **kept})
 
 
 def render_verdict(place: int, member: int, verdict: Mapping[str, Any]) -> bytes:
@@ -140,14 +140,20 @@ def _add_outcome(history: History, row: Mapping[str, Any]) -> None:
         history.outcomes.append(Failure(row["cause"], row["detail"]))
         return
     fields = {name: value for name, value in row.items() if name not in {"k", "p", "m", "t", "snapshot"}}
-    history.outcomes.append(Step(**fields))
+    history.outcomes.append(Step(**with_calls(fields)))
     if "snapshot" in row:
         history.snapshot = Snapshot(row["t"] + 1, base64.b64decode(row["snapshot"]))
 
 
 def _parse_reply(row: Mapping[str, Any]) -> Completion:
     fields = {name: value for name, value in row.items() if name not in {"k", "p", "m", "t", "ids", "logprobs"}}
-    return Completion(token_ids=_unpack("i", row["ids"]), logprobs=_unpack("d", row["logprobs"]), **fields)
+    return Completion(token_ids=_unpack("i", row["ids"]), logprobs=_unpack("d", row["logprobs"]), **with_calls(fields))
+
+
+def _fields(of: Completion | Step) -> dict[str, Any]:
+    """Without those of lists and of tools that are empty."""
+    fields = {**vars(of), "calls": [vars(call) for call in of.calls]}
+    return {name: value for name, value in fields.items() if value != [] and (name, value) != ("content", "")}
 
 
 def _at(at: TurnPlace) -> dict[str, int]:

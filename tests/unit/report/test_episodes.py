@@ -53,3 +53,18 @@ def test_the_newest_step_is_shown_and_others_on_request(tmp_path: Path, capsys: 
     assert "'3+4='" in capsys.readouterr().out
     assert main(["episodes", str(tmp_path), "--step", "9"]) == 2
     assert "from 1 to 2" in capsys.readouterr().err
+
+
+def test_calls_of_tools_stand_with_what_came_of_them() -> None:
+    made = {"name": "add", "arguments": '{"a": 1}', "result": "2=", "error": None}
+    wrong = {"name": "", "arguments": "[add(", "result": "Error: cut", "error": "cut"}
+    turns = [
+        {"reply": "[add(a=1)][add(", "observation": "2=\nError: cut", "reward": None, "calls": [made, wrong]},
+        {"reply": "2", "observation": "", "reward": 1.0, "calls": []},
+    ]
+    assert render_episodes([{**GAME, "turns": turns}]).splitlines()[2:] == [
+        "  turn 1       '[add(a=1)][add('",
+        "  call         'add({\"a\": 1})' -> '2='",
+        "  call         '([add()' -> cut: 'Error: cut'",
+        "  turn 2       '2'   reward 1",
+    ]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from slurm_rl.beats.pulse import tick
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.train import RolloutConfig
+from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.node.processes import end_life_before
 from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
@@ -17,6 +18,7 @@ from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.replies import Replied, ReplyRequest
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine
 from slurm_rl.rl.rollout.vllm.ended_replies import EndedReplies
+from slurm_rl.rl.rollout.vllm.tool_calls import ToolCallReader
 from slurm_rl.rl.rollout.vllm.vision_inputs import build_input, build_options, check_expanded
 from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
 from slurm_rl.run_dir import read_json
@@ -36,11 +38,13 @@ class VLLMEngine:
         max_model_len: int,
         num_gpus: int,
         max_images: int | None = None,
+        tools: ToolSyntax | None = None,
     ) -> None:
         """Start vLLM.
 
         Args:
             max_images: most images of one prompt; None for a text model.
+            tools: how the model calls them; None where it has none.
         """
         from vllm import LLM
 
@@ -72,6 +76,7 @@ class VLLMEngine:
         self.sleeps = rollout.colocate and num_gpus > 0
         self.asleep: set[str] = set()
         self.tokenizer = self.llm.get_tokenizer()
+        self.tools = None if tools is None else ToolCallReader(tools, self.tokenizer)
         step = self.llm.llm_engine.step
 
         def beating_step(*args: Any, **kwargs: Any) -> Any:
@@ -120,7 +125,15 @@ class VLLMEngine:
         version = versions[0] if versions else self.version
         # Nearly all completions have one version; those need no list.
         mixed = versions if versions and versions[-1] != version else []
-        return Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
+        completion = Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
+        if self.tools is None:
+            return completion
+        # Of many models what makes a call one is special tokens. The last one ended the turn, unless a limit did.
+        ended = not completion.truncated and not isinstance(item.stop_reason, str)
+        seen = token_ids[:-1] if ended else token_ids
+        whole = str(self.tokenizer.decode(seen, skip_special_tokens=False))
+        said = self.tools.read(whole, cut=completion.truncated)
+        return replace(completion, content=said.content, calls=said.calls)
 
     def _text(self, token_ids: list[int], item: Any) -> str:
         """What is scored: without special tokens, and without what stopped it."""

@@ -1,0 +1,37 @@
+"""Writes data/calls.jsonl, a few calls and answers to imitate, and data/sums.jsonl, sums of numbers that no tiny model
+learns to add; data/sums_chat.jsonl in words."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+NUM_CALLS, NUM_SUMS = 400, 2000
+rng = random.Random(0)
+
+
+def draw() -> tuple[int, int]:
+    return rng.randint(100, 999), rng.randint(100, 999)
+
+
+def write(name: str, rows: list[dict[str, str]]) -> None:
+    path = Path("data", f"{name}.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(f"{len(rows)} rows in {path}")
+
+
+Path("data").mkdir(exist_ok=True)
+calls = []
+for a, b in (draw() for _ in range(NUM_CALLS)):
+    # As the chat template of exp/calculator_tiny.yaml writes them.
+    asked, called = f"add;{a}+{b}=", f"[add(a={a},b={b})]"
+    calls += [
+        {"prompt": asked, "answer": called},
+        {"prompt": f"{asked}{called}<eos>{a + b}=", "answer": str(a + b)},
+    ]
+write("calls", calls)
+sums = list(dict.fromkeys(draw() for _ in range(NUM_SUMS)))
+write("sums", [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a, b in sums])
+words = "What is {a} + {b}? Use the tool, then say the number and nothing else."
+write("sums_chat", [{"prompt": words.format(a=a, b=b), "answer": str(a + b)} for a, b in sums])

@@ -1,0 +1,79 @@
+"""What the policy is told of its tools: a JSON schema each, read off signature and docstring by transformers.
+
+That is done once, in a process of its own: the user's file is imported where its functions run, never in the trainer.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.envs.tools import bind_tools, load_tools
+from slurm_rl.errors import ConfigError, RewardError
+
+Schema = dict[str, Any]
+"""`{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}`, as OpenAI's."""
+
+
+def read_schemas(config: EnvironmentConfig) -> list[Schema]:
+    """Of each tool of env.tools, in order; none without it.
+
+    Raises:
+        ConfigError: the file cannot be run, or a function says too little of itself.
+        RewardError: nothing within `env.start_timeout_s`.
+    """
+    if config.tools is None:
+        return []
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_tell, args=(theirs, config.tools), daemon=True, name="schemas")
+    process.start()
+    theirs.close()
+    try:
+        told: Any = ours.recv() if ours.poll(config.start_timeout_s) else None
+    except (EOFError, OSError):
+        process.join(1.0)
+        told = f"its process died with exit code {process.exitcode}"
+    finally:
+        ours.close()
+        process.kill()
+        process.join()
+    if told is None:
+        raise RewardError(
+            f"schemas of tools must be there within {config.start_timeout_s:g} s (env.start_timeout_s)",
+            seen=f"nothing of {config.tools}",
+            action="see what the file does as it is imported, or raise the deadline",
+        )
+    if isinstance(told, str):
+        raise ConfigError(
+            "env.tools must have functions with a docstring that tells each argument, and types for all of them",
+            seen=f"{config.tools}: {told}",
+            action="mend it; docs/tools.md has an example",
+        )
+    return list(told)
+
+
+def _tell(connection: Connection, spec: str) -> None:
+    try:
+        _, tools = bind_tools(load_tools(spec))
+        connection.send([build_schema(name, tool) for name, tool in tools.items()])
+    except BaseException as error:
+        connection.send(f"{type(error).__name__}: {error}")
+
+
+def build_schema(name: str, tool: Callable[..., Any]) -> Schema:
+    """The schema of one function.
+
+    Raises:
+        Exception: transformers', which says what is missing.
+    """
+    from transformers.utils import get_json_schema
+
+    schema: Schema = get_json_schema(tool)
+    schema["function"]["name"] = name
+    # No API of a model has it, and no model was taught it.
+    schema["function"].pop("return", None)
+    return schema

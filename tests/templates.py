@@ -1,0 +1,57 @@
+"""The chat templates of the families, as the package trl ships them, over a tokenizer of one token a character."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import trl
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+FOLDER = Path(trl.__file__).parent / "chat_templates"
+END = {"qwen3": "<|im_end|>", "llama3_2": "<|eot_id|>", "gemma4": "<turn|>", "gemma3": "<end_of_turn>"}
+"""What ends a turn of the families that tests look at closely."""
+
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "a": {"type": "integer", "description": "One."},
+                "why": {"type": "string", "description": "Reason."},
+            },
+            "required": ["a"],
+        },
+    },
+}
+
+
+@cache
+def special_tokens() -> list[str]:
+    """What is written like a special token in any of the templates."""
+    text = "".join(path.read_text(encoding="utf-8") for path in FOLDER.glob("*.jinja"))
+    found = set(re.findall(r"<[^<>\s'{}\"\\+]{1,40}>|\[/?[A-Z_]+\]|<\|\"\|>", text))
+    return ["<pad>", "<bos>", *sorted(found - {"<pad>", "<bos>"}), "<|python_tag|>"]
+
+
+def build_tokenizer(family: str) -> Any:
+    """With the template of `FOLDER/<family>.jinja`."""
+    characters = [*map(chr, range(32, 127)), *"\n\u2581\uff5c\u00e9"]
+    words = Tokenizer(models.WordLevel({token: n for n, token in enumerate([*special_tokens(), *characters])}))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    words.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words,
+        pad_token="<pad>",
+        bos_token="<bos>",
+        eos_token=END.get(family, "<|im_end|>"),
+        additional_special_tokens=special_tokens()[2:],
+    )
+    tokenizer.chat_template = (FOLDER / f"{family}.jinja").read_text(encoding="utf-8")
+    return tokenizer

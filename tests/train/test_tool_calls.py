@@ -1,0 +1,94 @@
+"""Calls of tools as parsers of vLLM read them: good, bad, cut off, in a thought, each counted for what it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.tool_syntax import ToolSyntax
+from slurm_rl.errors import ConfigError
+from slurm_rl.rl.rollout.vllm.tool_calls import ToolCallReader
+from tests.templates import ADD, build_tokenizer
+
+CALL = '{"a": 17, "why": "Zwischenruf"}'
+TAGGED = ["qwen3", "gemma4", "qwen3_5_think", "glm4moe", "lfm2_v2"]
+
+
+def reader(family: str, parser: str | None = None) -> ToolCallReader:
+    tokenizer: Any = build_tokenizer(family)
+    return ToolCallReader(ToolSyntax.of(ChatTemplate(tokenizer, {}, [ADD]), parser), tokenizer)
+
+
+def read(of: ToolCallReader, text: str, *, cut: bool = False) -> tuple[str, list[tuple[str, str, str | None]]]:
+    """Behind a thought, where the model begins inside one."""
+    syntax = of.syntax
+    begun = syntax.thought[1] if syntax.thought is not None and syntax.thinks_first else ""
+    found = of.read(begun + text, cut=cut)
+    return found.content.strip(), [(call.name, call.arguments, call.error) for call in found.calls]
+
+
+@pytest.mark.parametrize("family", [*TAGGED, "llama3_2"])
+def test_what_the_template_writes_is_read_back_and_what_is_no_call_is_said(family: str) -> None:
+    of = reader(family)
+    assert read(of, of.syntax.example) == ("", [("add", CALL, None)])
+    assert read(of, "It is 7.") == ("It is 7.", [])
+
+
+@pytest.mark.parametrize("family", [*TAGGED, "llama3_2"])
+def test_a_call_that_was_cut_off_is_none(family: str) -> None:
+    of = reader(family)
+    for length in (len(of.syntax.opening) + 8, len(of.syntax.example) - len(of.syntax.closing) - 1):
+        text = of.syntax.example[:length]
+        assert read(of, text, cut=True)[1] == [("", text, "cut")]
+    # That the reply was cut behind it is nothing to the call.
+    assert read(of, of.syntax.example, cut=True)[1] == [("add", CALL, None)]
+
+
+@pytest.mark.parametrize("family", TAGGED)
+def test_a_bad_call_does_not_take_the_good_one_beside_it_along(family: str) -> None:
+    of = reader(family)
+    bad = f"{of.syntax.opening}{{oops{of.syntax.closing}"
+    good = of.syntax.example
+    assert [error for _, _, error in read(of, f"so {good}{bad}{good}")[1]] == [None, "malformed", None]
+    assert read(of, f"so {good}")[0] == "so"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5_think", "glm4moe"])
+def test_a_call_in_a_thought_is_not_made(family: str) -> None:
+    of = reader(family)
+    example = of.syntax.example
+    thought = of.read(("" if of.syntax.thinks_first else "<think>") + f"I could {example}</think>It is 7.", cut=False)
+    assert thought.content == "It is 7." and [call.error for call in thought.calls] == ["thinking"]
+    assert read(of, f"<think>once {example}</think>{example}")[1][0] == ("add", CALL, None)
+    unended = read(of, f"<think>I could {example}", cut=True)
+    assert unended[0] == "" and [error for _, _, error in unended[1]] == ["thinking"]
+
+
+def test_an_unknown_tool_and_wrong_types_are_read_as_they_were_written() -> None:
+    of = reader("qwen3")
+    text = '<tool_call>\n{"name": "sub", "arguments": {"a": "x"}}\n</tool_call>'
+    assert read(of, text)[1] == [("sub", '{"a": "x"}', None)]
+
+
+def test_text_that_looks_like_a_call_of_an_untagged_syntax_is_malformed() -> None:
+    of = reader("llama3_2")
+    assert read(of, '{"name": "add", "parameters": {"a": 1')[1][0][2] == "malformed"
+    assert read(of, "Say {7}")[1] == []
+
+
+def test_a_parser_that_does_not_read_what_the_template_writes_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"env\.tool_parser=hermes must read the calls that the chat template writes"):
+        reader("gemma4", "hermes")
+    with pytest.raises(ConfigError, match=r"env\.tool_parser=nobody must read"):
+        reader("qwen3", "nobody")
+
+
+def test_a_template_that_writes_no_calls_is_read_as_its_parser_does() -> None:
+    tokenizer: Any = build_tokenizer("qwen3")
+    syntax = ToolSyntax.of(ChatTemplate(tokenizer, {}, [ADD]), None)
+    blind = ToolCallReader(replace(syntax, opening="", closing="", example=""), tokenizer)
+    assert [call.name for call in blind.read(syntax.example, cut=False).calls] == ["add"]
+    assert blind.read("7", cut=False).content == "7"

@@ -1,0 +1,109 @@
+"""What follows calls of tools in the tokens, with the real templates of the families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.tool_syntax import ToolSyntax, as_calls, find_tail, write_calls
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.errors import ConfigError, DataError
+from tests.templates import ADD, END, FOLDER, build_tokenizer
+
+SUBTRACT = {**ADD, "function": {**ADD["function"], "name": "subtract"}}  # type: ignore[dict-item]
+PARSERS = {
+    "qwen2_5": "hermes",
+    "qwen3": "hermes",
+    "qwen3_5_think": "qwen3_coder",
+    "llama3_1": "llama3_json",
+    "llama3_2": "llama3_json",
+    "gemma4": "gemma4",
+    "gemma4_v2": "gemma4",
+    "glm4moe": "glm45",
+    "lfm2_v2": "lfm2",
+    "nemotron_3_nano": "qwen3_coder",
+}
+
+
+def template(family: str, *tools: dict[str, Any]) -> ChatTemplate:
+    return ChatTemplate(build_tokenizer(family), {}, tools)
+
+
+def result(place: int, content: str) -> dict[str, Any]:
+    return {"role": "tool", "name": "add", "tool_call_id": f"call{place:05d}", "content": content}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama3_2", "gemma4"])
+def test_prompt_calls_and_results_in_parts_are_the_tokens_of_the_whole_conversation(family: str) -> None:
+    chat = template(family, ADD)
+    turns, tokenizer, end = TurnRenderer(chat.tokenizer, chat), chat.tokenizer, END[family]
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "what is 3 + 4 + 5?"}]
+    calls = [as_calls(["add"], [{"a": number, "why": "so"}]) for number in (3, 7)]
+    said = [calls[0], result(0, "7"), calls[1], result(0, "12")]
+    text = chat.render(asked, "?", add_generation_prompt=True)
+    tail = find_tail(chat)
+    for call, answer in zip(calls, ("7", "12"), strict=True):
+        # The last token of a reply is what stopped it: the end of the turn, or what Gemma waits at.
+        stop = tail or end
+        text += write_calls(chat, call).removesuffix(tail) + stop
+        text += tokenizer.decode(turns.render([result(0, answer)], tokenizer.convert_tokens_to_ids(stop)))
+    assert text == chat.render([*asked, *said], "?", add_generation_prompt=True)
+
+
+@pytest.mark.parametrize("family", PARSERS)
+def test_results_follow_calls_in_every_template_that_writes_them(family: str) -> None:
+    chat = template(family, SUBTRACT, ADD)
+    turns = TurnRenderer(chat.tokenizer, chat)
+    one = chat.tokenizer.decode(turns.render([result(0, "OBSERVED")]))
+    two = chat.tokenizer.decode(turns.render([result(0, "OBSERVED"), result(1, "TOO")]))
+    assert one.count("OBSERVED") == two.count("OBSERVED") == two.count("TOO") == 1
+    assert two.index("OBSERVED") < two.index("TOO")
+    syntax = ToolSyntax.of(chat, None)
+    assert syntax.parser == PARSERS[family] and syntax.example.strip().startswith(syntax.opening[:1])
+    assert syntax.example_call == ("subtract", {"a": 17, "why": "Zwischenruf"})
+    assert ToolSyntax.of(chat, "mistral").parser == "mistral"
+
+
+def test_how_thinking_is_written_is_read_off_the_template() -> None:
+    syntax = {family: ToolSyntax.of(template(family, ADD), None) for family in ("qwen3", "qwen3_5_think", "llama3_2")}
+    assert syntax["qwen3"].thought == ("<think>", "</think>") and not syntax["qwen3"].thinks_first
+    assert syntax["qwen3_5_think"].thinks_first and syntax["llama3_2"].thought is None
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llama3", "phi3"])
+def test_a_template_that_says_nothing_of_tools_is_refused(family: str) -> None:
+    with pytest.raises(DataError, match="tells the model of its tools; got nothing of add"):
+        template(family, ADD)
+
+
+def test_a_template_that_leaves_calls_out_is_refused() -> None:
+    chat = template("lfm2", ADD)
+    with pytest.raises(ConfigError, match=r"env\.tools needs a chat template that says the same behind every reply"):
+        TurnRenderer(chat.tokenizer, chat)
+    with pytest.raises(ConfigError, match=r"env\.tool_parser must be given .* a template that writes no calls"):
+        ToolSyntax.of(chat, None)
+
+
+def test_a_syntax_that_no_parser_is_known_for_must_be_named() -> None:
+    chat = template("gptoss", ADD)
+    with pytest.raises(ConfigError, match=r"env\.tool_parser must be given"):
+        ToolSyntax.of(chat, None)
+    assert ToolSyntax.of(chat, "openai").parser == "openai"
+
+
+def test_no_template_that_tells_of_tools_is_passed_over() -> None:
+    """Each is proven for turns of tools, or refused in words."""
+    told = 0
+    for path in sorted(FOLDER.glob("*.jinja")):
+        try:
+            chat = template(path.stem, ADD)
+        except DataError:
+            continue
+        told += 1
+        try:
+            TurnRenderer(chat.tokenizer, chat)
+        except ConfigError:
+            assert path.stem.startswith("lfm2")
+    assert told > 25

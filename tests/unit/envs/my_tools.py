@@ -1,0 +1,82 @@
+"""Tools of a user's, for tests/unit/envs/test_tools.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from typing import Any
+
+from slurm_rl.envs.environment import Reply, Row
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add two numbers.
+
+    Args:
+        a: One of them.
+        b: The other.
+    """
+    return a + b
+
+
+async def wait(seconds: float) -> dict[str, float]:
+    """Wait.
+
+    Args:
+        seconds: How long.
+    """
+    await asyncio.sleep(seconds)
+    return {"waited": seconds}
+
+
+def misbehave(way: str | None) -> Any:
+    """Do something else than answer.
+
+    Args:
+        way: What to do. (choices: ["raise", "exit", "surrogate", "long", "object", "circle", "block", "die"])
+    """
+    circle: list[Any] = []
+    circle.append(circle)
+    if way == "raise":
+        raise KeyError("no such door")
+    if way == "exit":
+        raise SystemExit(3)
+    if way == "block":
+        time.sleep(60.0)
+    if way == "die":
+        os._exit(9)
+    return {"surrogate": "\ud800", "long": "x" * 200_000, "object": object, "circle": circle}.get(way or "")
+
+
+def _helper() -> None:
+    """No tool."""
+
+
+class Cart:
+    """Of which every episode has one."""
+
+    def reset(self, row: Row, seed: int) -> None:
+        self.things = [row.answer]
+
+    def put(self, thing: str) -> list[str]:
+        """Put a thing into the cart.
+
+        Args:
+            thing: Its name.
+        """
+        self.things.append(thing)
+        return self.things
+
+    async def score(self, reply: Reply) -> float:
+        return float(reply.text == str(len(self.things)))
+
+    def _private(self) -> None: ...
+
+
+PAIR = [add, wait]
+MINE = [add, wait, misbehave]
+
+
+def untold(a, b):  # type: ignore[no-untyped-def]
+    return a

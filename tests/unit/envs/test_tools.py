@@ -1,0 +1,162 @@
+"""Tools in real processes: by signature and docstring, with every way in which a call can be wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.envs.schemas import Schema, build_schema, read_schemas
+from slurm_rl.envs.tools import bind_tools, load_tools, read_arguments
+from slurm_rl.envs.worker import Call
+from slurm_rl.errors import ConfigError
+from slurm_rl.rewards.results import Failure
+
+FILE = Path(__file__).with_name("my_tools.py")
+
+
+def config(spec: str, **more: float) -> EnvironmentConfig:
+    return EnvironmentConfig.model_validate({"tools": spec, "timeout_s": 4.0, "tool_timeout_s": 0.5, **more})
+
+
+def call(episode: str, *calls: ToolCall, text: str = "", content: str = "", answer: str = "") -> Call:
+    reply = Reply(text=text, content=content, calls=calls)
+    return Call(episode=episode, row=Row(index=0, prompt="?", answer=answer), seed=1, replies=[reply])
+
+
+def said(name: str, **arguments: object) -> ToolCall:
+    return ToolCall(name, json.dumps(arguments))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EnvironmentPool]:
+    # Not of the whole file, which has a function that says nothing of itself.
+    spec = config(f"{FILE}:MINE")
+    with EnvironmentPool(spec, read_schemas(spec)) as pool:
+        yield pool
+
+
+def told(name: str) -> list[Schema]:
+    """As a process of its own tells them; here that spares the start of one."""
+    return [build_schema(name, tool) for name, tool in bind_tools(load_tools(f"{FILE}:{name}"))[1].items()]
+
+
+def test_functions_are_told_by_signature_and_docstring(pool: EnvironmentPool) -> None:
+    [add, wait, _] = pool.schemas
+    number = {"type": "integer", "description": "One of them."}
+    assert add == {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {"a": number, "b": {**number, "description": "The other."}},
+                "required": ["a"],
+            },
+        },
+    }
+    assert wait["function"]["name"] == "wait"
+
+
+def test_a_class_is_told_by_its_public_methods_without_the_hooks() -> None:
+    assert [schema["function"]["name"] for schema in told("Cart")] == ["put"]
+
+
+@pytest.mark.parametrize(("name", "word"), [("*", "untold.*docstring"), ("nobody", "has no attribute 'nobody'")])
+def test_what_cannot_be_told_is_refused(name: str, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        read_schemas(config(f"{FILE}:{name}"))
+
+
+def test_a_file_alone_is_all_of_its_functions() -> None:
+    assert config("mine.py").tools == "mine.py:*"
+    assert list(load_tools(f"{FILE}:*")) == ["add", "wait", "misbehave", "untold"]
+
+
+def test_calls_are_answered_in_order_as_messages_of_tools(pool: EnvironmentPool) -> None:
+    [step] = pool.play([call("a", said("add", a=3, b=4), said("wait", seconds=0))])
+    assert isinstance(step, Step) and not step.done and step.reward is None
+    assert step.observation == [
+        {"role": "tool", "name": "add", "tool_call_id": "call00000", "content": "7"},
+        {"role": "tool", "name": "wait", "tool_call_id": "call00001", "content": '{"waited": 0}'},
+    ]
+    assert [(one.result, one.error) for one in step.calls] == [("7", None), ('{"waited": 0}', None)]
+
+
+def test_a_reply_without_a_call_is_the_answer(pool: EnvironmentPool) -> None:
+    assert pool.play([call("a", text="7", content="7")]) == [Step("", None, True)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "cause", "word"),
+    [
+        (said("subtract", a=3), "unknown", "there is no tool 'subtract'. There are: add, wait, misbehave"),
+        (said("add", a="3"), "arguments", "a: '3' is not of type 'integer'"),
+        (said("add", b=3), "arguments", "'a' is a required property"),
+        (said("add", a=3, c=3), "arguments", "'c' was unexpected"),
+        (said("misbehave", way="sing"), "arguments", "'sing' is not"),
+        (ToolCall("add", "[3]"), "arguments", "[3] is not of type 'object'"),
+        (ToolCall("add", '{"a": 3'), "arguments", "no JSON"),
+        (said("misbehave", way="raise"), "exception", "KeyError: 'no such door'"),
+        (said("misbehave", way="exit"), "exception", "SystemExit: 3"),
+        (said("misbehave", way="circle"), "exception", "ValueError: Circular reference"),
+        (said("wait", seconds=60), "late", "no answer within 0.5 s"),
+        (ToolCall("", "<tool_call>{", error="malformed"), "malformed", "could not be read"),
+        (ToolCall("", "<tool_call>{", error="cut"), "cut", "cut off by the length limit"),
+        (ToolCall("", "<tool_call>", error="thinking"), "thinking", "inside a thought is not made"),
+    ],
+)
+def test_a_wrong_call_is_told_to_the_policy_and_costs_nothing_else(
+    pool: EnvironmentPool, wrong: ToolCall, cause: str, word: str
+) -> None:
+    [step] = pool.play([call("a", wrong, said("add", a=3))])
+    assert isinstance(step, Step) and not step.done
+    assert [one.error for one in step.calls] == [cause, None]
+    assert word in step.calls[0].result and step.calls[0].result.startswith("Error: ")
+    assert isinstance(step.observation, list)
+    assert [one["content"] for one in step.observation] == [step.calls[0].result, "4"]
+
+
+@pytest.mark.parametrize(
+    ("way", "word"),
+    [("surrogate", "?"), ("long", "(200,000 characters)"), ("object", "\"<class 'object'>\""), (None, "null")],
+)
+def test_any_result_becomes_text(pool: EnvironmentPool, way: str | None, word: str) -> None:
+    [step] = pool.play([call("a", said("misbehave", way=way))])
+    assert isinstance(step, Step) and step.calls[0].error is None and step.calls[0].result.endswith(word)
+
+
+@pytest.mark.parametrize(("way", "cause"), [("block", "hang"), ("die", "crash")])
+def test_a_tool_that_takes_its_process_along_costs_its_episode_alone(
+    pool: EnvironmentPool, way: str, cause: str
+) -> None:
+    bad, good = pool.play([call("a", said("misbehave", way=way)), call("b", said("add", a=3))])
+    assert isinstance(bad, Failure) and bad.cause == cause
+    assert isinstance(good, Step) and good.calls[0].result == "4"
+
+
+def test_who_thinks_of_a_call_and_answers_has_answered(pool: EnvironmentPool) -> None:
+    thought = ToolCall("", "<tool_call>", error="thinking")
+    assert pool.play([call("a", thought, content="7")]) == [Step("", None, True, calls=(thought,))]
+
+
+def test_every_episode_has_a_state_of_its_own() -> None:
+    spec = config(f"{FILE}:Cart")
+    with EnvironmentPool(spec, told("Cart")) as pool:
+        steps = pool.play([call(name, said("put", thing=name), answer="bag") for name in "ab"])
+        assert [step.calls[0].result for step in steps if isinstance(step, Step)] == ['["bag", "a"]', '["bag", "b"]']
+        first = call("a", said("put", thing="a"), answer="bag")
+        answer = Call(episode="a", row=first.row, seed=1, replies=[*first.replies, Reply(text="2", content="2")])
+        assert pool.play([answer]) == [Step("", 1.0, True)]
+
+
+def test_null_is_of_an_optional_type_alone() -> None:
+    number = {"type": "object", "properties": {"a": {"type": "integer", "nullable": True}, "b": {"type": "integer"}}}
+    assert read_arguments('{"a": null, "b": 1}', number)[0] is None
+    assert read_arguments('{"a": null, "b": null}', number)[0] == "b: None is not of type 'integer'"
