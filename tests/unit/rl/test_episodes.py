@@ -22,17 +22,11 @@ from slurm_rl.rl.loop.step_metrics import sampling_metrics
 from slurm_rl.rl.rollout.episode import Episode, Limits, item_of, result_of
 from slurm_rl.rl.rollout.episodes import Episodes
 from slurm_rl.train.stop import Timer
+from tests.unit.rl.episode_kit import Letters
 
 WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
 LIMITS = Limits(max_turns=3, turn_tokens=4, max_tokens=12)
 SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
-
-
-class Letters:
-    """A tokenizer: a letter is a token."""
-
-    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) for letter in text]}
 
 
 class Engine:

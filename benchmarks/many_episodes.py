@@ -1,0 +1,197 @@
+"""Does one trainer keep engines busy with 10,000 episodes in flight? The product's loop over episodes in free order.
+
+    python -m benchmarks.many_episodes                                      10,000 in flight, environments of 0.1 to 5 s
+    python -m benchmarks.many_episodes --episodes 400 --steps 100 --speed 50      memory over 100 steps
+
+Engines are Ray actors of this machine that sleep as long as sampling would take (`--slots` places each, log-normal
+times), environments are processes that await as long as a tool would. All else is what a run has: FreeEpisodes, the
+pool of environments, the journal with its fsync, RolloutPipeline with one batch ahead. Half of the episodes are of the
+batch that is waited for, half of the next one.
+
+Busy is the share of time in which an engine samples at least one reply, `places` the share of its places that are
+taken, both as means over engines, until the last batch is asked for. Driver is the CPU time of this process, with all
+its threads, by time and by turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.many_engines import wait_until_ready
+from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline
+from slurm_rl.rl.rollout.episode import Limits
+from slurm_rl.rl.rollout.free_order import FreeBatch, FreeEpisodes
+from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.rl.rollout.replies import Replied, ReplyRequest
+from slurm_rl.rl.rollout.sampling import Sampler
+from slurm_rl.rl.workers.ray_driver import Actor, Cluster
+from slurm_rl.train.stop import StopFlag, Timer
+
+WORLD = Path(__file__).with_name("sleeping_world.py")
+REPLY_TOKENS, PROMPT_TOKENS, GROUP_SIZE = 32, 128, 8
+
+
+class SleepingEngine:
+    """A rollout engine's two methods for single replies, without a model."""
+
+    def __init__(self, slots: int, mean_s: float, spread: float) -> None:
+        self.mean_s, self.spread = mean_s, spread
+        self.free = [0.0] * slots
+        self.lock = threading.Condition()
+        self.under_way: list[tuple[float, str, int]] = []
+        self.taken: list[tuple[float, float]] = []
+        """When replies began and ended."""
+
+    def ready(self) -> bool:
+        return True
+
+    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> None:
+        random = np.random.default_rng([request.seed for request in requests])
+        lengths = random.lognormal(np.log(self.mean_s) - self.spread**2 / 2, self.spread, len(requests))
+        with self.lock:
+            now = time.time()
+            for request, length in zip(requests, lengths, strict=True):
+                begin = max(now, heapq.heappop(self.free))
+                end = begin + float(length)
+                heapq.heappush(self.free, end)
+                heapq.heappush(self.under_way, (end, request.episode, request.seed))
+                self.taken.append((begin, end))
+            self.lock.notify()
+
+    def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
+        give_up = time.time() + wait_s
+        with self.lock:
+            while not self.under_way or self.under_way[0][0] > time.time():
+                end = min(self.under_way[0][0] if self.under_way else give_up, give_up)
+                if not self.lock.wait(max(end - time.time(), 0.0)) and time.time() >= give_up:
+                    return []
+        time.sleep(linger_s)
+        found = []
+        with self.lock:
+            while self.under_way and self.under_way[0][0] <= time.time():
+                _, name, seed = heapq.heappop(self.under_way)
+                tokens = [seed % 97] * REPLY_TOKENS
+                found.append((name, Completion(tokens, [-0.5] * REPLY_TOKENS, "so", False, 0)))
+        return found
+
+    def measure(self, start: float, end: float) -> tuple[float, float]:
+        """Seconds in which something was sampled between two times, and place-seconds."""
+        busy, until = 0.0, start
+        taken = sorted((max(a, start), min(b, end)) for a, b in self.taken if b > start and a < end)
+        for a, b in taken:
+            busy, until = busy + max(b - max(a, until), 0.0), max(until, b)
+        return busy, sum(b - a for a, b in taken)
+
+
+class Letters:
+    """A tokenizer: a letter is a token."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=10_000, help="in flight")
+    parser.add_argument("--steps", type=int, default=4, help="batches, each half of what is in flight")
+    parser.add_argument("--engines", type=int, default=8)
+    parser.add_argument("--reply-s", type=float, default=8.0, help="mean time of a reply")
+    parser.add_argument("--spread", type=float, default=0.5, help="standard deviation of the logarithm of that time")
+    parser.add_argument("--speed", type=float, default=1.0, help="replies and environments are so many times faster")
+    parser.add_argument("--workers", type=int, default=2, help="processes of environments")
+    args = parser.parse_args()
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    with tempfile.TemporaryDirectory() as folder:
+        measure(Path(folder), args)
+    ray.shutdown()
+
+
+def measure(folder: Path, args: argparse.Namespace) -> None:
+    import ray
+
+    # Environments take 2.5 s in the mean: so many places are filled by what is in flight.
+    slots = int(args.episodes / args.engines / (1 + 2.5 / args.reply_s) * 0.8)
+    cluster = Cluster.__new__(Cluster)  # of which only waiting is used: the cluster is this machine
+    cluster.stop = StopFlag()
+    remote = ray.remote(SleepingEngine).options(num_cpus=0, max_concurrency=8)
+    engines = [
+        Actor(f"rollout-{i}", remote.remote(slots, args.reply_s / args.speed, args.spread)) for i in range(args.engines)
+    ]
+    wait_until_ready(cluster, engines)
+    world = folder / "world.py"
+    world.write_text(WORLD.read_text().replace("SPEED = 1.0", f"SPEED = {args.speed}"))
+    config = EnvironmentConfig(name=f"{world}:Sleeping", num_workers=args.workers, timeout_s=60.0)
+    with EnvironmentPool(config) as pool:
+        journal = Journal(folder / "journal", pool.facts, keeps_all=False, report=lambda *_, **__: None)
+        tokenizer: Any = Letters()
+        limits = Limits(max_turns=8, turn_tokens=REPLY_TOKENS, max_tokens=10_000)
+        sampler = Sampler(cluster, engines, 600.0)
+        rollouts = FreeEpisodes(sampler, pool, TurnRenderer(tokenizer, None), limits, None, journal)
+        run_steps(args, rollouts, journal, engines, slots)
+        journal.close()
+
+
+def run_steps(
+    args: argparse.Namespace, rollouts: FreeEpisodes, journal: Journal, engines: Sequence[Actor], slots: int
+) -> None:
+    import ray
+
+    count = args.episodes // 2 // GROUP_SIZE
+    tokens = [65] * PROMPT_TOKENS
+    prompts = [EncodedPrompt(index=i, token_ids=tokens, text="A" * PROMPT_TOKENS, answer="") for i in range(count)]
+
+    def start(step: int) -> FreeBatch:
+        spec = SamplingSpec(GROUP_SIZE, REPLY_TOKENS, 1.0, 1.0, seed=step, batch=f"rollout-{step}")
+        return rollouts.start(prompts, spec)
+
+    def finish(batch: FreeBatch, within_s: float | None) -> Batch:
+        return Batch(rollouts.finish(batch, Timer(), within_s))
+
+    pipeline = RolloutPipeline(start, finish, staleness=1, num_steps=args.steps)
+    begun, cpu, turns, memory = time.time(), time.process_time(), 0, list[float]()
+    lag = begun
+    for step in range(args.steps):
+        if step == args.steps - 2:
+            lag = time.time()  # from here on nothing new is asked for
+        groups: list[Group] = pipeline.take(step).groups
+        turns += sum(len(completion.turns) for group in groups for completion in group.completions)
+        failures = {result.failure for group in groups for result in group.results} - {None}
+        assert not failures, failures
+        del groups
+        journal.prune(step + 1, 0)
+        memory.append(resident_mb())
+    elapsed, cpu = time.time() - begun, time.process_time() - cpu
+    found = ray.get([engine.handle.measure.remote(begun, lag) for engine in engines])
+    busy, places = (sum(values) / (lag - begun) / args.engines for values in zip(*found, strict=True))
+    seen = [f"{memory[at]:.0f}" for at in sorted({0, len(memory) // 4, len(memory) // 2, len(memory) - 1})]
+    print("| in flight | turns | turns a second | engines busy | places | driver | a turn | memory, over the steps |")
+    print("|---|---|---|---|---|---|---|---|")
+    print(
+        f"| {args.episodes} | {turns} | {turns / elapsed:.0f} | {busy:.1%} | {places / slots:.1%} | "
+        f"{cpu / elapsed:.0%} of a core | {cpu / turns * 1e6:.0f} us | {', '.join(seen)} MB |"
+    )
+
+
+def resident_mb() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 1e6
+
+
+if __name__ == "__main__":
+    main()

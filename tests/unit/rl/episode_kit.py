@@ -1,0 +1,125 @@
+"""Stand-ins for engines whose replies follow from seed, tokens and version, for tests of episodes."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.rollout.episode import Limits
+from slurm_rl.rl.rollout.replies import ReplyRequest
+from slurm_rl.rl.rollout.sampling import seed_prompts
+from slurm_rl.rl.workers.ray_driver import Actor
+from slurm_rl.train.stop import StopFlag
+
+
+class Letters:
+    """A tokenizer: a letter is a token."""
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [ord(letter) for letter in text]}
+
+
+WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
+LIMITS = Limits(max_turns=5, turn_tokens=4, max_tokens=60)
+SPEC = SamplingSpec(num_completions=3, max_tokens=60, temperature=1.0, top_p=1.0, seed=7, batch="rollout-3")
+ANSWERS = ["2", "3", "1", "4", "9"]
+
+
+def sample(seed: int, tokens: Sequence[int], version: int = 3) -> Completion:
+    """A reply that follows from seed and tokens, as an engine's does."""
+    draw = random.Random(f"{seed} {list(tokens)}")
+    said = "".join(draw.choice("abcdefgh") for _ in range(draw.randint(1, 4)))
+    return Completion([ord(letter) for letter in said], [-draw.random() for _ in said], said, False, version)
+
+
+class Engine:
+    """An actor's handle: begins replies, and gives those that have ended in an order of its own.
+
+    Args:
+        lives: so many replies, and then it is dead.
+    """
+
+    def __init__(self, order: int = 0, lives: int = 10**9, version: int = 3) -> None:
+        self.asked: list[ReplyRequest] = []
+        self.random, self.lives, self.version = random.Random(order), lives, version
+        self._waiting: list[ReplyRequest] = []
+        self._lock = threading.Condition()
+
+    @property
+    def begin_replies(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._begin)
+
+    @property
+    def take_replies(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._take)
+
+    def _begin(self, client: str, requests: Sequence[ReplyRequest]) -> Any:
+        with self._lock:
+            self._waiting += requests
+            self.asked += requests
+            self._lock.notify()
+        return _ended(None)
+
+    def _take(self, client: str, wait_s: float, linger_s: float) -> Any:
+        answer: Future[Any] = Future()
+
+        def end() -> None:
+            with self._lock:
+                self._lock.wait_for(lambda: self._waiting or not self.lives, timeout=30)
+                self.random.shuffle(self._waiting)
+                count = min(self.random.randint(1, 3), len(self._waiting), self.lives)
+                taken, self._waiting = self._waiting[:count], self._waiting[count:]
+                self.lives -= count
+            if count == 0:
+                import ray
+
+                answer.set_exception(ray.exceptions.ActorDiedError())
+                return
+            answer.set_result([(it.episode, sample(it.seed, it.prompt.token_ids, self.version)) for it in taken])
+
+        threading.Thread(target=end, daemon=True).start()
+        return SimpleNamespace(future=lambda: answer)
+
+
+def _ended(value: Any) -> Any:
+    answer: Future[Any] = Future()
+    answer.set_result(value)
+    return SimpleNamespace(future=lambda: answer)
+
+
+class WaveEngine:
+    """The same for waves."""
+
+    def __init__(self, version: int = 3) -> None:
+        self.version = version
+
+    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, seeds: Any = None) -> list[Group]:
+        own = seeds if seeds is not None else seed_prompts(spec, len(prompts))
+        return [
+            Group(
+                prompt,
+                [sample(seed + member, prompt.token_ids, self.version) for member in range(spec.num_completions)],
+            )
+            for prompt, seed in zip(prompts, own, strict=True)
+        ]
+
+    def finish(self, pending: list[Group], within_s: float | None = None) -> list[Group]:
+        return pending
+
+
+def sampler_of(*engines: Engine, care: Any = None, timeout_s: float = 60.0) -> Any:
+    cluster = SimpleNamespace(stop=StopFlag(), while_waiting=lambda: None)
+    actors = [Actor(f"rollout-{at}", engine) for at, engine in enumerate(engines)]
+    return SimpleNamespace(engines=actors, cluster=cluster, care=care, timeout_s=timeout_s)
+
+
+def prompts_of(folder: Path) -> list[EncodedPrompt]:
+    """The text names the folder where worlds leave a file a call."""
+    return [EncodedPrompt(index=i, token_ids=[63 + i], text=str(folder), answer=it) for i, it in enumerate(ANSWERS)]

@@ -1,0 +1,103 @@
+"""A run of episodes that may be killed: `python -m tests.unit.rl.killed_episodes <folder> <order> <kill at>`.
+
+The product's loop over episodes, its journal, real environments; engines are stand-ins whose replies follow from seed,
+tokens and version. A step trains nothing but counts the version up, and every second one is a checkpoint. With `kill
+at` n > 0 the process kills itself with -9 as its n-th reply is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.rl.rollout.episodes import Episodes
+from slurm_rl.rl.rollout.free_order import FreeEpisodes
+from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.run_dir import write_json
+from slurm_rl.train.stop import Timer
+from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
+
+STEPS = 4
+
+
+class Watched:
+    """Notes each request before it is sampled, and kills the process at one of them."""
+
+    def __init__(self, file: Path, kill_at: int) -> None:
+        self.file, self.kill_at, self.count = file.open("a"), kill_at, 0
+
+    def note(self, seeds: Sequence[int], version: int) -> None:
+        for seed in seeds:
+            self.count += 1
+            if self.count == self.kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.file.write(f"{version} {seed}\n")
+            self.file.flush()
+
+
+class WatchedEngine(Engine):
+    def __init__(self, watched: Watched) -> None:
+        super().__init__(order=os.getpid())
+        self.watched = watched
+
+    def _begin(self, client: str, requests: Any) -> Any:
+        self.watched.note([request.seed for request in requests], self.version)
+        return super()._begin(client, requests)
+
+
+class WatchedWaves(WaveEngine):
+    def __init__(self, watched: Watched) -> None:
+        super().__init__()
+        self.watched = watched
+
+    def start(self, prompts: Any, spec: Any, seeds: Any = None) -> Any:
+        groups = super().start(prompts, spec, seeds)
+        self.watched.note([0] * sum(len(group.completions) for group in groups), self.version)
+        return groups
+
+
+def main(folder: Path, order: str, kill_at: int) -> None:
+    saved = folder / "checkpoint.json"
+    state: dict[str, Any] = json.loads(saved.read_text()) if saved.is_file() else {"step": 0, "found": []}
+    (folder / "effects").mkdir(exist_ok=True)
+    (folder / "ready").touch()
+    watched = Watched(folder / "asked", kill_at)
+    tokenizer: Any = Letters()
+    config = EnvironmentConfig(name=f"{WORLDS}:{'Saved' if order == 'free' else 'Counted'}", timeout_s=60.0)
+    with EnvironmentPool(config) as pool:
+        journal = Journal(folder / "journal", pool.facts, keeps_all=order == "waves", report=lambda *_, **__: None)
+        journal.resume(state["step"], None)
+        engine: Any = WatchedEngine(watched) if order == "free" else WatchedWaves(watched)
+        render = TurnRenderer(tokenizer, None)
+        episodes: Any = (
+            FreeEpisodes(sampler_of(engine), pool, render, LIMITS, None, journal)
+            if order == "free"
+            else Episodes(engine, pool, render, LIMITS, None, journal)
+        )
+        while state["step"] < STEPS:
+            step = engine.version = state["step"]
+            spec = replace(SPEC, seed=step + 100, batch=f"rollout-{step}")
+            groups = episodes.finish(episodes.start(prompts_of(folder / "effects"), spec), Timer())
+            found = [
+                [[it.token_ids, it.logprobs, it.weight_version] for it in group.completions]
+                + [[it.value, it.failure, dict(it.parts)] for it in group.results]
+                for group in groups
+            ]
+            state = {"step": step + 1, "found": [*state["found"], found]}
+            if state["step"] % 2 == 0:
+                write_json(saved, state)
+                journal.prune(state["step"], state["step"])
+        journal.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,123 @@
+"""kill -9 at a turn and at random moments: real processes, real environments, a stand-in for engines alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.rl.rollout.journal_lines import build_histories, parse_lines
+from tests.unit.rl.killed_episodes import STEPS
+
+ROOT = Path(__file__).parents[3]
+
+
+def start(folder: Path, order: str, kill_at: int = 0) -> subprocess.Popen[bytes]:
+    folder.mkdir(exist_ok=True)
+    (folder / "ready").unlink(missing_ok=True)
+    argv = [sys.executable, "-m", "tests.unit.rl.killed_episodes", str(folder), order, str(kill_at)]
+    return subprocess.Popen(argv, cwd=ROOT)
+
+
+def end(process: subprocess.Popen[bytes]) -> int:
+    return process.wait(timeout=300)
+
+
+def read(folder: Path) -> Any:
+    assert saved_step(folder) == STEPS
+    return json.loads((folder / "checkpoint.json").read_text())["found"]
+
+
+def saved_step(folder: Path) -> int:
+    file = folder / "checkpoint.json"
+    return int(json.loads(file.read_text())["step"]) if file.is_file() else 0
+
+
+def asked(folder: Path) -> list[str]:
+    file = folder / "asked"
+    return file.read_text().splitlines() if file.is_file() else []
+
+
+def kept(folder: Path) -> int:
+    """Turns that a run which goes on now must not sample again."""
+    step = saved_step(folder)
+    histories = [
+        history
+        for file in (folder / "journal").glob(f"rollout-{step}-*.journal")
+        for history in build_histories(parse_lines(file.read_bytes())[0], step).values()
+    ]
+    return sum(len(history.replies) for history in histories)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {order: tmp_path_factory.mktemp(order) for order in ("waves", "free")}
+    for process in [start(folder, order) for order, folder in folders.items()]:
+        assert end(process) == 0
+    return folders
+
+
+def check(folder: Path, whole: Path) -> None:
+    assert read(folder) == read(whole)
+    effects = [sorted(path.name for path in (it / "effects").iterdir()) for it in (folder, whole)]
+    assert effects[0] == effects[1], "each call has its one effect"
+
+
+def test_free_order_has_the_tokens_of_waves(whole: dict[str, Path]) -> None:
+    assert read(whole["free"]) == read(whole["waves"])
+
+
+@pytest.mark.parametrize("order", ["free", "waves"])
+def test_killed_at_a_turn_and_gone_on(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
+    folder = tmp_path / "run"
+    num_asked = len(asked(whole[order]))
+    assert end(start(folder, order, num_asked // 3)) == -9
+    before, known = len(asked(folder)), kept(folder)
+    first = (
+        json.loads((folder / "checkpoint.json").read_text())["step"] if (folder / "checkpoint.json").is_file() else 0
+    )
+    assert end(start(folder, order)) == 0
+    check(folder, whole[order])
+    left = sum(int(line.split()[0]) >= first for line in asked(whole[order]))
+    assert known > 0
+    # In free order what had ended is asked for by nobody again; waves sample their step anew.
+    assert len(asked(folder)) - before == left - (known if order == "free" else 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["free", "waves"])
+def test_killed_in_every_turn(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
+    """A game has up to five turns of fifteen episodes: a kill in each of them."""
+    per_step = len(asked(whole[order])) // STEPS
+    for at in range(1, 2 * per_step, 5):
+        folder = tmp_path / f"run-{at}"
+        assert end(start(folder, order, at)) == -9
+        assert end(start(folder, order)) == 0
+        check(folder, whole[order])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["free", "waves"])
+def test_killed_at_twenty_random_moments(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
+    folder, moments, kills = tmp_path / "run", random.Random(7), 0
+    for _ in range(20):
+        process = start(folder, order)
+        while not (folder / "ready").is_file() and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.0, 1.5))
+        process.kill()
+        kills += end(process) == -9
+        if (folder / "checkpoint.json").is_file() and json.loads((folder / "checkpoint.json").read_text())[
+            "step"
+        ] == STEPS:
+            check(folder, whole[order])
+            folder = tmp_path / f"run-{kills}"
+    assert end(start(folder, order)) == 0
+    check(folder, whole[order])
+    assert kills >= 10
