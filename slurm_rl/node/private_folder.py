@@ -77,17 +77,28 @@ def copy_own_files(source: Path, target: Path, most_bytes: int) -> None:
         return
     try:
         for name in os.listdir(folder):  # noqa: PTH208 - by its descriptor: the name may be another's by now
-            try:
-                fd = os.open(name, _OPEN_FILE, dir_fd=folder)
-            except OSError:
-                continue
-            with os.fdopen(fd, "rb") as file:
-                found = os.fstat(fd)
-                is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
-                if is_own and 0 < found.st_size <= most_bytes:
-                    _copy(file.read(most_bytes), target / name, found.st_mode & 0o644)
+            if (found := _read_own_file(folder, name, most_bytes)) is not None:
+                _copy(found[0], target / name, found[1])
     finally:
         os.close(folder)
+
+
+def _read_own_file(folder: int, name: str, most_bytes: int) -> tuple[bytes, int] | None:
+    """Content and mode; None of what is not to be copied."""
+    try:
+        fd = os.open(name, _OPEN_FILE, dir_fd=folder)
+    except OSError:
+        return None
+    try:
+        # Before a file is made of it, which fails of a folder: Ray has some among its logs.
+        found = os.fstat(fd)
+        is_own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
+        if not (is_own and 0 < found.st_size <= most_bytes):
+            return None
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read(most_bytes), found.st_mode & 0o644
+    finally:
+        os.close(fd)
 
 
 def _copy(content: bytes, target: Path, mode: int) -> None:

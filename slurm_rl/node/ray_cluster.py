@@ -157,6 +157,6 @@ def build_ray_start_argv(
         "--disable-usage-stats",
         # So that the legacy debugger is reached from other nodes.
         *(["--ray-debugger-external"] if plan.env.get("RAY_DEBUG") == "legacy" else []),
-        # It would copy every actor's output to the driver, which does not print it.
-        "--include-log-monitor=false",
+        # It hands every actor's output to the driver. Ours does not print it; of others it may be all that they say.
+        f"--include-log-monitor={str(plan.external is not None).lower()}",
     ]

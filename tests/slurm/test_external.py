@@ -16,11 +16,22 @@ from tests.slurm.submitting import cli, quote, wait_for_end
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
-# What verl does first: count, and give up when something is missing.
+# What verl does: count, give up when something is missing, and say the rest in an actor, wherever Ray has it.
 COUNT = """
-import os, ray
-ray.init(log_to_driver=False)
-print("nodes:", sum(node["Alive"] for node in ray.nodes()), flush=True)
+import os, sys, time, ray
+ray.init()
+num_nodes = sum(node["Alive"] for node in ray.nodes())
+print("nodes:", num_nodes, flush=True)
+
+@ray.remote(num_cpus=0, resources={f"slurm_rl_node_{num_nodes - 1}": 0.1})
+def speak():
+    print("said on", os.uname().nodename, flush=True)
+
+ray.get(speak.remote())
+log = os.environ["SLURM_RL_RUN_DIR"] + "/attempts/1/logs/driver.log"
+give_up = time.monotonic() + 120
+while "said on" not in open(log).read() and time.monotonic() < give_up:
+    time.sleep(0.2)
 """
 
 
@@ -71,7 +82,9 @@ def start_late(cluster: Cluster, folder: Path, experiment: str, num_nodes: int, 
     assert done.returncode == 0, done.stderr
     end = wait_for_end(run, timeout_s=500)
     assert end["state"] == "finished", end
-    return (run / "attempts" / "1" / "logs" / "driver.log").read_text()
+    log = (run / "attempts" / "1" / "logs" / "driver.log").read_text()
+    assert f"said on {cluster.nodes[num_nodes - 1]}" in log, log
+    return log
 
 
 def test_a_program_starts_when_the_last_node_has_joined(cluster: Cluster, shared_dir: Path) -> None:

@@ -185,6 +185,9 @@ def test_only_our_own_regular_files_are_kept_as_logs_and_not_opened_to_others(pl
     os.link(tmp_path / "other key", logs / "hard.out")
     os.mkfifo(logs / "pipe.out")
     (logs / "empty.out").touch()
+    # As Ray has them, by any order of their names before or after its files.
+    for number in range(8):
+        (logs / f"events {number}").mkdir()
     logs.chmod(0o777)
     as_stranger(lambda: (logs / "theirs.out").write_text("theirs"))
     (place / "srl-0-1" / "r" / "session_2027").symlink_to(logs.parent)

@@ -1,0 +1,92 @@
+"""verl itself, as released, in an environment of its own, started by us over two and four nodes.
+
+Without GPUs it goes as far as asking Ray for them: its config is read and checked, the tokenizer and the rows are read
+by its own code, its queue is up on the run's Ray, and its resource pool finds that GPUs are missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import AttemptDir, RunDir
+from tests.slurm.cluster import Cluster
+from tests.slurm.submitting import cli, quote, wait_for_end
+from tests.tiny_llama import build_tiny_llama
+from tests.train.external.conftest import RELEASES
+from tests.train.external.test_verl_data import make_rows
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+RELEASE = RELEASES["verl"]
+
+
+@pytest.fixture(scope="module")
+def verl_python() -> Path:
+    """The Python of an environment with verl and its own pins, made once; nodes see the user's cache, not /tmp."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    folder = cache / "slurm_rl" / "trainers" / RELEASE.replace("==", "-")
+    python = folder / "bin/python"
+    if (folder / "whole").is_file():
+        return python
+    shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    # One after the other: all at once pip looks for versions for a quarter of an hour.
+    pins = [f"torch=={version('torch').partition('+')[0]}", f"ray[default]=={version('ray')}"]
+    for wanted in (pins, [RELEASE], [RELEASE.replace("==", "[verl-core]==")]):
+        install = [str(python), "-m", "pip", "install", "--quiet", *wanted]
+        done = subprocess.run(install, capture_output=True, text=True)
+        if done.returncode != 0:
+            pytest.skip(f"{wanted} cannot be installed here: {done.stderr.strip().splitlines()[-1]}")
+    (folder / "whole").touch()
+    return python
+
+
+def read_logs(attempt: AttemptDir) -> str:
+    """What its driver and its actors said; of the last lines before its end Ray may have handed on none."""
+    logs = [attempt.log("driver"), *attempt.logs.glob("ray-*/worker-*")]
+    return "\n".join(log.read_text() for log in logs)
+
+
+@pytest.mark.parametrize("num_nodes", [2, 4])
+def test_verl_comes_to_the_gpus_that_it_lacks(
+    cluster: Cluster, shared_dir: Path, verl_python: Path, num_nodes: int
+) -> None:
+    run, model = RunDir(shared_dir / "run"), build_tiny_llama(shared_dir / "model")
+    make_rows("gsm8k", shared_dir / "rows")
+    args = {
+        "data.train_files": shared_dir / "rows/train.parquet",
+        "data.val_files": shared_dir / "rows/test.parquet",
+        "data.train_batch_size": num_nodes,
+        "data.max_prompt_length": 400,
+        "data.max_response_length": 64,
+        "data.dataloader_num_workers": 0,
+        "actor_rollout_ref.actor.ppo_mini_batch_size": num_nodes,
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+        "critic.ppo_micro_batch_size_per_gpu": 1,
+        # It wants eight, of a core each.
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+        "trainer.n_gpus_per_node": 1,
+    }
+    words = ["+exp=verl_ppo_gsm8k", "+cluster=slurm_cpu", f"cluster.num_nodes={num_nodes}", f"run_dir={run.path}"]
+    # Four of its processes import torch, on the head Ray's besides: that is more than two gigabytes.
+    words += ["cluster.cpus_per_node=2", "cluster.mem_gb_per_node=8", "ray.object_store_gb=0.2"]
+    words += [f"cluster.python={quote(verl_python)}", f"external.model={model}", "job.max_failures=0"]
+    words += [f"external.argv=[{quote(verl_python)},-m,verl.trainer.main_ppo]"]
+    done = cli(cluster, shared_dir, *words, *(f"external.args.{name}={value}" for name, value in args.items()))
+    assert done.returncode == 0, done.stderr
+    end = wait_for_end(run.path, timeout_s=1500)
+    log = read_logs(run.attempt(1))
+    assert "All configuration checks passed successfully" in log, (end, log[-5000:])
+    assert "train dataset size: 3" in log, "its loader read the rows that prepare writes"
+    assert f"Total available GPUs 0 is less than total desired GPUs {num_nodes}" in log, (end, log[-5000:])
+    assert end["state"] == "failed" and "ended with exit status 1" in end["cause"], end
+    ready = [row["nodes"] for row in read_rows(run.events) if row["kind"] == "ray/cluster_ready"]
+    assert ready == [num_nodes]
