@@ -2,8 +2,9 @@
 
     python -m benchmarks.bringup --nodes 2 4 --repeats 2
 
-Ours beside OpenRLHF's Slurm example and beside a hand-written start of all nodes at once, on the test cluster
-(nodes are namespaces of this machine), in one run. Prints a markdown table. Each number is the median.
+Ours beside the scripts of OpenRLHF (Slurm), verl (Slurm with AMD) and OpenRLHF-M (GCP), and beside a hand-written start
+of all nodes at once, on the test cluster (nodes are namespaces of this machine), in one run. Prints a markdown table;
+each number is the median.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.bringup_scripts import BY_HAND, PYTHON, SEED
+from benchmarks.bringup_scripts import BY_HAND, PYTHON, SCRIPTS
 from tests.slurm.cluster import Cluster, reset, wait_until
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 180.0
+TIMEOUT_S = 600.0
 
 
 class Bench:
@@ -39,7 +41,7 @@ class Bench:
         if way == "ours":
             self._submit_ours(folder, num_nodes, driver)
         else:
-            self._submit_script({"seed": SEED, "by hand": BY_HAND}[way], folder, num_nodes, driver)
+            self._submit_script({**SCRIPTS, "by hand": BY_HAND}[way], folder, num_nodes, driver)
         wait_until(lambda: done.is_file() and done.read_text(), f"the trainer of {way}", timeout_s=TIMEOUT_S)
         if way == "ours":
             print_phases(folder / "run", float(start.read_text()))
@@ -49,7 +51,7 @@ class Bench:
     def _submit_script(self, template: str, folder: Path, num_nodes: int, driver: str) -> None:
         ray = Path(sys.executable).with_name("ray")
         script = folder / "job.sh"
-        script.write_text(template.format(start=folder / "start", ray=ray, driver=driver))
+        script.write_text(template.format(start=folder / "start", ray=ray, driver=driver, python=sys.executable))
         options = [f"-N{num_nodes}", "--ntasks-per-node=1", "--exclusive", "--mem=0", "--overcommit"]
         done = self.cluster.run(["sbatch", *options, f"--output={folder}/log", str(script)])
         assert done.returncode == 0, done.stderr
@@ -80,33 +82,35 @@ def print_phases(run: Path, start: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--repeats", type=int, default=2, help="of ours and by hand; the seed's time is its sleeps")
+    parser.add_argument("--repeats", type=int, default=2, help="of ours and by hand; a script's time is its sleeps")
+    parser.add_argument("--scripts", nargs="*", choices=SCRIPTS, default=[*SCRIPTS], help="to stand beside them")
     args = parser.parse_args()
     root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
-    lines = [
-        "| nodes | OpenRLHF's script | by hand, no dashboard | slurm_rl, with dashboard | of the script | of by hand |",
-        "|" + "---|" * 6,
-    ]
+    ways = [*args.scripts, "by hand, no dashboard", "slurm_rl, with dashboard"]
+    lines = [f"| nodes | {' | '.join(ways)} | of by hand |", "|" + "---|" * (len(ways) + 2)]
     with Cluster(root, num_nodes=max(args.nodes)) as cluster:
         for num_nodes in args.nodes:
-            lines.append(measure_row(Bench(cluster), num_nodes, args.repeats))
+            lines.append(measure_row(Bench(cluster), args.scripts, num_nodes, args.repeats))
     shutil.rmtree(root)
     print("\n".join(lines))
 
 
-def measure_row(bench: Bench, num_nodes: int, repeats: int) -> str:
-    seed = bench.measure("seed", num_nodes)
+def measure_row(bench: Bench, scripts: Sequence[str], num_nodes: int, repeats: int) -> str:
+    seeds = []
+    for script in scripts:
+        seeds.append(bench.measure(script, num_nodes))
+        print(f"  {num_nodes} nodes: {script} {seeds[-1]:.1f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
     hand, ours = [], []
     for _ in range(repeats):
         # In turns, so that whatever else the machine does falls on both.
         hand.append(bench.measure("by hand", num_nodes))
         ours.append(bench.measure("ours", num_nodes))
-        print(f"  {num_nodes} nodes: by hand {hand[-1]:.1f} s, ours {ours[-1]:.1f} s", file=sys.stderr)
+        load = f"load {os.getloadavg()[0]:.1f}"
+        print(f"  {num_nodes} nodes: by hand {hand[-1]:.1f} s, ours {ours[-1]:.1f} s, {load}", file=sys.stderr)
     by_hand, own = statistics.median(hand), statistics.median(ours)
-    return (
-        f"| {num_nodes} | {seed:.1f} s | {by_hand:.1f} s | {own:.1f} s | {own / seed:.2f} x | "
-        f"{own / by_hand:.2f} x ({own - by_hand:+.1f} s) |"
-    )
+    beside = [f"{seconds:.1f} s ({own / seconds:.2f} x)" for seconds in seeds]
+    ratio = f"{own / by_hand:.2f} x ({own - by_hand:+.1f} s)"
+    return f"| {' | '.join([str(num_nodes), *beside, f'{by_hand:.1f} s', f'{own:.1f} s', ratio])} |"
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@
     <url>/<run>/export/                files/: the trained model, of an attempt that finished
 
 Each has a manifest and is signed, as checkpoints are (remote.py), and is read back once it is there. The head's node
-agent starts it when its trainer and Ray are gone, so that a trainer that was killed leaves its logs, too; under a
-trainer of others it needs fsspec in that image.
+agent starts it when its trainer and Ray are gone, so that a trainer that was killed leaves its logs, too; behind an
+agent that could not, the controller (job/copies.py). Under a trainer of others it needs fsspec in that image.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def _copy(run: RunDir, remote: RemoteFolder, name: str, folder: Path, extra: lis
 def _started(attempt: AttemptDir) -> str:
     """A run whose disk was lost counts its attempts anew."""
     record = read_json(attempt.node(0)) if attempt.node(0).is_file() else {}
-    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(record.get("phases", {}).get("starting", 0)))
+    # Of an agent that never spoke: when the controller began the attempt.
+    start = attempt.start.stat().st_mtime if attempt.start.is_file() else 0
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(record.get("phases", {}).get("starting", start)))
 
 
 def _no_plain_files(folder: str, names: list[str]) -> set[str]:

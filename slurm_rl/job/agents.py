@@ -21,7 +21,7 @@ from slurm_rl.node.driver import find_lack
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.container import SETUP_ACTION, SETUP_RULE, Wrapped
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.plan.step import node_words, with_host_setup, wrap_agent
+from slurm_rl.plan.step import node_words, with_host_setup, wrap_agent, wrap_copy
 from slurm_rl.run_dir import AttemptDir, RunDir, write_json
 from slurm_rl.run_secret import TOKEN_VARIABLE
 
@@ -71,6 +71,15 @@ def start_agent(
             seen=str(error),
             action="load its module, or choose another container.runtime",
         ) from None
+
+
+def start_copy_here(
+    plan: JobPlan, attempt: AttemptDir, job_key: str, env: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """What copies the attempt to checkpoint.url, on this machine."""
+    wrapped = wrap_copy(plan, attempt.number, job_key, own_user())
+    argv, full = with_host_setup(plan, wrapped.argv), agent_environment(plan, env, wrapped)
+    return start_child(argv, full, attempt.log("final-copy"), signal.SIGKILL)
 
 
 def container_cleanup(plan: JobPlan, attempt: AttemptDir, job_key: str) -> tuple[str, ...]:

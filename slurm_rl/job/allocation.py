@@ -99,6 +99,14 @@ class Allocation(Protocol):
         """Clean nodes whose agent could not. An attempt that failed because a node is gone is `lost`."""
         return end
 
+    def start_copy(self, attempt: AttemptDir) -> Nodes | None:
+        """`wrap_copy` as a process; None where there is no machine for it.
+
+        Raises:
+            SlurmRLError, OSError: it could not be started.
+        """
+        return None
+
     def granted_at(self) -> float | None:
         """When the machines were given, in seconds since 1970; None where an attempt's own start says it."""
         return None

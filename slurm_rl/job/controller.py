@@ -32,6 +32,7 @@ from slurm_rl.job.attempts import (
     explain_failure,
     stands_still,
 )
+from slurm_rl.job.copies import copy_behind
 from slurm_rl.job.ends import KILLED, load_ends, newest_step, read_end, settle_killed_attempts
 from slurm_rl.job.holding import take_run
 from slurm_rl.job.limit import LimitWatch
@@ -192,6 +193,8 @@ class Controller:
         told = {"outcome": end.outcome, "cause": end.cause, "seconds": seconds, **stopped}
         append_event(self.run_dir, "attempt/ended", attempt=attempt.number, **told)
         say(f"attempt {attempt.number} {end.outcome} {end.cause}".rstrip())
+        if self.plan.copies_to is not None and end.has_begun:
+            copy_behind(self.run_dir, self.allocation, attempt, self.is_stopped)
         return end
 
     def _run_nodes(self, attempt: AttemptDir) -> AttemptEnd:

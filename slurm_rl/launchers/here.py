@@ -14,7 +14,7 @@ from typing import Any
 
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.errors import ConfigError, RunDirError
-from slurm_rl.job.agents import clean_here, settle_late_agents, settle_silent_agent, start_agent
+from slurm_rl.job.agents import clean_here, settle_late_agents, settle_silent_agent, start_agent, start_copy_here
 from slurm_rl.job.allocation import IsStopped, Nodes, UnscheduledAllocation
 from slurm_rl.job.attempts import AttemptEnd
 from slurm_rl.job.create import snapshot_environment
@@ -39,6 +39,9 @@ class HereAllocation(UnscheduledAllocation):
         super().__init__(run, plan, f"local-{os.getpid()}-{int(time.time())}")
         job_id = os.environ.get(LOCAL_JOB_VARIABLE)
         self.job = {"launcher": plan.launcher, "job_id": job_id, "host": socket.gethostname()} if job_id else None
+
+    def start_copy(self, attempt: AttemptDir) -> Nodes | None:
+        return start_copy_here(self.plan, attempt, self.job_key, os.environ)
 
 
 class LocalAllocation(HereAllocation):

@@ -9,6 +9,7 @@ import subprocess
 from slurm_rl.disk import say
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import JobPlan
+from slurm_rl.plan.step import copy_argv
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 
 MOST_S = 3600.0
@@ -21,10 +22,8 @@ def copy_out(run: RunDir, plan: JobPlan, attempt: AttemptDir, most_s: float) -> 
     """Copy logs and export, where the run has a URL for copies; what fails is an event, and no failure of the run."""
     if plan.copies_to is None:
         return
-    argv = [plan.python, "-m", "slurm_rl.checkpoints.final_copy", "--run-dir", str(run.path)]
-    argv += ["--attempt", str(attempt.number), "--url", plan.copies_to]
     try:
-        child = start_child(argv, os.environ, attempt.log("final-copy"), signal.SIGKILL)
+        child = start_child(copy_argv(plan, attempt.number), os.environ, attempt.log("final-copy"), signal.SIGKILL)
     except OSError as error:
         say(f"{plan.python} could not copy logs and export: {error.strerror}")
         return
@@ -33,4 +32,6 @@ def copy_out(run: RunDir, plan: JobPlan, attempt: AttemptDir, most_s: float) -> 
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
-        append_event(run, "run/copy_failed", attempt=attempt.number, cause=f"not done within {most_s:.0f} s")
+        # The controller has more time, where it may start another.
+        cause = f"not done within {most_s:.0f} s"
+        append_event(run, "run/copy_failed", attempt=attempt.number, cause=cause, is_late=True)

@@ -36,6 +36,18 @@ def wrap_agent(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] 
     )
 
 
+def copy_argv(plan: JobPlan, attempt: int) -> list[str]:
+    """What copies to `plan.copies_to` what the attempt leaves."""
+    argv = [plan.python, "-m", "slurm_rl.checkpoints.final_copy", "--run-dir", plan.run_dir]
+    return [*argv, "--attempt", str(attempt), "--url", str(plan.copies_to)]
+
+
+def wrap_copy(plan: JobPlan, attempt: int, job_key: str, user: tuple[int, int] | None) -> Wrapped:
+    """The same outside a node agent, in the image that has what the URL needs."""
+    name = f"srl-{job_key}-{attempt}-copy"
+    return _wrap(plan, copy_argv(plan, attempt), plan.run_dir, name, user, inherited=plan.secret_names)
+
+
 def own_mounts(plan: JobPlan, folder: str) -> list[Mount]:
     """The folder, and cluster.tmp_root: the disk that the preflight looked at, where a container has memory."""
     is_users = any(mount["target"] == plan.tmp_root for mount in plan.container["mounts"])
@@ -55,7 +67,7 @@ def wrap_report(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
     Args:
         folder: holds `code/`, the snapshot; the run directory, or one made for the question.
     """
-    return _wrap_question(plan, ["slurm_rl.node.image_report", *plan.expected], folder, name, user)
+    return _wrap(plan, [plan.python, "-m", "slurm_rl.node.image_report", *plan.expected], folder, name, user)
 
 
 def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | None) -> Wrapped:
@@ -64,7 +76,7 @@ def wrap_doctor(plan: JobPlan, folder: str, name: str, user: tuple[int, int] | N
     Args:
         folder: holds `code/` and what is asked; gets the answers.
     """
-    return _wrap_question(plan, ["slurm_rl.doctor.node", folder], folder, name, user)
+    return _wrap(plan, [plan.python, "-m", "slurm_rl.doctor.node", folder], folder, name, user)
 
 
 def wrap_fabric(
@@ -76,13 +88,13 @@ def wrap_fabric(
         words: where its leader is.
         inherited: the variable that holds the word by which that knows it.
     """
-    argv = ["slurm_rl.gate.fabric_node", plan.run_dir, *words]
-    return _wrap_question(plan, argv, plan.run_dir, name, user, inherited, rdma=plan.num_nodes > 1)
+    argv = [plan.python, "-m", "slurm_rl.gate.fabric_node", plan.run_dir, *words]
+    return _wrap(plan, argv, plan.run_dir, name, user, inherited, rdma=plan.num_nodes > 1)
 
 
-def _wrap_question(
+def _wrap(
     plan: JobPlan,
-    words: Sequence[str],
+    argv: Sequence[str],
     folder: str,
     name: str,
     user: tuple[int, int] | None,
@@ -91,7 +103,7 @@ def _wrap_question(
     rdma: bool = False,
 ) -> Wrapped:
     return wrap(
-        [plan.python, "-m", *words],
+        argv,
         {"PYTHONPATH": f"{folder}/code"},
         own_mounts(plan, folder),
         ContainerPlan.from_json(plan.container),

@@ -57,6 +57,7 @@ def test_ranks_of_any_program_are_started_and_started_again(cluster: Cluster, sh
     script.write_text(SUM)
     words = ["+exp=command", "external.start=torchrun", f"external.argv=[{quote(sys.executable)},{quote(script)}]"]
     words += ["external.resume.again=true", "+cluster=slurm_cpu", "job.max_failures=1", f"run_dir={run}"]
+    words += [f"checkpoint.url='file://{shared_dir}/bucket'"]
     done = cli(cluster, shared_dir, *words)
     assert done.returncode == 0, done.stderr
     end = wait_for_end(run, timeout_s=500)
@@ -67,6 +68,10 @@ def test_ranks_of_any_program_are_started_and_started_again(cluster: Cluster, sh
     assert "rank 1 of 2 sum 3.0 ['--again']" in (second / "torchrun-1.log").read_text()
     causes = [row["cause"] for row in read_rows(run / "events.jsonl") if row["kind"] == "attempt/ended"]
     assert "ended with exit status" in causes[0], causes
+    # After a rank's failure Slurm ends the step, and the head's copy with it where KillWait is too short for that.
+    copies = sorted((shared_dir / "bucket/run").iterdir())
+    assert [copy.name[:10] for copy in copies] == ["attempt-1-", "attempt-2-"]
+    assert all((copy / "complete.json").is_file() for copy in copies)
 
 
 def start_late(cluster: Cluster, folder: Path, experiment: str, num_nodes: int, late_s: int) -> str:

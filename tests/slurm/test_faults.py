@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.node.hang import read_told
+from slurm_rl.run_dir import read_json
 from tests.slurm.cluster import Cluster
 from tests.slurm.cluster.waiting import wait_until
 from tests.slurm.conftest import make_shared_dir
@@ -140,6 +141,22 @@ def an_agent_is_killed(cluster: Cluster, folder: Path) -> None:
     # Told at once; then the others end their Ray, and the dead agent's node is cleaned.
     assert run.events("node/died")[0]["time"] - moment < SOON_S
     assert seconds_from(run, moment) < SOON_S
+
+
+@scenario
+def the_heads_agent_is_killed(cluster: Cluster, folder: Path) -> None:
+    """What it would have copied to the URL is there all the same."""
+    bucket = folder.with_name(f"{folder.name}-bucket")
+    run = LightRun(cluster, folder, ONE_NODE, f"checkpoint.url='file://{bucket}'")
+    run.wait_for_training(1)
+    # By its number: the srun on this node has its words.
+    cluster.signal(run.hosts(1)[0], read_json(run.run_dir.attempt(1).node(0))["pid"], signal.SIGKILL)
+    check_end(run, ["failed", "finished"])
+    copies = sorted((bucket / folder.name).iterdir())
+    assert [copy.name[:10] for copy in copies] == ["attempt-1-", "attempt-2-"], run.events("run/copy_failed")
+    assert all((copy / "complete.json").is_file() for copy in copies)
+    assert (copies[0] / "files/logs/driver.log").is_file()
+    assert not run.events("run/copy_failed")
 
 
 @slow_scenario

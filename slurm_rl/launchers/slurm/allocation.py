@@ -31,7 +31,7 @@ from slurm_rl.launchers.slurm.guard import Guard
 from slurm_rl.launchers.slurm.hosts import Hosts
 from slurm_rl.launchers.slurm.partitions import nodes_out_of_service
 from slurm_rl.launchers.slurm.silent import STOPPED, settle_silent_tasks
-from slurm_rl.launchers.slurm.srun import clean_nodes, start_slurm_agents
+from slurm_rl.launchers.slurm.srun import clean_nodes, start_slurm_agents, start_slurm_copy
 from slurm_rl.node.ray_cluster import create_token
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.plan.job import JobPlan
@@ -105,6 +105,9 @@ class SlurmAllocation(Allocation):
             return end
         append_event(self.run_dir, "nodes/lost", attempt=attempt.number, hosts=lost)
         return replace(end, outcome="lost", cause=f"lost {', '.join(lost)}; {end.cause}")
+
+    def start_copy(self, attempt: AttemptDir) -> Nodes | None:
+        return start_slurm_copy(self.plan, attempt, self.chosen, self.job_key, os.environ)
 
     def granted_at(self) -> float | None:
         try:

@@ -15,7 +15,7 @@ from slurm_rl.launchers.slurm.reach import find_unreachable
 from slurm_rl.node.cleaning import DONE
 from slurm_rl.node.processes import start_child
 from slurm_rl.plan.job import HOSTS_VARIABLE, JobPlan
-from slurm_rl.plan.step import build_nodes_step, build_srun, wrap_agent
+from slurm_rl.plan.step import build_nodes_step, build_srun, with_host_setup, wrap_agent, wrap_copy
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 
 _CLEANING_S = 30.0
@@ -32,6 +32,19 @@ def start_slurm_agents(
     hosts = {HOSTS_VARIABLE: ",".join(nodes)}
     # Save and leave. SIGTERM would make srun kill its tasks before they could.
     return start_child(step, agent_environment(plan, env, wrapped) | hosts, attempt.log("srun"), signal.SIGUSR2)
+
+
+def start_slurm_copy(
+    plan: JobPlan, attempt: AttemptDir, nodes: Sequence[str], job_key: str, env: Mapping[str, str]
+) -> subprocess.Popen[bytes] | None:
+    """What copies the attempt to checkpoint.url, on the first of its nodes that is up."""
+    reachable = _without_down(nodes)
+    if not reachable:
+        return None
+    wrapped = wrap_copy(plan, attempt.number, job_key, own_user())
+    parts = split_hosts(plan, reachable[:1], os.environ)
+    argv = build_srun(parts, with_host_setup(plan, wrapped.argv), [wrapped.srun_args])
+    return start_child(argv, agent_environment(plan, env, wrapped), attempt.log("final-copy"), signal.SIGTERM)
 
 
 def srun_argv(plan: JobPlan, nodes: Sequence[str], command: Sequence[str]) -> list[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from slurm_rl.config.load import load_config
 from slurm_rl.plan.job import SubmitFacts, build_plan
-from slurm_rl.plan.step import wrap_agent
+from slurm_rl.plan.step import wrap_agent, wrap_copy
 
 FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")
 PODMAN = ("container.runtime=podman", "container.image=registry.example/rl:1")
@@ -15,9 +15,9 @@ PODMAN = ("container.runtime=podman", "container.image=registry.example/rl:1")
 @pytest.mark.parametrize("word", ["checkpoint.url='s3://bucket/a'", "data.train='gs://bucket/rows.jsonl'"])
 def test_a_bucket_gets_its_credentials_into_the_container_by_name(word: str) -> None:
     plan = build_plan(load_config(["+exp=demo", "name=golden", word, *PODMAN]), "/shared/a", FACTS)
-    argv = wrap_agent(plan, 1, "7", None).argv
-    assert "--env=AWS_SECRET_ACCESS_KEY" in argv
-    assert not any(text.startswith("--env=AWS_SECRET_ACCESS_KEY=") for text in argv)
+    for argv in (wrap_agent(plan, 1, "7", None).argv, wrap_copy(plan, 1, "7", None).argv):
+        assert "--env=AWS_SECRET_ACCESS_KEY" in argv
+        assert not any(text.startswith("--env=AWS_SECRET_ACCESS_KEY=") for text in argv)
 
 
 def test_without_a_bucket_they_stay_where_they_are() -> None:
