@@ -74,6 +74,31 @@ def test_ranks_of_any_program_are_started_and_started_again(cluster: Cluster, sh
     assert all((copy / "complete.json").is_file() for copy in copies)
 
 
+# Stands in for a program that needs GPUs: which rank it is, and what it was told.
+TELL = """
+import os, sys
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "told", *sys.argv[1:], flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["sft", "rm", "dpo"])
+def test_openrlhfs_supervised_presets_have_ranks_on_all_nodes(cluster: Cluster, shared_dir: Path, task: str) -> None:
+    run, script = shared_dir / "run", shared_dir / "tell.py"
+    script.write_text(TELL)
+    words = [f"+exp=openrlhf_{task}_llama3_8b", f"external.argv=[{quote(sys.executable)},{quote(script)}]"]
+    words += ["external.ranks_per_node=2", "+cluster=slurm_cpu", "cluster.num_nodes=2", f"run_dir={run}"]
+    done = cli(cluster, shared_dir, *words, "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=2")
+    assert done.returncode == 0, done.stderr
+    end = wait_for_end(run, timeout_s=500)
+    logs = [(run / "attempts/1/logs" / name).read_text() for name in ("driver.log", "torchrun-1.log")]
+    assert end["state"] == "finished", (end, logs)
+    for node, log in enumerate(logs):
+        for rank in (2 * node, 2 * node + 1):
+            [line] = [line for line in log.splitlines() if f"rank {rank} of 4 told" in line]
+            assert f"--ckpt.path {run}/checkpoints" in line
+
+
 def start_late(cluster: Cluster, folder: Path, experiment: str, num_nodes: int, late_s: int) -> str:
     """What the program counted, on a cluster whose last node comes late."""
     run, script = folder / "run", folder / "count.py"

@@ -76,7 +76,7 @@ def test_verl_comes_to_the_gpus_that_it_lacks(
         "trainer.n_gpus_per_node": 1,
     }
     words = ["+exp=verl_ppo_gsm8k", "+cluster=slurm_cpu", f"cluster.num_nodes={num_nodes}", f"run_dir={run.path}"]
-    # Four of its processes import torch, on the head Ray's besides: that is more than two gigabytes.
+    # Four of its processes import torch, most of them beside Ray's own on the head: that is more than two gigabytes.
     words += ["cluster.cpus_per_node=2", "cluster.mem_gb_per_node=8", "ray.object_store_gb=0.2"]
     words += [f"cluster.python={quote(verl_python)}", f"external.model={model}", "job.max_failures=0"]
     words += [f"external.argv=[{quote(verl_python)},-m,verl.trainer.main_ppo]"]
