@@ -3,18 +3,23 @@
     python -m slurm_rl.node.ray_start 300 start --block ...
 
 Thirty seconds are soon over where many nodes read Ray from one file system, or where others compute. What ends for
-another reason is still told at once. Nor does it start the server of Ray's client, which nobody here asks and no option
-omits: that has 30 s, too, and takes the head with it.
+another reason is still told at once. A raylet itself gives its agent, which is Python, 15 s to write down the port that
+it listens on, and dies: so it is told the port. Nor does this start the server of Ray's client, which nobody here asks
+and no option omits: that has 30 s, too, and takes the head with it.
 """
 
 from __future__ import annotations
 
+import mmap
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.2
+_PORT_FLAG = "dashboard_agent_listen_port"
+_PORT_OPTION = "--dashboard-agent-listen-port="
 
 
 def wait_patiently(
@@ -41,6 +46,24 @@ def wait_patiently(
     return get
 
 
+def tell_port(start_process: Callable[..., Any], words: Sequence[str]) -> Callable[..., Any]:
+    """`start_process` of Ray, that tells its raylet the port of the agent that the words of `ray start` have."""
+    ports = [word.removeprefix(_PORT_OPTION) for word in words if word.startswith(_PORT_OPTION)]
+
+    def start(command: list[str], process_type: str, **fields: Any) -> Any:
+        if process_type == "raylet" and ports and knows_port(Path(command[0])):
+            command = [*command, f"--{_PORT_FLAG}={ports[0]}"]
+        return start_process(command, process_type, **fields)
+
+    return start
+
+
+def knows_port(raylet: Path) -> bool:
+    """Whether this raylet takes the port; of another version of Ray it may not, and would die of an unknown flag."""
+    with raylet.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as binary:
+        return binary.find(b"FLAGS_no" + _PORT_FLAG.encode()) >= 0
+
+
 def main() -> None:
     from ray._private import services
     from ray.scripts import scripts
@@ -57,6 +80,7 @@ def main() -> None:
 
     services.start_raylet = start_and_remember
     services.get_node = wait_patiently(services.get_node, find_end, float(sys.argv.pop(1)))
+    services.start_ray_process = tell_port(services.start_ray_process, sys.argv)
     scripts.get_ray_client_dependency_error = lambda: "not wanted"
     scripts.main()
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ray._private import node
+from ray._private import node, ray_constants, services
 from ray.scripts import scripts
 
 from slurm_rl.config.load import load_config
 from slurm_rl.node.ray_cluster import describe_ray_end, explain_ray_end
-from slurm_rl.node.ray_start import wait_patiently
+from slurm_rl.node.ray_start import tell_port, wait_patiently
 from slurm_rl.plan.job import SubmitFacts, build_plan
 
 
@@ -47,8 +47,26 @@ def test_a_node_is_waited_for_until_its_raylet_ends_or_the_deadline() -> None:
         wait_patiently(get_node, lambda: None, 0)("a")
 
 
+def test_a_raylet_that_takes_it_is_told_the_port_of_its_agent(tmp_path: Path) -> None:
+    other = tmp_path / "raylet"
+    other.write_bytes(b"a raylet of another version: dashboard_agent_listen_port is a field of its records")
+    asked = []
+    start = tell_port(
+        lambda command, *_, **fields: asked.append((command, fields)), ["--dashboard-agent-listen-port=7"]
+    )
+    for binary, kind in ((services.RAYLET_EXECUTABLE, "raylet"), (str(other), "raylet"), ("/python", "dashboard")):
+        start([binary, "--a"], kind, fate_share=True)
+    assert [command[2:] for command, _ in asked] == [["--dashboard_agent_listen_port=7"], [], []]
+    assert all(fields == {"fate_share": True} for _, fields in asked)
+    tell_port(lambda command, *_, **fields: asked.append((command, fields)), [])([str(other), "--a"], "raylet")
+    assert asked[-1][0] == [str(other), "--a"]
+
+
 def test_ray_asks_what_is_replaced() -> None:
     """`ray._private.node` calls both by these names, and `ray start` asks for its client so."""
     text = Path(node.__file__).read_text()
     assert "ray._private.services.get_node(" in text and "ray._private.services.start_raylet(" in text
+    text = Path(services.__file__).read_text()
+    assert "process_info = start_ray_process(" in text[text.index("def start_raylet(") :]
+    assert ray_constants.PROCESS_TYPE_RAYLET == "raylet"
     assert "has_ray_client = get_ray_client_dependency_error() is None" in Path(scripts.__file__).read_text()
