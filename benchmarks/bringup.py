@@ -4,19 +4,21 @@
 
 Ours beside the scripts of OpenRLHF (Slurm), verl (Slurm with AMD) and OpenRLHF-M (GCP), and beside a hand-written start
 of all nodes at once, on the test cluster (nodes are namespaces of this machine), in one run. Prints a markdown table;
-each number is the median.
+each number is the median, nan where a job ended without a trainer.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,10 +33,10 @@ class Bench:
     """Measurements on one cluster, of the project as it is in `tree`."""
 
     def __init__(self, cluster: Cluster, tree: Path = ROOT) -> None:
-        self.cluster, self.tree = cluster, tree
+        self.cluster, self.tree, self.ask_at = cluster, tree, 0.0
 
     def measure(self, way: str, num_nodes: int) -> float:
-        """Seconds from the job's first line to the trainer's word."""
+        """Seconds from the job's first line to the trainer's word; NaN of a job that ended without one."""
         folder = Path(tempfile.mkdtemp(prefix="b", dir=self.cluster.root))
         start, done = folder / "start", folder / "done"
         driver = f"{sys.executable} {ROOT}/benchmarks/bringup_driver.py {num_nodes} {done}"
@@ -42,11 +44,20 @@ class Bench:
             self._submit_ours(folder, num_nodes, driver)
         else:
             self._submit_script({**SCRIPTS, "by hand": BY_HAND}[way], folder, num_nodes, driver)
-        wait_until(lambda: done.is_file() and done.read_text(), f"the trainer of {way}", timeout_s=TIMEOUT_S)
+        wait_until(lambda: self._is_over(done), f"the trainer of {way}", timeout_s=TIMEOUT_S)
         if way == "ours":
             print_phases(folder / "run", float(start.read_text()))
         reset(self.cluster)
-        return float(done.read_text()) - float(start.read_text())
+        return float(done.read_text()) - float(start.read_text()) if done.is_file() else math.nan
+
+    def _is_over(self, done: Path) -> bool:
+        if done.is_file():
+            return bool(done.read_text())
+        if time.monotonic() < self.ask_at:
+            return False
+        # Seldom, since that takes its part of the time.
+        self.ask_at = time.monotonic() + 5.0
+        return not self.cluster.run(["squeue", "-h"]).stdout and not done.is_file()
 
     def _submit_script(self, template: str, folder: Path, num_nodes: int, driver: str) -> None:
         ray = Path(sys.executable).with_name("ray")
