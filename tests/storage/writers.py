@@ -873,6 +873,8 @@ def sites_preset(folder: Path) -> Case:
 OUTSIDE = {
     "checkpoints.final_copy.copy_attempt": "a still copy in the temporary folder; what goes to the URL is _write's",
     "node.final_copy.copy_out": "starts that with a log; where the log cannot be, that is told, and no more",
+    "job.agents.start_copy_here": "likewise, behind the attempt: where it cannot start, an event says so",
+    "launchers.slurm.srun.start_slurm_copy": "likewise, by an srun",
     "cli.told.run_told": "opens /dev/null",
     "cli.told.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
     "cli.doctor.run": "a folder for one question, which goes with it; where it cannot be, that is told",
