@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.job.agents import agent_environment, container_cleanup, find_dirty, own_user
+from slurm_rl.launchers.slurm.agents_step import AgentsStep
 from slurm_rl.launchers.slurm.components import split_hosts
 from slurm_rl.launchers.slurm.partitions import nodes_down
 from slurm_rl.launchers.slurm.reach import find_unreachable
@@ -25,13 +26,14 @@ _ANSWER_S = 15.0
 
 def start_slurm_agents(
     plan: JobPlan, attempt: AttemptDir, nodes: Sequence[str], job_key: str, env: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+) -> AgentsStep:
     """All node agents by one srun, whatever their number."""
     wrapped = wrap_agent(plan, attempt.number, job_key, own_user())
     step = build_nodes_step(plan, split_hosts(plan, nodes, os.environ), str(attempt.logs), wrapped)
     hosts = {HOSTS_VARIABLE: ",".join(nodes)}
     # Save and leave. SIGTERM would make srun kill its tasks before they could.
-    return start_child(step, agent_environment(plan, env, wrapped) | hosts, attempt.log("srun"), signal.SIGUSR2)
+    srun = start_child(step, agent_environment(plan, env, wrapped) | hosts, attempt.log("srun"), signal.SIGUSR2)
+    return AgentsStep(srun, attempt, len(nodes))
 
 
 def start_slurm_copy(
