@@ -12,42 +12,8 @@ from typing import Any
 import yaml
 
 from slurm_rl.jsonl import Row, read_rows
+from slurm_rl.report.phrases import PHRASES
 from slurm_rl.run_dir import RunDir
-
-PHRASES: dict[str, str] = {
-    "job/submitted": "job submitted",
-    "job/ended": "job ended",
-    "preflight/passed": "nodes passed their first checks",
-    "node/unfit": "a node is not fit",
-    "nodes/excluded": "nodes are kept out of the job",
-    "nodes/kept": "bad nodes that are not kept out",
-    "nodes/not_excluded": "Slurm did not keep nodes out",
-    "nodes/avoided": "nodes that are remembered as bad",
-    "attempt/started": "attempt started",
-    "node/started": "node started",
-    "ray/head_ready": "Ray head is up",
-    "torchrun/started": "torchrun started on the head node",
-    "ray/cluster_ready": "Ray cluster is complete",
-    "engine/ready": "rollout engine is ready",
-    "reward/sandbox": "code of completions is confined",
-    "external/started": "external trainer started",
-    "data/loaded": "rows loaded",
-    "trainer/started": "trainer started",
-    "trainer/attention": "attention of the trainer",
-    "trainer/not_packed": "one sequence a row",
-    "attempt/brought_up": "seconds of the bring-up",
-    "trainer/resumed": "trainer resumed from its checkpoint",
-    "checkpoint/saved": "checkpoint saved",
-    "eval/done": "evaluation done",
-    "trainer/finished": "trainer finished",
-    "trainer/failed": "trainer failed",
-    "attempt/ended": "attempt ended",
-    "run/copied": "copied to checkpoint.url",
-    "run/copy_failed": "not copied to checkpoint.url",
-    "wandb/started": "Weights & Biases is on",
-    "wandb/offline": "Weights & Biases keeps the run on disk",
-    "wandb/failed": "Weights & Biases stopped",
-}
 
 LONGEST_VALUE = 300
 

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+import ast
+import re
+
 from slurm_rl.report.meta import describe_event, read_events, render_event
+from slurm_rl.report.phrases import PHRASES
 from slurm_rl.run_dir import RunDir
+from tests.lock import ROOT
 
 from .sample_run import fill
 
@@ -38,3 +43,20 @@ def test_an_event_stays_on_one_line_whatever_its_cause_holds() -> None:
 def test_events_of_several_nodes_come_in_order_of_time(run: RunDir) -> None:
     fill(run.events, [{"time": 2.0, "kind": "b"}, {"time": 1.0, "kind": "a"}])
     assert [event["kind"] for event in read_events(run)] == ["a", "b"]
+
+
+# Who writes events, by the name by which it is called, in whichever room.
+WRITERS = {"append_event", "report", "_report", "add"}
+
+
+def kinds_in(source: str) -> set[str]:
+    """Kinds of the events that a file writes."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    named = [call for call in calls if getattr(call.func, "attr", getattr(call.func, "id", "")) in WRITERS]
+    words = [word.value for call in named for word in call.args[:2] if isinstance(word, ast.Constant)]
+    return {word for word in words if isinstance(word, str) and re.fullmatch(r"[a-z]+/[a-z_]+", word)}
+
+
+def test_every_event_that_is_written_reads_as_words_and_no_other_has_some() -> None:
+    written = {kind for path in (ROOT / "slurm_rl").rglob("*.py") for kind in kinds_in(path.read_text())}
+    assert len(written) > 50 and written == set(PHRASES)
