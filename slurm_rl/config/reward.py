@@ -36,9 +36,12 @@ class RewardServiceConfig(Section):
     """Score in a service of the run, which is watched and started again, rather than inside the trainer."""
     num_replicas: PositiveInt = 1
     """Services the run starts, each with reward.num_workers processes; requests go to them in turn."""
+    spread: bool = False
+    """Deal them out over the nodes of the run; else all are on the head node, unless node_feature or a GPU of their own
+    places them."""
     node_feature: str | None = None
-    """One of cluster.nodes, over whose nodes the services are dealt out; null: all on the head node, or with
-    reward.model.device=cuda wherever a GPU is left for each."""
+    """One of cluster.nodes, on whose nodes they stand; null: any. With reward.model.device=cuda each stands where the
+    plan has a GPU for it."""
     address: Literal["loopback", "cluster"] = "loopback"
     """Whether only the head node reaches it, or every node of the cluster; either way with a token."""
     items_per_request: PositiveInt = 64
@@ -136,8 +139,9 @@ class RewardConfig(Section):
     @property
     def num_placed(self) -> int:
         """Services that the plan puts on nodes; those that it does not are beside the trainer."""
-        is_placed = self.service.enabled and (self.service.node_feature is not None or self.services_on_gpus)
-        return self.service.num_replicas if is_placed else 0
+        service = self.service
+        is_placed = service.spread or service.node_feature is not None or self.services_on_gpus
+        return service.num_replicas if service.enabled and is_placed else 0
 
     @property
     def names_a_scorer(self) -> bool:
@@ -168,17 +172,18 @@ class RewardConfig(Section):
 
     def _placement_problems(self) -> Iterator[str]:
         service, device = self.service, self.model.device
-        if service.node_feature is not None and not service.enabled:
-            yield (
-                "reward.service.node_feature is for the services that a run starts; got "
-                f"{service.node_feature!r} with reward.service.enabled=false. Next: reward.service.enabled=true"
-            )
+        for key, value in {"spread": service.spread or None, "node_feature": service.node_feature}.items():
+            if value is not None and not service.enabled:
+                yield (
+                    f"reward.service.{key} is for the services that a run starts; got {value!r} with "
+                    "reward.service.enabled=false. Next: reward.service.enabled=true"
+                )
         if self.num_placed and service.address != "cluster":
             yield (
                 "services on nodes of their own must be reached from the trainer's: reward.service.address=cluster; "
                 f"got {service.address!r}"
             )
-        if service.node_feature is not None and self.model.path is not None and device not in ("cpu", "cuda"):
+        if self.num_placed and self.model.path is not None and device not in ("cpu", "cuda"):
             yield (
                 "a service on nodes of its own sees the GPU that the plan gives it alone: reward.model.device=cuda, or "
                 f"cpu; got {device!r}"

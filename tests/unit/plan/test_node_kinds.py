@@ -125,6 +125,12 @@ def test_services_without_a_model_need_no_gpu_and_stand_on_nodes_without() -> No
     assert "in each of 2 services of the run on nodes of cpu" in " ".join(text.split())
 
 
+def test_services_are_dealt_out_over_nodes_that_are_alike() -> None:
+    words = ["+reward=service", "reward.service.address=cluster", "reward.service.num_replicas=4"]
+    assert nodes_of(alike(*words), "reward") == [], "all beside the trainer"
+    assert nodes_of(alike(*words, "reward.service.spread=true"), "reward") == [0, 1, 2, 0]
+
+
 def test_services_on_gpus_need_no_kind_where_all_nodes_are_alike() -> None:
     plan = alike(*SERVICES[:2], *MODEL, "reward.service.address=cluster", "reference.num_workers=1")
     given = [(actor.node, gpu) for actor in plan.actors for gpu in actor.gpus]
@@ -197,6 +203,7 @@ def test_what_an_earlier_version_saved_says_the_same_today() -> None:
         (["policy.node_feature=v100", "policy.num_workers=9"], ["policy.num_workers", "9 > 1 * 4"]),
         ([*SERVICES[1:3]], ["reward.service.node_feature", "'v100'", "reward.service.enabled=true"]),
         ([*SERVICES[:3]], ["reward.service.address=cluster", "'loopback'"]),
+        (["reward.service.spread=true"], ["reward.service.spread", "reward.service.enabled=true"]),
         ([*SERVICES, "reward.service.node_feature=a100"], ["reward.service.node_feature", "'a100'", "v100, h100"]),
         ([*SERVICES, *MODEL, "reward.model.device=cuda:1"], ["reward.model.device=cuda", "'cuda:1'"]),
         (
