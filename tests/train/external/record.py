@@ -27,7 +27,7 @@ PRIME_RL_CONFIG = "examples/basic/reverse-text/rl.toml"
 _PRIME_RL_CONFIGS = "packages/prime-rl-configs/src/prime_rl/configs"
 # What starts the others, and where a type that stands in neither file is taken to be a table.
 _PRIME_RL_FILES = ("shared.py", "rl.py")
-_DEPTH = 3
+_DEPTH = 4
 
 
 def record_nemo_rl(checkout: Path) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from slurm_rl.config.load import load_config
 from slurm_rl.external.argv import RunValues, build_external_argv, flatten
 from slurm_rl.external.layouts import Found, fill_checkpoint
+from tests.docs.markdown import DOCS, read_tables, words_in_code
 from tests.train.external.record import FOLDER, RECORDERS
 
 PARSER = "prime-pydantic-config==0.4.3"
@@ -92,6 +94,22 @@ def test_an_override_of_any_argument_reaches_nemo_rl() -> None:
 def test_nemo_rl_refuses_what_it_does_not_know() -> None:
     with pytest.raises(Exception, match="no_such_key"):
         parse_nemo_rl(build("nemo_rl_grpo_math_1b", "external.args.grpo.no_such_key=1")[1])
+
+
+def test_the_names_of_its_moving_page_are_keys_of_its_config() -> None:
+    """Those of its SFT and DPO, which have files of their own, were compared by hand."""
+    named = [name for cells in read_tables(DOCS / "moving-nemo-rl.md") for name in words_in_code(cells[0])]
+    names = [name for name in named if name.partition(".")[0] not in ("sft", "dpo")]
+    known = set(list_keys(RECORDED["nemo_rl"]["keys"]))
+    assert len(names) > 60 and [name for name in names if name not in known] == []
+
+
+def list_keys(types: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted names of sections and leaves."""
+    for key, below in types.items():
+        yield f"{prefix}{key}"
+        if isinstance(below, dict):
+            yield from list_keys(below, f"{prefix}{key}.")
 
 
 # ---- prime-rl --------------------------------------------------------------------------------------
