@@ -13,6 +13,8 @@ PHRASES: dict[str, str] = {
     "job/stop_raised": "asked to save before the time limit",
     "job/ended": "job ended",
     "controller/killed": "the controller was killed",
+    "controller/silent": "nothing is heard of the controller",
+    "controller/heard": "the controller is heard again",
     "preflight/passed": "nodes passed their first checks",
     "node/unfit": "a node is not fit",
     "nodes/excluded": "nodes are kept out of the job",
