@@ -49,6 +49,18 @@ VERBS = {
         ),
         details=_OVERRIDES,
     ),
+    "eval": Verb(
+        "measure a model on sets of rows, as a job of its own: avg@k and pass@k, nothing is trained",
+        "[overrides]",
+        "eval model=hf model.path=Qwen/Qwen3-0.6B +reward=math +eval.sets.gsm8k.data=openai/gsm8k "
+        "+eval.sets.gsm8k.subset=main",
+        (
+            _CONFIG_DIR,
+            flag("--step", type=int, help="of the run that model.path names; its export, or newest checkpoint"),
+        ),
+        details="model.path is a hub name, a folder, or the directory of a run of any task; a checkpoint is converted"
+        "\nhere first, which needs torch. Results: `set/...` in metrics.jsonl; docs/evaluation.md.\n\n" + _OVERRIDES,
+    ),
     "pipeline": Verb(
         "run the stages of a file, each when the one before it has finished: SFT, then GRPO from its export",
         "file [overrides]",

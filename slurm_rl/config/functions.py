@@ -8,9 +8,9 @@
     env.name                     class Guess(Environment): ...                             as in envs/environment.py
     env.tools                    def calculate(sum: str) -> str: ...                       as in envs/tools.py
 
-The last three also below data.sources.<name>. A relative file is taken from the folder of the command; submit copies it
-into the run's code, and every attempt runs that copy. What a row of tables.py says by its flags, such a function says
-by the defaults of keyword-only parameters.
+The last three also below data.sources.<name> and eval.sets.<name>. A relative file is taken from the folder of the
+command; submit copies it into the run's code, and every attempt runs that copy. What a row of tables.py says by its
+flags, such a function says by the defaults of keyword-only parameters.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from slurm_rl.functions.read import Form, read_function
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
-    from slurm_rl.config.sources import AloneConfig
+    from slurm_rl.config.sources import WaysConfig
 
 _ADVANTAGE = Form("algorithm.advantage", ("rewards", "known"), ("needs_group", "per_token", "per_turn"))
 _LOSS = Form("algorithm.loss", ("inputs", "clip"), ("per_sequence",))
@@ -88,9 +88,10 @@ def named_functions(config: RunConfig) -> dict[str, str]:
     return {key: value for key, value in named.items() if value is not None and is_file(value)}
 
 
-def _with_own_ways(config: RunConfig) -> dict[str, AloneConfig]:
+def _with_own_ways(config: RunConfig) -> dict[str, WaysConfig]:
     """The parts that have environments and rewards of their own, by the beginnings of their keys."""
-    return {f"data.sources.{name}.": source for name, source in config.data.sources.items()}
+    sources = {f"data.sources.{name}.": source for name, source in config.data.sources.items()}
+    return {**sources, **{f"eval.sets.{name}.": one for name, one in config.eval.sets.items()}}
 
 
 def program_files(config: RunConfig) -> list[str]:
@@ -145,7 +146,7 @@ def resolve_spec(spec: str) -> str:
 
 
 _PATHS = ("data.train", "data.eval", "model.path", "model.init_from", "critic.init_from", "reward.model.path")
-_OWN_PATHS = ("train", "eval", "reward.model.path")
+_OWN_PATHS = ("train", "eval", "data", "reward.model.path")
 """Files and folders, or names of the hub and of built-in data."""
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.section import Section
-from slurm_rl.config.sources import each_source
+from slurm_rl.config.sources import each_set, each_source
 from slurm_rl.config.tasks import EXTERNAL_TASKS, OUR_TASKS, TORCHRUN_TASKS
 from slurm_rl.errors import ConfigError
 
@@ -50,6 +50,8 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     "trainer.step_timeout_s": OUR_TASKS,
     "eval": OUR_TASKS,
     "eval.greedy": ("grpo",),
+    "eval.sets": ("grpo",),
+    "eval.only": ("grpo",),
     "eval.num_samples": ("grpo",),
     "checkpoint": OUR_TASKS,
     # Where logs and export go at the end; where MaxText's run of `export xpk` keeps its own.
@@ -130,12 +132,17 @@ def check_required(config: RunConfig) -> None:
     model = config.model
     named: dict[str, tuple[object, str]] = {
         "model.path": (model.path or model.tiny or model.tiny_vl, "model.path=Qwen/Qwen3-4B"),
-        "data.train": (config.data.train or config.data.sources, "+data=gsm8k"),
     }
+    if config.eval.only:
+        named["eval.sets"] = (config.eval.sets, "+eval.sets.mine.data=my.jsonl")
+        judged = each_set(config).values()
+    else:
+        named["data.train"] = (config.data.train or config.data.sources, "+data=gsm8k")
+        judged = each_source(config).values()
     if config.task == "grpo":
         named["a reward (reward.verifiers, function, model.path or url)"] = (
             # An environment may give rewards itself.
-            all(one.reward.names_a_scorer or one.env.is_on for one in each_source(config).values()),
+            all(one.reward.names_a_scorer or one.env.is_on for one in judged),
             "+reward=math",
         )
     missing = {name: words for name, (value, words) in named.items() if not value}

@@ -20,7 +20,7 @@ from slurm_rl.config.preflight import PreflightConfig
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.rules import RULES
 from slurm_rl.config.section import NonNegativeInt, Section, one_of
-from slurm_rl.config.sources import episode_order
+from slurm_rl.config.sources import episode_order, fill_sets
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.tasks import TASKS
 from slurm_rl.config.train import (
@@ -106,6 +106,7 @@ class RunConfig(Section):
             return tree
         cluster = tree.get("cluster")
         accelerator = cluster.get("accelerator") if isinstance(cluster, dict) else getattr(cluster, "accelerator", None)
+        tree = fill_sets(tree)
         return {**tree, "model": fill_auto(tree["model"], has_gpus=(accelerator or "cpu") != "cpu")}
 
     @property

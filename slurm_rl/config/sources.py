@@ -1,14 +1,16 @@
-"""Sources of a mixture: what each is made of, and the config of a run that had this one alone."""
+"""Sources of a mixture and sets of an evaluation: what each says, and the config of a run that had it alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import Field
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.config.reward import RewardConfig
-from slurm_rl.config.rows import RowsConfig
-from slurm_rl.config.section import PositiveFloat, PositiveInt
+from slurm_rl.config.rows import ColumnsConfig, RowsConfig
+from slurm_rl.config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
@@ -17,8 +19,8 @@ LEAST_SHARE: Final = 0.001
 """Of the prompts: one in a block, see data/mixing.py."""
 
 
-class AloneConfig(RowsConfig):
-    """Rows with a way to sample and to judge of their own."""
+class WaysConfig(Section):
+    """How some rows are sampled and judged, where that is not as all others are."""
 
     env: EnvironmentConfig | None = None
     """Its environment; null: that of the run. `{}` where the run has one and this is of single turns."""
@@ -28,29 +30,74 @@ class AloneConfig(RowsConfig):
     """Its longest completion, at most rollout.max_tokens; null: that."""
 
 
-class SourceConfig(AloneConfig):
+class SourceConfig(RowsConfig, WaysConfig):
     """Part of the prompts that a run is trained on."""
 
     weight: PositiveFloat = 1.0
     """Its share of the prompts is this over the sum of all weights."""
 
 
-def config_alone(config: RunConfig, key: str, section: AloneConfig) -> RunConfig:
-    """The config of a run that had these rows alone, not checked.
+class EvalSetConfig(ColumnsConfig, WaysConfig):
+    """Rows to evaluate on that are no part of the training data."""
 
-    Args:
-        key: of the section, for messages.
-    """
-    rows = {name: getattr(section, name) for name in RowsConfig.model_fields}
-    rollout = {} if section.max_tokens is None else {"max_tokens": section.max_tokens}
+    data: str = ""
+    """Which, as data.train names them; they are not taken out of the training data."""
+    split: str = "test"
+    """For a folder or a hub name: which of it."""
+    num_rows: PositiveInt | None = None
+    """So many of them, with different prompts, which follow from their prompts alone; null: all."""
+    num_samples: PositiveInt = 1
+    """Completions of each prompt: the k of avg@k, and of pass@k the largest."""
+    temperature: NonNegativeFloat | None = None
+    """Of the sampling; 0: greedy. Null: rollout.temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """As rollout.top_p; null: that."""
+
+    def problems(self) -> Iterator[str]:
+        if self.temperature == 0 and self.num_samples > 1:
+            yield (
+                f"num_samples must be 1 with temperature=0, which says the same each time; got {self.num_samples}. "
+                "Next: num_samples=1, or a temperature above 0"
+            )
+
+
+def fill_sets(tree: dict[str, Any]) -> dict[str, Any]:
+    """Of a tree of the whole config: what a set does not say of its columns is as the data say it."""
+    data, evaluation = tree.get("data"), tree.get("eval")
+    if not isinstance(evaluation, dict) or not isinstance(evaluation.get("sets"), Mapping):
+        return tree
+    given = data if isinstance(data, dict) else {}
+    common = {key: given[key] for key in ColumnsConfig.model_fields if key in given}
+    sets = {name: {**common, **one} if isinstance(one, Mapping) else one for name, one in evaluation["sets"].items()}
+    return {**tree, "eval": {**evaluation, "sets": sets}}
+
+
+def _alone(config: RunConfig, rows: Mapping[str, Any], ways: WaysConfig, rollout: Mapping[str, Any]) -> RunConfig:
+    sampling = {name: value for name, value in rollout.items() if value is not None}
     return config.model_copy(
         update={
             "data": config.data.model_copy(update={**rows, "sources": {}}),
-            "env": config.env if section.env is None else section.env,
-            "reward": config.reward if section.reward is None else section.reward,
-            "rollout": config.rollout.model_copy(update=rollout),
+            "env": config.env if ways.env is None else ways.env,
+            "reward": config.reward if ways.reward is None else ways.reward,
+            "rollout": config.rollout.model_copy(update=sampling),
         }
     )
+
+
+def set_key(name: str) -> str:
+    """Of a set of the evaluation, beside the names of sources."""
+    return f"eval.sets.{name}"
+
+
+def each_set(config: RunConfig) -> dict[str, RunConfig]:
+    """The config of each evaluation set by its name: as of a run whose data and sampling were those."""
+    found = {}
+    for name, one in config.eval.sets.items():
+        rows = {key: getattr(one, key) for key in ColumnsConfig.model_fields}
+        rows |= {"train": one.data, "train_split": one.split, "eval": None, "num_eval": 0}
+        sampling = {"max_tokens": one.max_tokens, "temperature": one.temperature, "top_p": one.top_p}
+        found[name] = _alone(config, rows, one, sampling)
+    return found
 
 
 def each_source(config: RunConfig) -> dict[str, RunConfig]:
@@ -63,35 +110,46 @@ def each_source(config: RunConfig) -> dict[str, RunConfig]:
     """
     sources = config.data.sources
     # Sorted: a table that is written in another order is the same mixture.
-    found = {name: config_alone(config, f"data.sources.{name}", sources[name]) for name in sorted(sources)}
+    found = {}
+    for name in sorted(sources):
+        one = sources[name]
+        rows = {key: getattr(one, key) for key in RowsConfig.model_fields}
+        found[name] = _alone(config, rows, one, {"max_tokens": one.max_tokens})
     return found or {"": config}
 
 
 def episode_order(config: RunConfig) -> str | None:
     """How episodes of several turns go; None where there are none."""
-    orders = {one.env.order for one in each_source(config).values() if one.env.name is not None}
-    return min(orders, default=None)  # all the same, or refused
+    return min(_orders(config), default=None)  # all the same, or refused
+
+
+def _orders(config: RunConfig) -> set[str]:
+    parts = (*each_source(config).values(), *each_set(config).values())
+    return {one.env.order for one in parts if one.env.name is not None}
 
 
 def source_problems(config: RunConfig) -> Iterator[str]:
-    """What is wrong with how each source is sampled and judged."""
-    if len({one.env.order for one in each_source(config).values() if one.env.name is not None}) > 1:
+    """What is wrong with how each source, and each set of the evaluation, is sampled and judged."""
+    if len(_orders(config)) > 1:
         yield "env.order must be the same for all environments of a run; got free and waves. Next: choose one"
-    for name, one in each_source(config).items():
-        prefix = f"data.sources.{name}: " if name else ""
-        if name and not one.data.train:
-            yield f"data.sources.{name}.train must say what to train on; got nothing. Next: name a file, or take it out"
+    parts = {f"data.sources.{name}" if name else "": one for name, one in each_source(config).items()}
+    parts |= {f"eval.sets.{name}": one for name, one in each_set(config).items()}
+    for key, one in parts.items():
+        prefix = f"{key}: " if key else ""
+        if key and not one.data.train:
+            name, what = ("data", "evaluate") if key.startswith("eval") else ("train", "train")
+            yield f"{key}.{name} must say what to {what} on; got nothing. Next: name a file, or take it out"
         if one.rollout.max_tokens > config.rollout.max_tokens:
             yield (
                 f"{prefix}max_tokens must be at most rollout.max_tokens, for which engines have room; got "
                 f"{one.rollout.max_tokens} > {config.rollout.max_tokens}. Next: raise rollout.max_tokens"
             )
-        if name and one.reward.service.enabled and one.reward is not config.reward:
+        if key and one.reward.service.enabled and one.reward is not config.reward:
             yield (
-                f"{prefix}reward.service.enabled is for the reward of the whole run, and one source cannot have a "
+                f"{prefix}reward.service.enabled is for the reward of the whole run, and a part of it cannot have a "
                 "service of its own. Next: reward.url of one that you start, or leave it out"
             )
-        if name and one.reward.model.beside_critic:
+        if key and one.reward.model.beside_critic:
             yield f"{prefix}reward.model.device=critic scores one source alone. Next: reward.model.device=cpu"
         yield from (f"{prefix}{problem}" for problem in environment_problems(one))
 

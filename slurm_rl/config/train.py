@@ -11,6 +11,7 @@ from pydantic import Field
 
 from slurm_rl.config.engine_args import check_not_ours
 from slurm_rl.config.paths import check_url
+from slurm_rl.config.rows import SetName
 from slurm_rl.config.section import (
     Fraction,
     NonNegativeFloat,
@@ -20,6 +21,7 @@ from slurm_rl.config.section import (
     Section,
     checked_by,
 )
+from slurm_rl.config.sources import EvalSetConfig
 
 
 class PolicyConfig(Section):
@@ -249,6 +251,11 @@ class EvalConfig(Section):
     """Measure greedy decoding in addition to sampling."""
     num_samples: PositiveInt = 1
     """Completions of each held-out prompt; accuracy/sampled is their mean (mean@k), and above 1 pass@k is logged."""
+    only: bool = False
+    """Evaluate `sets` once with the model as it is, on engines alone, and train nothing: what the verb `eval` sets."""
+    sets: dict[SetName, EvalSetConfig] = Field(default={})
+    """Further rows to evaluate on, by names of your own: +eval.sets.aime.data=aime.jsonl. Of the columns that one does
+    not name it has those of data."""
 
 
 class CheckpointConfig(Section):

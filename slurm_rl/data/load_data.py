@@ -23,7 +23,7 @@ from slurm_rl.data.answers import AnswerRow, PairRow, parse_answer, parse_pair
 from slurm_rl.data.chat import as_messages
 from slurm_rl.data.prompts import PromptRow, Row, SourceRow, build_rows, load_rows
 from slurm_rl.data.records import DataSource
-from slurm_rl.data.split import Split, digest_prompts, split_rows
+from slurm_rl.data.split import Split, digest_prompts, draw_rows, split_rows
 from slurm_rl.errors import DataError
 from slurm_rl.run_dir import RunDir, read_json, write_json
 
@@ -75,6 +75,19 @@ def load_prompts(config: DataConfig, *, with_info: bool = False) -> Split[Prompt
         DataError: a file is wrong (see `build_rows`), or holding out leaves nothing to train on.
     """
     return _load(config, _additions(config), lambda name, split: load_rows(name, config, split, with_info=with_info))
+
+
+def load_set(config: DataConfig, num_rows: int | None, *, with_info: bool = False) -> list[PromptRow]:
+    """All rows of data.train, in order, or so many with different prompts, by the rank of these.
+
+    Raises:
+        DataError: a file is wrong.
+    """
+    rows = _additions(config) or load_rows(config.train, config, config.train_split, with_info=with_info)
+    if num_rows is None or num_rows >= len(rows):
+        return rows
+    folder = DataSource(name=config.train, columns=()).folder
+    return draw_rows(rows, [_digest(row, folder) for row in rows], num_rows)
 
 
 def load_answers(config: DataConfig) -> Split[AnswerRow]:

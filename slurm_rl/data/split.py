@@ -97,11 +97,11 @@ def split_rows(
     """
     digests = [digests_of(row) for row in rows]
     if evals is None:
-        held_out = _draw(rows, digests, num_eval)
+        held_out = draw_rows(rows, digests, num_eval)
         taken = {digests_of(row)[-1] for row in held_out}
     else:
         of_evals = [digests_of(row) for row in evals]
-        held_out = list(evals) if len(evals) <= num_eval else _draw(evals, of_evals, num_eval)
+        held_out = list(evals) if len(evals) <= num_eval else draw_rows(evals, of_evals, num_eval)
         taken = {found[-1] for found in of_evals}
     train = [row for row, found in zip(rows, digests, strict=True) if taken.isdisjoint(found)]
     if not train:
@@ -154,7 +154,7 @@ _ENCODER = json.JSONEncoder(sort_keys=True, default=_name_bytes)
 """One for all rows: json.dumps would make one a row, which takes longer than the row."""
 
 
-def _draw(rows: Sequence[Row], digests: Sequence[list[bytes]], count: int) -> list[Row]:
+def draw_rows(rows: Sequence[Row], digests: Sequence[list[bytes]], count: int) -> list[Row]:
     """Rows of the first `count` ranks, in that order; of rows with equal prompts the first."""
     by_prompt: dict[bytes, Row] = {}
     for row, found in zip(rows, digests, strict=True):

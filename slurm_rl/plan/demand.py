@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from slurm_rl.config.tasks import TORCHRUN_TASKS
 from slurm_rl.plan.kinds import list_kinds
-from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, check_idle, place_ranks
+from slurm_rl.plan.topology import ActorPlan, Demand, build_placement, check_idle, place_engines, place_ranks
 
 if TYPE_CHECKING:  # the node agent imports this without pydantic
     from slurm_rl.config.run import RunConfig
@@ -17,6 +17,8 @@ def place_actors(config: RunConfig, cpus: int | None, tensor_parallel_size: int)
     if config.external:
         return ()
     demand = build_demand(config, cpus, tensor_parallel_size)
+    if config.eval.only:
+        return place_engines(demand)
     actors = place_ranks(demand) if config.task in TORCHRUN_TASKS else build_placement(demand)
     check_idle(demand, actors)
     return actors

@@ -59,8 +59,17 @@ def _what(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str, st
         yield "program", f"{shlex.join(config.external.argv)} ({TASKS[config.task].title}); `plan` shows its arguments"
         yield "model", config.external.model or "the program's affair, as data, reward and steps are"
         return
-    yield "task", f"{config.task} ({TASKS[config.task].title})" + (_algorithm(config) if config.task == "grpo" else "")
+    if config.eval.only:
+        yield "task", "an evaluation, which trains nothing"
+    else:
+        rule = _algorithm(config) if config.task == "grpo" else ""
+        yield "task", f"{config.task} ({TASKS[config.task].title}){rule}"
     yield "model", _model(config, shape)
+    for name, one in config.eval.sets.items():
+        rows = "all rows" if one.num_rows is None else f"{one.num_rows} rows"
+        yield "evaluation", f"{name}: {one.data}, {rows}, {count(one.num_samples, 'sample')} each"
+    if config.eval.only:
+        return
     yield from _data(config)
     yield "steps", _steps(config)
 
@@ -164,6 +173,8 @@ def _place(plan: JobPlan, role: str) -> str:
 def _memory(plan: JobPlan) -> Iterator[str]:
     layout = plan.layout
     if layout.policy is None:
+        if layout.unknown is None:  # engines alone, which fit
+            return
         yield "memory"
         yield from _wrap(f"not estimated; tell {layout.unknown or 'cluster.gpu_mem_gb'}", "  ", "  ")
         return

@@ -165,6 +165,9 @@ def build_layout(
         ConfigError: a phase fits neither a GPU nor a node; the message holds both numbers, and what would fit.
     """
     on_cpu = not config.cluster.gpus_per_node
+    if config.eval.only:
+        # Engines were looked at when their size was chosen; nothing else is there.
+        return LayoutPlan(tensor_parallel_size, *_sizes_of(fill_in(config, sparing=False)))
     capacities = _capacities(config, actors)
     if shape is None or None in capacities.values():
         # Not knowing, a GPU's memory is spared.

@@ -27,6 +27,8 @@ def list_reasons(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> 
     """Of a task that is ours; others place and size everything themselves."""
     if plan.external is not None:
         return []
+    if config.eval.only:
+        return [_explain_engines(config, plan)]
     found = [_explain_placement(config, plan), *_explain_sizes(config, plan, shape)]
     if plan.torchrun is None:
         found += [_explain_engines(config, plan), _explain_weights(config, plan), *_explain_models(config)]

@@ -105,6 +105,20 @@ def build_placement(demand: Demand) -> tuple[ActorPlan, ...]:
     return actors + tuple(replace(actor, role="critic") for actor in actors if actor.role == "policy")
 
 
+def place_engines(demand: Demand) -> tuple[ActorPlan, ...]:
+    """Rollout engines, on all GPUs unless their number is said, and services; no policy.
+
+    >>> [(a.role, a.node, a.gpus) for a in place_engines(Demand(1, 4, None, None, None, None, 2, False))]
+    [('rollout', 0, (0, 1)), ('rollout', 0, (2, 3))]
+    """
+    # As beside a policy that shares their GPUs, which then is not there.
+    alone = replace(
+        demand, num_workers=None, colocate=True, has_critic=False, num_critics=0, num_references=0, feature_of={}
+    )
+    actors = build_placement(replace(alone, feature_of={"rollout": demand.feature_of.get("rollout")}))
+    return tuple(actor for actor in actors if actor.role in ("rollout", "reward"))
+
+
 def place_ranks(demand: Demand) -> tuple[ActorPlan, ...]:
     """The ranks that torchrun starts, equally many on every node, on a GPU each; rank r counts on over the nodes.
 

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import each_source, episode_order
+from slurm_rl.config.sources import each_set, each_source, episode_order, set_key
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.plan.topology import ActorPlan
@@ -93,6 +93,21 @@ def build_rollouts(
     if list(found) == [""]:
         return found[""].rollouts
     return Mixture(dict(sorted(found.items(), key=lambda item: judges[item[0]].environments is None)))
+
+
+def build_set_rollouts(
+    config: RunConfig,
+    sampler: Sampler,
+    judges: Mapping[str, Judge],
+    critic: Scorer | None,
+    model_path: str,
+    journal: Journal | None = None,
+) -> dict[str, Rollouts]:
+    """The same of each set of the evaluation."""
+    return {
+        name: _build_part(one, sampler, judges[set_key(name)], critic, model_path, journal)
+        for name, one in each_set(config).items()
+    }
 
 
 def _build_part(

@@ -30,6 +30,13 @@ class Prompts:
     """How the model calls the tools that it was told of; None where it has none."""
     schemas: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Of the tools of each source."""
+    sets: dict[str, list[EncodedPrompt]] = field(default_factory=dict)
+    """Of the evaluation, by name."""
+
+    @property
+    def all_rows(self) -> list[EncodedPrompt]:
+        """To train on, held out, and of the sets."""
+        return [*self.train, *self.held_out, *(prompt for one in self.sets.values() for prompt in one)]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import each_source
+from slurm_rl.config.sources import each_set, each_source, set_key
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.workers.ray_driver import Cluster
@@ -35,7 +35,7 @@ def open_judges(
     cluster: Cluster,
     schemas: Mapping[str, Sequence[dict[str, Any]]],
 ) -> dict[str, Judge]:
-    """Start the judges of each source; sources that are scored in one way share the processes for it.
+    """Start the judges of each source and each set of the evaluation; those scored in one way share the processes.
 
     Args:
         stack: ends them.
@@ -53,10 +53,12 @@ def open_judges(
         opened.append((reward, stack.enter_context(open_rewards(cluster, reward, run, attempt))))
         return opened[-1][1]
 
+    sources = {} if config.eval.only else each_source(config)
+    parts = {**sources, **{set_key(name): one for name, one in each_set(config).items()}}
     return {
         name: Judge(
             scorer_of(one.reward),
             None if not one.env.has_pool else stack.enter_context(EnvironmentPool(one.env, schemas[name])),
         )
-        for name, one in each_source(config).items()
+        for name, one in parts.items()
     }

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import each_source
+from slurm_rl.config.sources import each_set, each_source, set_key
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.encode_answers import tokenize_text
-from slurm_rl.data.load_data import load_prompts
+from slurm_rl.data.load_data import load_prompts, load_set
 from slurm_rl.data.placeholders import ImageCounter
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.split import RowCounts, count_rows
@@ -71,7 +71,7 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
     """Load, check and tokenize all rows; every bad row is named before anything is trained."""
     encoder = PromptEncoder(config, model_path)
     all_prompts, counts = Prompts([], [], []), RowCounts(train=0, held_out=0, overlapping=0, overlong=0)
-    for name, one in each_source(config).items():
+    for name, one in ({} if config.eval.only else each_source(config)).items():
         split = load_prompts(one.data, with_info=one.env.is_on)
         tools = all_prompts.schemas[name] = read_schemas(one.env)
         train, held_out = (encoder.encode(rows, one, name, tools) for rows in (split.train, split.held_out))
@@ -82,8 +82,10 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
             names = {row.index: row.name for row in split.train}
             answered = [(names[prompt.index], prompt.answer) for prompt in train]
             all_prompts.answers += encode_answers(answered, encoder.tokenizer)
+    all_prompts.schemas |= {set_key(name): read_schemas(one.env) for name, one in each_set(config).items()}
+    all_prompts.sets = load_sets(config, encoder, all_prompts.schemas)
     if encoder.images is not None:
-        all_prompts.max_images = max(len(prompt.images) for prompt in [*all_prompts.train, *all_prompts.held_out])
+        all_prompts.max_images = max(len(prompt.images) for prompt in all_prompts.all_rows)
     if all_prompts.max_images and config.engines_take_any_time:
         raise ConfigError(
             "rollout.continuous and env.order=free go with text alone: completions in flight would keep what the old "
@@ -98,7 +100,8 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
 def _find_syntax(config: RunConfig, schemas: Mapping[str, Sequence[Schema]], tokenizer: Any) -> ToolSyntax | None:
     """How the model calls the tools of all sources; one model has one way."""
     known = {schema["function"]["name"]: schema for told in schemas.values() for schema in told}
-    parsers = {one.env.tool_parser for one in each_source(config).values() if one.env.tools is not None}
+    parts = (*each_source(config).values(), *each_set(config).values())
+    parsers = {one.env.tool_parser for one in parts if one.env.tools is not None}
     if len(parsers) > 1:
         raise ConfigError(
             "env.tool_parser must be the same for all sources, since one model writes calls in one way",
@@ -107,6 +110,24 @@ def _find_syntax(config: RunConfig, schemas: Mapping[str, Sequence[Schema]], tok
         )
     template = open_template(tokenizer, config.data, [*known.values()])
     return ToolSyntax.of(template, *parsers) if template is not None and known else None
+
+
+def load_sets(
+    config: RunConfig, encoder: PromptEncoder, schemas: Mapping[str, Sequence[Schema]]
+) -> dict[str, list[EncodedPrompt]]:
+    """The prompts of each set of the evaluation.
+
+    Args:
+        schemas: of the tools of each.
+
+    Raises:
+        DataError: a row that cannot be read or does not fit.
+    """
+    found = {}
+    for name, one in each_set(config).items():
+        rows = load_set(one.data, config.eval.sets[name].num_rows, with_info=one.env.is_on)
+        found[name] = encoder.encode(rows, one, "", schemas[set_key(name)])
+    return found
 
 
 def encode_answers(answers: Sequence[tuple[str, str]], tokenizer: Any) -> list[list[int]]:

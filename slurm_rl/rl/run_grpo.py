@@ -21,6 +21,7 @@ from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rl.build import (
     build_rollouts,
     build_sampler,
+    build_set_rollouts,
     build_transport,
     open_journal,
     start_critic,
@@ -32,11 +33,13 @@ from slurm_rl.rl.build import (
 )
 from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.judges import Judge, open_judges
+from slurm_rl.rl.loop.eval_sets import build_sets
 from slurm_rl.rl.loop.learner import Learner
 from slurm_rl.rl.loop.trainer import GRPOTrainer
 from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState
 from slurm_rl.rl.prompts import prepare_prompts
 from slurm_rl.rl.rollout.care import EngineCare
+from slurm_rl.rl.run_eval import evaluate_alone
 from slurm_rl.rl.weights.sync import WeightSync, choose_tolerance
 from slurm_rl.rl.workers.critic import Critic
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
@@ -79,7 +82,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     model_path = prepare_model(run, config)
     check_targets(model_path, config.model)
     prompts, counts = prepare_prompts(config, model_path)
-    contents = map(prompt_content, [*prompts.train, *prompts.held_out])
+    contents = map(prompt_content, prompts.all_rows)
     check_same_rows(run, len(prompts.train), len(prompts.held_out), contents)
     append_event(run, "data/loaded", **asdict(counts))
     stop.check()
@@ -90,6 +93,9 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     try:
         with ExitStack() as stack:
             judges = open_judges(stack, config, run, attempt, cluster, prompts.schemas)
+            if config.eval.only:
+                evaluate_alone(run, config, cluster, model_path, prompts, judges, metrics, attempt)
+                return
             state = _train(run, config, cluster, model_path, prompts, judges, metrics, attempt)
     finally:
         metrics.close()
@@ -171,6 +177,7 @@ def _train(
     scoring_critic = critic if config.reward.model.beside_critic else None
     sync = _build_sync(config, cluster, model_path, prompts, policy, engines, care)
     care.reload, cluster.while_waiting = sync.resend, care.check
+    rollouts = build_set_rollouts(config, sampler, judges, scoring_critic, model_path, journal)
     trainer = GRPOTrainer(
         config,
         run,
@@ -182,6 +189,7 @@ def _train(
         RunSaver(run, config, policy, critic, stopped_s=cluster.stop.age_s, journal=journal),
         metrics,
         policy_lock=care.lock,
+        sets=build_sets(config, prompts.sets, rollouts),
     )
 
     state = trainer.run(wait_for_engines)

@@ -12,7 +12,7 @@ from slurm_rl.config.functions import check_function, named_functions
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import each_source
+from slurm_rl.config.sources import each_set, each_source
 from slurm_rl.errors import ConfigError, MissingLibraryError, RunDirError, SlurmRLError
 from slurm_rl.image.files import check_image_is_there
 from slurm_rl.job.after import has_finished, not_finished
@@ -163,21 +163,23 @@ def _check_pad_token(folder: Path) -> None:
 
 
 def _check_reward_models(config: RunConfig) -> None:
-    for one in each_source(config).values():
+    for one in (*each_source(config).values(), *each_set(config).values()):
         check_reward_model(one.reward.model, config.data.chat_template)
 
 
 def _check_data(config: RunConfig, tell: Tell) -> None:
     # Reading rows needs no torch; the same functions load them in the trainer.
-    from slurm_rl.data.load_data import load_answers, load_pairs, require_one_batch
+    from slurm_rl.data.load_data import load_answers, load_pairs, load_set, require_one_batch
 
     try:
         if config.task != "grpo":
             examples = load_answers(config.data).train if config.task == "sft" else load_pairs(config.data).train
             require_one_batch(len(examples), config.supervised.batch_size)
             return
-        for one in each_source(config).values():
+        for one in [] if config.eval.only else each_source(config).values():
             _check_prompts(one)
+        for name, one in each_set(config).items():
+            load_set(one.data, config.eval.sets[name].num_rows, with_info=one.env.is_on)
     except MissingLibraryError as error:
         tell(f"the data are checked on the node only, since here {error}")
 

@@ -52,6 +52,11 @@ def _families(node: ast.JoinedStr) -> set[str]:
         return set()
     known = {"time/": set[str](), "eval/": {"eval/loss"}, "policy/": {"policy/loss", "policy/grad_norm"}}
     known["accuracy/"] = {"accuracy/sampled", "accuracy/greedy"}
+    # tests/examples/test_mixture.py looks whether the rows of a run have others.
+    of_source = ("reward", "prompts", "groups_with_signal", "failed", "length_mean", "truncated", "sampled", "greedy")
+    known["source/"] = {f"source/<name>/{key}" for key in of_source}
+    means = [f"{kind}@<k>{end}" for kind in ("avg", "pass") for end in ("", "_error")]
+    known["set/"] = {f"set/<name>/{key}" for key in (*means, "prompts", "failed", "length_mean", "truncated")}
     names = {"score/": "name", "reward/failed_": "cause", "tools/failed_": "cause", "accuracy/pass@": "k"}
     prefix = str(start.value)
     if prefix in known:

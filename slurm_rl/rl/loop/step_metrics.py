@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import get_args
@@ -11,6 +10,7 @@ import numpy as np
 
 from slurm_rl.config.algorithm import FilterConfig
 from slurm_rl.envs.environment import ToolError
+from slurm_rl.math.estimates import pass_at_k
 from slurm_rl.math.totals import add_totals, is_maximum
 from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rewards.verifiers import JUDGES
@@ -135,23 +135,23 @@ def training_metrics(totals: Sequence[Mapping[str, float]], num_tokens: int, num
     return metrics | means
 
 
-def pass_at_k(num_samples: int, num_right: int, k: int) -> float:
-    """Chance that one of k samples is right, estimated without bias from n samples of which c are.
+def pass_sizes(num_samples: int) -> list[int]:
+    """The powers of 2 up to the number of samples of a prompt, but 1.
 
-    `1 - C(n - c, k) / C(n, k)`, Chen et al. 2021 (https://arxiv.org/abs/2107.03374, eq. 1).
-
-    >>> pass_at_k(4, 1, 2)
-    0.5
+    >>> pass_sizes(1), pass_sizes(6)
+    ([], [2, 4])
     """
-    return 1.0 - math.comb(num_samples - num_right, k) / math.comb(num_samples, k)
+    return [2**power for power in range(1, num_samples.bit_length()) if 2**power <= num_samples]
 
 
 def pass_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """`accuracy/pass@k` for the powers of 2 up to the number of samples of a prompt; nothing for one sample."""
     num_samples = len(groups[0].completions)
-    sizes = [2**power for power in range(1, num_samples.bit_length()) if 2**power <= num_samples]
     right = [sum(score >= 1.0 for score in scores) for scores in judge_groups(groups)]
-    return {f"accuracy/pass@{k}": float(np.mean([pass_at_k(num_samples, c, k) for c in right])) for k in sizes}
+    return {
+        f"accuracy/pass@{k}": float(np.mean([pass_at_k(num_samples, c, k) for c in right]))
+        for k in pass_sizes(num_samples)
+    }
 
 
 def accuracy(groups: Sequence[Group]) -> float:

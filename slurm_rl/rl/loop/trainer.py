@@ -6,7 +6,7 @@ lines of `grpo_step`, the run can be resumed at the last saved step and goes on 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,7 @@ from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.report.step_log import SAVE
 from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.loop.collect import BatchCollector, BatchSource, Collected
+from slurm_rl.rl.loop.eval_sets import EvalSet
 from slurm_rl.rl.loop.evaluation import Evaluator
 from slurm_rl.rl.loop.learner import Learned, Learner
 from slurm_rl.rl.loop.pipeline import RolloutPipeline, staleness_metrics
@@ -62,6 +63,7 @@ class GRPOTrainer:
         saver: RunSaver,
         metrics: MetricsLogger,
         *,
+        sets: Sequence[EvalSet] = (),
         policy_lock: AbstractContextManager[Any] = _NO_LOCK,
     ) -> None:
         self.config, self.run_dir, self.prompts = config, run, prompts
@@ -78,7 +80,7 @@ class GRPOTrainer:
             is_journalled=episode_order(config) == "free",
         )
         self.batches = BatchCollector(config, run, source, self.pipeline)
-        self.evaluator = Evaluator(config, run, prompts.held_out, rollouts, sync, self.write_row)
+        self.evaluator = Evaluator(config, run, prompts.held_out, rollouts, sync, self.write_row, sets)
 
     def run(self, wait_for_engines: Callable[[], None]) -> TrainerState:
         """Train to the end, or save and raise StopRequested when asked to stop.

@@ -80,6 +80,7 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
     told = read_words(verb, words)
     if verb in TAKE_OVERRIDES:
         overrides = told.rest[1 if verb in ("image", "export", "config", "pipeline") else 0 :]
+        overrides = [*overrides, *(["eval.only=true"] if verb == "eval" else [])]
         load_config(overrides or DEMO, is_run=verb not in ("image", "doctor", "reward-server", "config"))
 
 

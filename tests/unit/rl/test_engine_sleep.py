@@ -192,7 +192,7 @@ def test_an_engine_on_shared_gpus_is_up_and_asleep_before_anything_else_takes_of
         monkeypatch.setattr(run_grpo, name, getattr(fake, name))
     config = load_config(["+exp=demo", "data.max_prompt_tokens=8", *words])
     monkeypatch.setattr(RunDir, "require_ours", lambda _: None)
-    cluster: Any = SimpleNamespace(stop=SimpleNamespace(is_set=None))
+    cluster: Any = SimpleNamespace(stop=SimpleNamespace(age_s=None))
     judges = {"": Judge(fake, None)}
     run_grpo._train(RunDir(tmp_path), config, cluster, "/m", fake, judges, fake, RunDir(tmp_path).attempt(1))
     assert [name for name in said if name in {*order, "sleep"}] == order

@@ -1,0 +1,48 @@
+"""The verb `eval`, run as a user types it: a model made by SFT and its checkpoint, measured by real engines on CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from slurm_rl.jsonl import read_rows
+from tests.docs.metrics_page import find_unexplained
+from tests.examples.kit import HERE, ROOT, SMALL
+
+SETS = ("+eval.sets.sums.data=addition", "+eval.sets.sums.largest_addend=4", "+eval.sets.sums.num_samples=4")
+ENGINE = ("data.max_prompt_tokens=6", "rollout.max_tokens=4", "rollout.max_num_seqs=64", "model.dtype=float32")
+TRAIN = ("+exp=sft_tiny", "supervised.max_steps=4", "checkpoint.every=2", "data.num_eval=10", "run_dir=runs/sft")
+
+
+def run(folder: Path, *words: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_rl", *words], cwd=folder, env=env, capture_output=True, text=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def measured(folder: Path, name: str) -> dict[str, float]:
+    [row] = read_rows(folder / f"runs/{name}/metrics.jsonl")
+    assert find_unexplained(row) == set() and row["stage"] == "eval"
+    return {key: value for key, value in row.items() if key.startswith("set/")}
+
+
+def test_a_model_of_sft_is_measured_the_same_twice_and_a_checkpoint_of_it_too(tmp_path: Path) -> None:
+    run(tmp_path, *TRAIN, *SMALL, "policy.num_threads=1", "logging.wandb.mode=disabled")
+    words = ("model=hf", "model.path=runs/sft", "+reward.verifiers.arithmetic=1", *SETS, *ENGINE, *HERE)
+    for name in ("first", "again"):
+        run(tmp_path, "eval", *words, f"run_dir=runs/{name}")
+    found = measured(tmp_path, "first")
+    assert found["set/sums/prompts"] == 25 and found["set/sums/failed"] == 0
+    assert 0 <= found["set/sums/avg@4"] <= found["set/sums/pass@2"] <= found["set/sums/pass@4"] <= 1
+    assert measured(tmp_path, "again") == found
+    # Of one checkpoint, the newest, the numbers are those of the export.
+    run(tmp_path, "eval", *words, "--step", "4", "run_dir=runs/step")
+    assert (tmp_path / "runs/sft/export-step-4/config.json").is_file()
+    assert measured(tmp_path, "step") == found
+    plan = json.loads((tmp_path / "runs/first/plan.json").read_text())
+    assert {actor["role"] for actor in plan["actors"]} == {"rollout"}

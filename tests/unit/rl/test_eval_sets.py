@@ -1,0 +1,98 @@
+"""Sets of the evaluation: whose rows, by which seeds, and failures that are no wrong answers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.config.sources import each_set
+from slurm_rl.data.load_data import load_set
+from slurm_rl.errors import ConfigError
+from slurm_rl.rl.loop.eval_sets import EvalSet, build_sets, set_metrics
+from slurm_rl.rl.loop.evaluation import Evaluator
+from slurm_rl.rl.loop.trainer_state import TrainerState
+from slurm_rl.run_dir import RunDir
+from tests.unit.rl.test_batch import group
+
+WORDS = ("+exp=demo", "+eval.sets.big.data=addition", "++eval.sets.big.num_samples=4", "+eval.sets.big.num_rows=3")
+
+
+def test_a_set_has_its_own_rows_and_sampling_and_the_columns_of_the_data(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"q": f"{n}+0=", "answer": str(n)}) + "\n" for n in range(5)))
+    words = [f"+eval.sets.mine.data={rows}", "+eval.sets.mine.temperature=0", "+eval.sets.mine.input_key=q"]
+    config = load_config([*WORDS, *words, "+eval.sets.mine.max_tokens=2", "data.largest_addend=7"])
+    sets = each_set(config)
+    assert [row.prompt for row in load_set(sets["mine"].data, None)] == [f"{n}+0=" for n in range(5)]
+    assert len({row.prompt for row in load_set(sets["big"].data, 3)}) == 3
+    assert sets["big"].data.largest_addend == 7
+    mine, big = sets["mine"].rollout, sets["big"].rollout
+    assert (mine.max_tokens, mine.temperature) == (2, 0.0)
+    assert (big.max_tokens, big.temperature) == (config.rollout.max_tokens, config.rollout.temperature)
+    # Which ones follows from their prompts, not from their order.
+    turned = tmp_path / "turned.jsonl"
+    turned.write_text("".join(reversed(rows.read_text().splitlines(keepends=True))))
+    again = each_set(load_config([*WORDS, f"+eval.sets.mine.data={turned}", "+eval.sets.mine.input_key=q"]))["mine"]
+    chosen = [[row.prompt for row in load_set(one.data, 2)] for one in (sets["mine"], again)]
+    assert chosen[0] == chosen[1]
+
+
+def test_its_seeds_are_the_same_in_every_step_and_run() -> None:
+    def specs(*words: str) -> list[Any]:
+        config = load_config([*WORDS, *words])
+        [one] = build_sets(config, {"big": []}, {"big": None})  # type: ignore[dict-item]
+        return [one.spec(step) for step in (0, 40)]
+
+    first, later = specs()
+    assert first.seed == later.seed == specs("seed=7")[0].seed
+    assert (first.num_completions, first.temperature) == (4, 1.0)
+    [greedy, _] = specs("+eval.sets.big.temperature=0", "++eval.sets.big.num_samples=1")
+    assert greedy.temperature == 0 and greedy.seed == first.seed
+
+
+def test_failures_are_counted_and_are_no_wrong_answers() -> None:
+    groups = [group([1.0, None], [[9], [8]]), group([0.0, 1.0], [[9], [8, 7]]), group([None, None], [[9], [8]])]
+    found = set_metrics("big", groups)
+    assert found["set/big/avg@2"] == pytest.approx(0.75) and found["set/big/failed"] == 3
+    # Of the one prompt that has two samples.
+    assert found["set/big/pass@2"] == 1.0 and found["set/big/prompts"] == 3
+    assert found["set/big/avg@2_error"] > 0
+    assert not [key for key in set_metrics("big", groups[2:]) if "@" in key]
+
+
+def test_a_run_with_sets_alone_evaluates_them_and_has_no_best(tmp_path: Path) -> None:
+    config = load_config([*WORDS, "warmup.num_steps=0", "trainer.num_steps=4", "eval.every=2"])
+    (tmp_path / "events.jsonl").touch()
+    written: list[dict[str, float]] = []
+
+    class Rollouts:
+        def sample(self, prompts: Any, spec: Any) -> Any:
+            return [group([1.0, 0.0, 0.0, 0.0], [[9]] * 4)]
+
+    nothing: Any = None
+    sync: Any = type("Sync", (), {"verify": lambda self: 0.0})()
+    rollouts: Any = Rollouts()
+    sets = [EvalSet("big", [], rollouts, each_set(config)["big"], 4)]
+    evaluator = Evaluator(config, RunDir(tmp_path), [], nothing, sync, lambda _, row: written.append(row), sets)
+    state = TrainerState(stage="grpo", step=2)
+    evaluator.run_if_due(state)
+    [row] = written
+    assert (row["set/big/avg@4"], row["set/big/pass@2"], row["set/big/pass@4"]) == (0.25, 0.5, 1.0)
+    assert "accuracy/sampled" not in row and state.evaluated_step == 2 and state.best_step == -1
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("+eval.sets.other.num_rows=2", "eval.sets.other.data must say what to evaluate on"),
+        ("+eval.sets.big.temperature=0", "num_samples must be 1 with temperature=0"),
+        ("+eval.sets.big.max_tokens=9", "eval.sets.big: max_tokens must be at most rollout.max_tokens"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(word: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config([*WORDS, word])
