@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from slurm_rl.config.curriculum import CurriculumConfig
 from slurm_rl.config.rows import RowsConfig, SetName
 from slurm_rl.config.section import PositiveInt
 from slurm_rl.config.sources import LEAST_SHARE, SourceConfig
@@ -22,6 +23,9 @@ class DataConfig(RowsConfig):
     sources: dict[SetName, SourceConfig] = Field(default={})
     """Several of these by names of your own, in place of data.train: +data.sources.sums.train=addition. Of the columns
     and splits that one does not name it has those of data."""
+    curriculum: CurriculumConfig | None = None
+    """Pass over rows that the policy solves always or never, by how often it has solved them so far; null: take them
+    all. data.curriculum={} has the defaults."""
     messages_key: str = "messages"
     """Column with a whole conversation, for task=sft; a row without it has `input_key` and `label_key`."""
     chosen_key: str = "chosen"

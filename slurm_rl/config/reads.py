@@ -26,6 +26,7 @@ READERS: Final[dict[str, tuple[str, ...]]] = {
     # Where the files of verl's presets begin.
     "data.root": (*OUR_TASKS, *EXTERNAL_TASKS),
     "data.sources": ("grpo",),
+    "data.curriculum": ("grpo",),
     "data.info_keys": ("grpo",),
     "data.system": ("grpo",),
     "data.messages_key": ("sft",),

@@ -96,25 +96,29 @@ class MixedOrder:
 
     def take(self, position: int, count: int) -> list[int]:
         """Rows of the next `count` places, as indices into all of them."""
+        return [row for [row] in self.candidates(position, count, 1)]
+
+    def candidates(self, position: int, count: int, each: int) -> list[list[int]]:
+        """So many rows of its source for each place, of which one is to be taken."""
         assert position >= 0, position
-        taken: list[int] = []
+        taken: list[list[int]] = []
         while len(taken) < count:
             block, start = divmod(position + len(taken), BLOCK)
-            taken += self._take_in(block, start, min(count - len(taken), BLOCK - start))
+            taken += self._candidates_in(block, start, min(count - len(taken), BLOCK - start), each)
         return taken
 
-    def _take_in(self, block: int, start: int, count: int) -> list[int]:
+    def _candidates_in(self, block: int, start: int, count: int, each: int) -> list[list[int]]:
         names = _shuffle(tuple(self._quotas.of(block).items()), self._seed, block)
         used = self._quotas.before(block)
         for name in names[:start]:
             used[name] += 1
         chosen = names[start : start + count]
         rows = {
-            name: iter(self._orders[name].take(used[name], number))
+            name: iter(list_candidates(self._orders[name], used[name], number, each))
             for name in self._rows
             if (number := chosen.count(name))
         }
-        return [self._rows[name][next(rows[name])] for name in chosen]
+        return [[self._rows[name][row] for row in next(rows[name])] for name in chosen]
 
 
 @lru_cache(maxsize=4)
@@ -136,3 +140,11 @@ def build_order(sources: Sequence[str], weights: Mapping[str, float], seed: int)
         DataError: a source, or all the data, without a row.
     """
     return MixedOrder(sources, weights, seed) if weights else PromptOrder(len(sources), seed)
+
+
+def list_candidates(order: Order, position: int, count: int, each: int) -> list[list[int]]:
+    """So many rows for each of the next `count` places, of which one is to be taken."""
+    if isinstance(order, MixedOrder):
+        return order.candidates(position, count, each)
+    rows = order.take(position * each, count * each)
+    return [rows[start : start + each] for start in range(0, len(rows), each)]

@@ -12,7 +12,8 @@ from typing import Any
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_source
-from slurm_rl.data.mixing import build_order
+from slurm_rl.data.curriculum import Rates, choose_rows
+from slurm_rl.data.mixing import Order, build_order, list_candidates
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.results import FailureWatch
@@ -29,30 +30,47 @@ from slurm_rl.train.stop import Timer
 
 
 class BatchSource:
-    """The batch of a GRPO step follows from the step alone, so a resumed run draws it again.
+    """The batch of a GRPO step follows from the step alone, with a curriculum also from what those before came to, so a
+    resumed run draws it again.
 
     Args:
         prompts: those to train on.
+        find_rates: what the steps before came to, for a curriculum.
     """
 
-    def __init__(self, config: RunConfig, prompts: Sequence[EncodedPrompt], rollouts: Rollouts) -> None:
-        self.config, self.prompts, self.rollouts = config, prompts, rollouts
+    def __init__(
+        self,
+        config: RunConfig,
+        prompts: Sequence[EncodedPrompt],
+        rollouts: Rollouts,
+        find_rates: Callable[[], Rates] = dict,
+    ) -> None:
+        self.config, self.prompts, self.rollouts, self.find_rates = config, prompts, rollouts, find_rates
         sources = [prompt.source for prompt in prompts]
         weights = {name: source.weight for name, source in config.data.sources.items()}
         self.order = build_order(sources, weights, config.seed)
         self.refill_order = build_order(sources, weights, derive_seed(config.seed, "refill"))
+        self.ids = [prompt.row_id for prompt in prompts] if config.data.curriculum is not None else []
         self.max_tokens = {name: one.rollout.max_tokens for name, one in each_source(config).items()}
 
     def start(self, grpo_step: int) -> Any:
         """Ask for the completions of a step's prompts; returns at once."""
         count = self.config.trainer.prompts_per_step
-        return self._start("rollout", grpo_step, self.order.take(grpo_step * count, count))
+        return self._start("rollout", grpo_step, self._take(self.order, grpo_step * count))
 
     def start_refill(self, grpo_step: int, round_number: int) -> Any:
         """The same for other prompts: those of a further round (>= 1) of dynamic sampling."""
         count, rounds = self.config.trainer.prompts_per_step, self.config.algorithm.dynamic_sampling_rounds
-        rows = self.refill_order.take((grpo_step * rounds + round_number) * count, count)
+        rows = self._take(self.refill_order, (grpo_step * rounds + round_number) * count)
         return self._start(f"refill-{round_number}", grpo_step, rows)
+
+    def _take(self, order: Order, position: int) -> list[int]:
+        count, curriculum = self.config.trainer.prompts_per_step, self.config.data.curriculum
+        if curriculum is None:
+            return order.take(position, count)
+        candidates = list_candidates(order, position, count, curriculum.candidates)
+        seed, ids = self.config.seed, self.ids
+        return choose_rows(candidates, ids, self.find_rates(), curriculum, seed=seed, position=position)
 
     def _start(self, purpose: str, grpo_step: int, rows: Sequence[int]) -> Any:
         step = self.config.warmup.num_steps + grpo_step

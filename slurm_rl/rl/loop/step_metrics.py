@@ -173,6 +173,17 @@ def judge_groups(groups: Sequence[Group]) -> list[list[float]]:
     return [[_judge(result, judges[group.prompt.source]) for result in group.results] for group in groups]
 
 
+def score_rows(groups: Sequence[Group]) -> list[tuple[str, list[float | None]]]:
+    """(id of its row, how right each completion is) of each group; None of a failure."""
+    return [
+        (
+            group.prompt.row_id,
+            [None if result.failure else score for result, score in zip(group.results, scores, strict=True)],
+        )
+        for group, scores in zip(groups, judge_groups(groups), strict=True)
+    ]
+
+
 def _find_judge(results: Sequence[RewardResult]) -> str | None:
     return next((name for name in JUDGES if any(name in result.parts for result in results)), None)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import episode_order
+from slurm_rl.data.curriculum import curriculum_metrics, note_scores
 from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.report.step_log import SAVE
@@ -22,7 +23,7 @@ from slurm_rl.rl.loop.eval_sets import EvalSet
 from slurm_rl.rl.loop.evaluation import Evaluator
 from slurm_rl.rl.loop.learner import Learned, Learner
 from slurm_rl.rl.loop.pipeline import RolloutPipeline, staleness_metrics
-from slurm_rl.rl.loop.step_metrics import kept_metrics, sampling_metrics, training_metrics
+from slurm_rl.rl.loop.step_metrics import kept_metrics, sampling_metrics, score_rows, training_metrics
 from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState, log_samples
 from slurm_rl.rl.loop.warmup import prepare_models, warm_up
 from slurm_rl.rl.rollout.sampling import Sampler
@@ -71,7 +72,7 @@ class GRPOTrainer:
         self.saver, self.metrics, self.policy_lock = saver, metrics, policy_lock
         self.state = TrainerState()
         self.cadence = open_cadence(run, config)
-        source = BatchSource(config, prompts.train, rollouts)
+        source = BatchSource(config, prompts.train, rollouts, lambda: self.state.solve_rates)
         self.pipeline = RolloutPipeline(
             source.start,
             source.finish,
@@ -156,6 +157,8 @@ class GRPOTrainer:
                     learned = self.learner.learn(collected.groups, self.steps_done, self.state.kl_coefficient)
                 self.state.kl_coefficient = learned.kl_coefficient
                 self.state.step += 1
+                if self.config.data.curriculum is not None:
+                    note_scores(self.state.solve_rates, score_rows(collected.sampled))
                 self.push_weights(timer)
             probe_difference = self.verify_weights(timer)
         return StepResult(collected, learned, probe_difference, timer.seconds)
@@ -206,6 +209,8 @@ class GRPOTrainer:
             # What the filters keep is in the loss; `computed` leaves out tokens whose gradient is known to be 0.
             "tokens/computed": float(learned.num_tokens),
         }
+        if config.data.curriculum is not None:
+            values |= curriculum_metrics(self.state.solve_rates, config.data.curriculum)
         if config.algorithm.dynamic_sampling_rounds > 1:
             values["rollout/rounds"] = float(result.collected.num_rounds)
         if self.pipeline.staleness:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from slurm_rl.checkpoints.step_saver import StepSaver, parse_state
@@ -44,6 +44,8 @@ class TrainerState:
     best_accuracy: float = -1.0
     kl_coefficient: float | None = None
     """What the controller has made of algorithm.kl.coefficient; None without a target."""
+    solve_rates: dict[str, list[float]] = field(default_factory=dict)
+    """Of each row that was sampled the sum of its scores and their number; with data.curriculum alone."""
     num_metric_rows: int = 0
     """Length of metrics.jsonl; rows after it belong to steps that a crash took."""
 

@@ -85,3 +85,18 @@ def test_a_resumed_step_asks_for_the_same_again_and_another_step_or_round_for_ot
     assert len({seed for _, seed in asked}) == len({tuple(rows) for rows, _ in asked}) == 6
     # An epoch has every prompt once.
     assert sorted(row for step in range(10) for row in drawn(again.start(step))[0]) == list(range(NUM_PROMPTS))
+
+
+def test_a_curriculum_follows_from_place_and_results_alone() -> None:
+    """Asked again after a restart, with what the checkpoint has, a step has the same rows."""
+    plain, _ = make_source()
+    first, _ = make_source("data.curriculum={revisit: 0.0}")
+    rows = [group.prompt.index for group in first.finish(first.start(2), None).groups]
+    known = {str(index): [8.0, 8] for index in rows}
+    found = []
+    for _ in range(2):
+        again, _ = make_source("data.curriculum={revisit: 0.0}")
+        again.find_rates = lambda: known
+        found.append([group.prompt.index for group in again.finish(again.start(2), None).groups])
+    assert found[0] == found[1] and not set(found[0]) & set(rows)
+    assert len(set(found[0])) == 4 and plain.find_rates() == {}

@@ -1,0 +1,78 @@
+"""A curriculum: of a few rows for each place the first that the policy solves sometimes. Pure.
+
+Which rows a step has follows from its place and from what steps before it came to, and both are in the checkpoint.
+
+    candidates of a place     a (solved 1.0)   b (0.0 of 16)   c (0.4)   d (never seen)
+    taken                                                      c
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from slurm_rl.config.curriculum import CurriculumConfig
+from slurm_rl.math.schedule import derive_seed
+
+Rates = Mapping[str, Sequence[float]]
+"""Id of a row to (sum of its scores, number of samples); rows that nobody sampled are not in it."""
+_RANGE = 2**63
+
+
+def choose_rows(
+    candidates: Sequence[Sequence[int]],
+    ids: Sequence[str],
+    rates: Rates,
+    config: CurriculumConfig,
+    *,
+    seed: int,
+    position: int,
+) -> list[int]:
+    """One row for each place; no row twice as long as a place has others.
+
+    Args:
+        candidates: of each place, in order of preference.
+        ids: of all rows.
+        seed: of the run, for the places that take what comes.
+        position: of the first place.
+    """
+    chosen: list[int] = []
+    for place, rows in enumerate(candidates, position):
+        free = [row for row in rows if row not in chosen] or list(rows)
+        takes_first = derive_seed(seed, "revisit", place) < config.revisit * _RANGE
+        fits = [] if takes_first else [row for row in free if not is_passed_over(rates.get(ids[row]), config)]
+        chosen.append((fits or free)[0])
+    return chosen
+
+
+def is_passed_over(known: Sequence[float] | None, config: CurriculumConfig) -> bool:
+    """Whether a row was sampled often enough to say that it teaches nothing.
+
+    >>> is_passed_over((8.0, 8), CurriculumConfig()), is_passed_over((7.0, 8), CurriculumConfig())
+    (True, False)
+    """
+    if known is None or known[1] < config.min_samples:
+        return False
+    return not config.low < known[0] / known[1] < config.high
+
+
+def note_scores(rates: dict[str, list[float]], scored: Sequence[tuple[str, Sequence[float | None]]]) -> None:
+    """Add what a step came to; scores of failures, which are None, say nothing.
+
+    Args:
+        scored: (id of a row, score of each of its samples).
+    """
+    for row, scores in scored:
+        known = [min(max(score, 0.0), 1.0) for score in scores if score is not None]
+        if known:
+            total, count = rates.get(row, (0.0, 0))
+            rates[row] = [total + sum(known), count + len(known)]
+
+
+def curriculum_metrics(rates: Rates, config: CurriculumConfig) -> dict[str, float]:
+    """How many rows were sampled, and how many of them are passed over, as too easy and as too hard."""
+    judged = [known for known in rates.values() if known[1] >= config.min_samples]
+    return {
+        "curriculum/sampled": float(len(rates)),
+        "curriculum/too_easy": float(sum(known[0] >= config.high * known[1] for known in judged)),
+        "curriculum/too_hard": float(sum(known[0] <= config.low * known[1] for known in judged)),
+    }
