@@ -45,9 +45,9 @@ def evaluate_alone(
     Raises:
         StopRequested: a signal asked for it; what was measured stays.
     """
-    engines = start_engines(cluster, config, model_path, prompts.max_images)
+    engines = start_engines(cluster, config, model_path, prompts)
     start_timeout_s = config.rollout.start_timeout_s
-    starts = functools.partial(start_engine, cluster, config, model_path, prompts.max_images)
+    starts = functools.partial(start_engine, cluster, config, model_path, prompts)
     care = EngineCare(cluster, engines, starts, run, attempt, start_timeout_s=start_timeout_s)
     sampler = build_sampler(cluster, engines, config, care)
     wait_until_ready(cluster, engines, start_timeout_s, "starting the rollout engines")
