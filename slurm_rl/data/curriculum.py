@@ -66,13 +66,3 @@ def note_scores(rates: dict[str, list[float]], scored: Sequence[tuple[str, Seque
         if known:
             total, count = rates.get(row, (0.0, 0))
             rates[row] = [total + sum(known), count + len(known)]
-
-
-def curriculum_metrics(rates: Rates, config: CurriculumConfig) -> dict[str, float]:
-    """How many rows were sampled, and how many of them are passed over, as too easy and as too hard."""
-    judged = [known for known in rates.values() if known[1] >= config.min_samples]
-    return {
-        "curriculum/sampled": float(len(rates)),
-        "curriculum/too_easy": float(sum(known[0] >= config.high * known[1] for known in judged)),
-        "curriculum/too_hard": float(sum(known[0] <= config.low * known[1] for known in judged)),
-    }

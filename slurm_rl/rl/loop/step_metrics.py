@@ -9,6 +9,8 @@ from typing import get_args
 import numpy as np
 
 from slurm_rl.config.algorithm import FilterConfig
+from slurm_rl.config.curriculum import CurriculumConfig
+from slurm_rl.data.curriculum import Rates
 from slurm_rl.envs.environment import ToolError
 from slurm_rl.math.estimates import pass_at_k
 from slurm_rl.math.totals import add_totals, is_maximum
@@ -182,6 +184,16 @@ def score_rows(groups: Sequence[Group]) -> list[tuple[str, list[float | None]]]:
         )
         for group, scores in zip(groups, judge_groups(groups), strict=True)
     ]
+
+
+def curriculum_metrics(rates: Rates, config: CurriculumConfig) -> dict[str, float]:
+    """How many rows were sampled, and how many of them are passed over, as too easy and as too hard."""
+    judged = [known for known in rates.values() if known[1] >= config.min_samples]
+    return {
+        "curriculum/sampled": float(len(rates)),
+        "curriculum/too_easy": float(sum(known[0] >= config.high * known[1] for known in judged)),
+        "curriculum/too_hard": float(sum(known[0] <= config.low * known[1] for known in judged)),
+    }
 
 
 def _find_judge(results: Sequence[RewardResult]) -> str | None:

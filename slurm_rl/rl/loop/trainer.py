@@ -13,7 +13,7 @@ from typing import Any
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import episode_order
-from slurm_rl.data.curriculum import curriculum_metrics, note_scores
+from slurm_rl.data.curriculum import note_scores
 from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.report.step_log import SAVE
@@ -23,7 +23,13 @@ from slurm_rl.rl.loop.eval_sets import EvalSet
 from slurm_rl.rl.loop.evaluation import Evaluator
 from slurm_rl.rl.loop.learner import Learned, Learner
 from slurm_rl.rl.loop.pipeline import RolloutPipeline, staleness_metrics
-from slurm_rl.rl.loop.step_metrics import kept_metrics, sampling_metrics, score_rows, training_metrics
+from slurm_rl.rl.loop.step_metrics import (
+    curriculum_metrics,
+    kept_metrics,
+    sampling_metrics,
+    score_rows,
+    training_metrics,
+)
 from slurm_rl.rl.loop.trainer_state import RunSaver, TrainerState, log_samples
 from slurm_rl.rl.loop.warmup import prepare_models, warm_up
 from slurm_rl.rl.rollout.sampling import Sampler

@@ -8,10 +8,11 @@ import pytest
 
 from slurm_rl.config.curriculum import CurriculumConfig
 from slurm_rl.config.load import load_config
-from slurm_rl.data.curriculum import choose_rows, curriculum_metrics, note_scores
+from slurm_rl.data.curriculum import choose_rows, note_scores
 from slurm_rl.data.mixing import BLOCK, MixedOrder, Quotas, list_candidates
 from slurm_rl.data.split import PromptOrder
 from slurm_rl.errors import ConfigError
+from slurm_rl.rl.loop.step_metrics import curriculum_metrics
 
 CONFIG = CurriculumConfig(revisit=0.0)
 IDS = [str(row) for row in range(6)]
