@@ -107,3 +107,23 @@ def test_no_template_that_tells_of_tools_is_passed_over() -> None:
         except ConfigError:
             assert path.stem.startswith("lfm2")
     assert told > 25
+
+
+def test_thinking_stays_as_it_was_sampled_over_user_turns_and_tool_turns() -> None:
+    """Qwen3's template cuts the thought of a reply as soon as a user's turn follows; nobody asks it to render one."""
+    chat = template("qwen3", ADD)
+    turns, tokenizer = TurnRenderer(chat.tokenizer, chat), chat.tokenizer
+    thought = "<think>\nhm\n</think>\n\n7"
+    asked = [{"role": "user", "content": "3 + 4?"}]
+    again = chat.render(
+        [*asked, {"role": "assistant", "content": thought}, {"role": "user", "content": "sure?"}],
+        "?",
+        add_generation_prompt=True,
+    )
+    assert "hm" not in again, "the template rewrites history"
+    text = chat.render(asked, "?", add_generation_prompt=True) + thought + END["qwen3"]
+    end = tokenizer.convert_tokens_to_ids(END["qwen3"])
+    whole = text + tokenizer.decode(turns.render("sure?", end))
+    assert whole == again.replace("assistant\n7", f"assistant\n{thought}")
+    kept = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert tokenizer(whole, add_special_tokens=False)["input_ids"][: len(kept)] == kept

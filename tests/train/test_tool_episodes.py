@@ -1,0 +1,113 @@
+"""Whole episodes of calls with everything but a model: the example's template, tool and way of writing a call, vLLM's
+parser, environments in processes, and an engine that replies what the test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.config.model import TinyModelConfig
+from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.prompts import PromptRow
+from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.data.tool_syntax import ToolSyntax
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.engine.tiny import build_character_tokenizer
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.envs.schemas import read_schemas
+from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.loop.step_metrics import sampling_metrics
+from slurm_rl.rl.rollout.episode import Limits
+from slurm_rl.rl.rollout.episodes import Episodes
+from slurm_rl.rl.rollout.vllm.tool_calls import ToolCallReader
+from slurm_rl.train.stop import Timer
+
+EXAMPLE = Path(__file__).parents[2] / "examples/calculator"
+SPEC = SamplingSpec(num_completions=1, max_tokens=24, temperature=1.0, top_p=1.0, seed=7)
+
+
+class Engine:
+    """Replies by the prompt's question and how often it was asked."""
+
+    def __init__(self, tokenizer: Any, reader: ToolCallReader, script: dict[str, list[str]]) -> None:
+        self.tokenizer, self.reader, self.script = tokenizer, reader, script
+        self.asked: list[str] = []
+
+    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, seeds: Any = None) -> list[Group]:
+        groups = []
+        for prompt in prompts:
+            text = self.tokenizer.decode(prompt.token_ids)
+            self.asked.append(text)
+            said = self.script[prompt.answer].pop(0)
+            ids = self.tokenizer(said, add_special_tokens=False)["input_ids"]
+            cut = not said.endswith("<eos>")
+            found = self.reader.read(said.removesuffix("<eos>"), cut=cut)
+            reply = Completion(ids, [-1.0] * len(ids), said.removesuffix("<eos>"), cut, 3)
+            reply = Completion(**{**vars(reply), "content": found.content, "calls": found.calls})
+            groups.append(Group(prompt, [reply]))
+        return groups
+
+    def finish(self, pending: list[Group], within_s: float | None = None) -> list[Group]:
+        return pending
+
+
+class Arithmetic:
+    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+        return [RewardResult(item=item, value=float(item.completion == item.answer)) for item in items]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[EnvironmentPool]:
+    config = EnvironmentConfig(tools=str(EXAMPLE / "tools.py"), timeout_s=60.0, turn_tokens=24)
+    with EnvironmentPool(config, read_schemas(config)) as pool:
+        yield pool
+
+
+def play(pool: EnvironmentPool, script: dict[str, list[str]]) -> tuple[list[Group], Engine]:
+    tiny = yaml.safe_load((EXAMPLE / "exp/calls_tiny.yaml").read_text())["model"]["tiny"]
+    tokenizer = build_character_tokenizer(TinyModelConfig(**tiny))
+    template = ChatTemplate(tokenizer, {}, pool.schemas)
+    syntax = ToolSyntax.of(template, None)
+    assert syntax.parser == "pythonic" and syntax.opening == "["
+    rows = [PromptRow(index=place, prompt="481+937=", answer=answer) for place, answer in enumerate(script)]
+    sizes = {"max_prompt_tokens": 16, "context_length": 96, "max_tokens": 64}
+    prompts = encode_prompts(rows, tokenizer, template=template, **sizes)
+    engine: Any = Engine(tokenizer, ToolCallReader(syntax, tokenizer), script)
+    limits = Limits(max_turns=3, turn_tokens=24, max_tokens=64)
+    episodes = Episodes(engine, pool, TurnRenderer(tokenizer, template), limits, Arithmetic())
+    return episodes.finish(episodes.start(prompts, SPEC), Timer()), engine
+
+
+def test_a_sum_is_called_read_and_said(pool: EnvironmentPool) -> None:
+    [group], engine = play(pool, {"1418": ["[add(a=481,b=937)]<eos>", "1418<eos>"]})
+    # As examples/calculator/make_data.py writes what is to be imitated.
+    assert engine.asked == ["add;481+937=", "add;481+937=[add(a=481,b=937)]<eos>1418="]
+    [completion] = group.completions
+    assert group.results[0].value == 1.0 and completion.text == "1418"
+    [call] = completion.turns[0].calls
+    assert (call.name, call.arguments, call.result, call.error) == ("add", '{"a": 481, "b": 937}', "1418=", None)
+    # What the tool said is between the turns, and nothing trains on it.
+    assert completion.turns[1].start - completion.turns[0].end == len("1418=")
+    assert completion.num_sampled == len("[add(a=481,b=937)]") + 1 + len("1418") + 1
+
+
+def test_wrong_calls_are_told_and_counted_and_the_episode_goes_on(pool: EnvironmentPool) -> None:
+    script = {
+        "1": ["[add(a=481]<eos>", "1<eos>"],
+        "2": ["[add(a=481,b=93", "2<eos>"],
+        "3": ["[sub(a=4,b=9)]<eos>", "3<eos>"],
+        "4": ["[add(a=4)]<eos>", "4<eos>"],
+        "5": ["5<eos>"],
+    }
+    groups, _ = play(pool, script)
+    errors = [[call.error for turn in group.completions[0].turns for call in turn.calls] for group in groups]
+    assert errors == [["malformed"], ["cut"], ["unknown"], ["arguments"], []]
+    metrics = sampling_metrics(groups)
+    assert metrics["tools/calls_mean"] == pytest.approx(4 / 5) and metrics["tools/failed_cut"] == 0.25
+    assert metrics["reward/failed"] == 0.0
