@@ -31,6 +31,7 @@ class Bounds:
 class Ask:
     """A reply that is wanted of the engines."""
 
+    episode: str
     context: list[int]
     seed: int
     max_tokens: int
@@ -140,8 +141,7 @@ class LiveEpisode:
         return next((one for one in same if not one.heard), next(reversed(same), None))
 
     async def _sample(self, request: ReplyRequest) -> list[Said]:
-        if self.is_over:
-            raise RequestError("an episode that is over has no replies", seen=self.name, action="end", status=410)
+        self._check_is_open()
         if self.num_replies + request.num_replies > self.bounds.max_turns:
             raise self._beyond(f"{self.bounds.max_turns} replies (env.max_turns)", self.num_replies, "turn_limit")
         try:
@@ -156,10 +156,16 @@ class LiveEpisode:
         self.num_replies += request.num_replies
         asked = [self._ask(place, request) for place in places]
         replies = await asyncio.gather(*(asyncio.wrap_future(one.done) for one in asked))
+        self._check_is_open()
         return [self.conversation.add(place, reply) for place, reply in zip(places, replies, strict=True)]
+
+    def _check_is_open(self) -> None:
+        if self.is_over:
+            raise RequestError("an episode that is over has no replies", seen=self.name, action="end", status=410)
 
     def _ask(self, place: Place, request: ReplyRequest) -> Ask:
         ask = Ask(
+            self.name,
             place.context,
             derive_seed(self.seed, place.name),
             request.max_tokens,

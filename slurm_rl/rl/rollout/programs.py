@@ -1,6 +1,6 @@
 """Episodes that programs of others play: each goes at its own pace, and the batch is done when all are.
 
-    row, key -> program -> request -> queue -> all that are waiting, as one call of the engines -> reply -> program ...
+    row, key -> program -> request -> an engine, which takes requests at any time -> reply -> program ...
 
 A reply's seed follows from the run, the episode and its place in the dialogue, so what others do and when changes no
 token of it. An interrupted step plays its episodes again.
@@ -10,31 +10,34 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
+from slurm_rl.beats.pulse import tick
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.endpoint.conversation import Conversation, DialogueRenderer
-from slurm_rl.endpoint.episode import Ask, Bounds, LiveEpisode
+from slurm_rl.endpoint.conversation import DialogueRenderer
+from slurm_rl.endpoint.episode import Ask, Bounds
 from slurm_rl.endpoint.programs import Verdict, build_environment, end_strays, find_argv, run_program
 from slurm_rl.endpoint.requests import SamplingRule
 from slurm_rl.endpoint.residents import Residents
 from slurm_rl.endpoint.server import Endpoint
 from slurm_rl.errors import TrainingError
 from slurm_rl.math.schedule import derive_seed
+from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.node.joined import POLL_S
-from slurm_rl.rewards.protocol import RequestError
-from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
+from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rewards.scorer import Scorer
-from slurm_rl.rl.groups import Branch, Completion, Group, SamplingSpec, Turn
+from slurm_rl.rl.groups import Group, SamplingSpec
+from slurm_rl.rl.rollout.played import Played, build_completion, build_result, item_of, judge, row_of
+from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
 
@@ -45,20 +48,6 @@ class PendingPrograms:
 
     prompts: Sequence[EncodedPrompt]
     spec: SamplingSpec
-
-
-@dataclass
-class Played:
-    """An episode that a program plays."""
-
-    place: int
-    """Of its prompt in the batch."""
-    member: int
-    prompt: EncodedPrompt
-    name: str
-    verdict: Verdict | Failure | None = None
-    episode: LiveEpisode | None = None
-    """What was recorded, once it is over."""
 
 
 class Programs:
@@ -85,8 +74,15 @@ class Programs:
         self.argv, self.timeout_s = argv, timeout_s
         self.at_once = at_once * max(rows, 1)
         self.residents: Residents | None = None
-        self._asks: queue.SimpleQueue[Ask] = queue.SimpleQueue()
-        self.endpoint = Endpoint(renderer, rule, bounds, self._asks.put)
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._replies = ReplySampler(sampler, self._inbox.put, self._deliver, self._fail)
+        self._spec: SamplingSpec | None = None
+        """Of the batch under way."""
+        self._asked: dict[str, Ask] = {}
+        self._numbers = itertools.count()
+        self._requests: list[ReplyRequest] = []
+        self._error: BaseException | None = None
+        self.endpoint = Endpoint(renderer, rule, bounds, lambda ask: self._inbox.put(lambda: self._ask(ask)))
         if rows:
             env = build_environment(os.environ, self.endpoint.url, "in each row", f"{os.getpid()}")
             self.residents = Residents(argv, env, rows)
@@ -96,7 +92,8 @@ class Programs:
         return PendingPrograms(prompts, spec)
 
     def finish(self, pending: PendingPrograms, timer: Timer, within_s: float | None = None) -> list[Group]:
-        played = self._play(pending, timer, within_s)
+        with timer.phase("rollout"):
+            played = self._play(pending, within_s)
         with timer.phase("reward"):
             results = self._score(played)
         size = pending.spec.num_completions
@@ -112,23 +109,23 @@ class Programs:
     def sample(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec) -> list[Group]:
         return self.finish(self.start(prompts, spec), Timer())
 
-    def _play(self, pending: PendingPrograms, timer: Timer, within_s: float | None) -> list[Played]:
-        spec = pending.spec
+    def _play(self, pending: PendingPrograms, within_s: float | None) -> list[Played]:
+        spec = self._spec = pending.spec
         played = [
             Played(place, member, prompt, f"{spec.seed}.{place}.{member}")
             for place, prompt in enumerate(pending.prompts)
             for member in range(spec.num_completions)
         ]
+        cluster = self.sampler.cluster
         deadline = None if within_s is None else time.monotonic() + within_s
         with self._running(played, spec) as jobs:
+            # Each program has a deadline of its own, and so has this.
             while not all(job.done() for job in jobs):
-                with timer.phase("environment"):
-                    asks = self._take_asks()
-                if asks:
-                    with timer.phase("rollout"):
-                        self._sample(asks, spec, within_s)
-                elif deadline is None:
-                    self.sampler.cluster.stop.check()
+                self._answer_requests()
+                tick()
+                cluster.while_waiting()
+                if deadline is None:
+                    cluster.stop.check()
                 elif time.monotonic() > deadline:
                     raise TrainingError(f"the programs must end within {within_s:g} s", seen="some that had not")
         for job in jobs:
@@ -160,30 +157,37 @@ class Programs:
                 one.verdict = run_program(self.argv, env, row, self.timeout_s, stop)
         finally:
             one.episode = self.endpoint.close(one.name)
+            self._inbox.put(lambda: self._replies.forget(one.name))
 
-    def _take_asks(self) -> list[Ask]:
-        """All that are waiting; after a while none."""
-        asks: list[Ask] = []
+    def _answer_requests(self) -> None:
+        """Do what has come in: requests of programs go to the engines, replies of engines to programs."""
         with contextlib.suppress(queue.Empty):
-            asks.append(self._asks.get(timeout=POLL_S))
-            while True:
-                asks.append(self._asks.get_nowait())
-        return asks
+            self._inbox.get(timeout=POLL_S)()
+            while not self._inbox.empty():
+                self._inbox.get()()
+        requests, self._requests = self._requests, []
+        self._replies.ask(requests)
+        if self._error is not None:
+            raise self._error
 
-    def _sample(self, asks: Sequence[Ask], spec: SamplingSpec, within_s: float | None) -> None:
-        """Have the engines answer, those of one kind in one call."""
-        kinds: dict[tuple[int, tuple[str, ...]], list[Ask]] = {}
-        for ask in asks:
-            if ask.is_wanted():
-                kinds.setdefault((ask.max_tokens, ask.stop), []).append(ask)
-            else:
-                ask.done.set_exception(RequestError("an episode that is over has no replies", status=410))
-        for (max_tokens, stop), alike in kinds.items():
-            own = replace(spec, num_completions=1, max_tokens=max_tokens, stop=(*spec.stop, *stop))
-            prompts = [EncodedPrompt(index=0, token_ids=ask.context, text="", answer="") for ask in alike]
-            pending = self.sampler.start(prompts, own, [ask.seed for ask in alike])
-            for ask, group in zip(alike, self.sampler.finish(pending, within_s), strict=True):
-                ask.done.set_result(group.completions[0])
+    def _ask(self, ask: Ask) -> None:
+        assert self._spec is not None, "a batch is under way"
+        # The first of an episode goes where its keys and values are; what it asks for beside, to whoever has room.
+        name = ask.episode if ask.episode not in self._asked else f"{ask.episode}/{next(self._numbers)}"
+        self._asked[name] = ask
+        stop = (*self._spec.stop, *ask.stop)
+        spec = replace(self._spec, num_completions=1, max_tokens=ask.max_tokens, stop=stop)
+        self._requests.append(ReplyRequest(name, TokenPrompt(token_ids=ask.context), ask.seed, spec))
+
+    def _deliver(self, replies: Sequence[Replied]) -> None:
+        for name, completion in replies:
+            ask = self._asked.pop(name)
+            if name != ask.episode or not ask.is_wanted():
+                self._replies.forget(name)
+            ask.done.set_result(completion)
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
 
     def _score(self, played: Sequence[Played]) -> list[RewardResult]:
         """One a episode; a failed one has a cause and no value."""
@@ -195,98 +199,6 @@ class Programs:
         return [
             judged.get(place) or build_result(played[place], item, verdicts[place]) for place, item in enumerate(items)
         ]
-
-
-def row_of(prompt: EncodedPrompt, seed: int) -> dict[str, Any]:
-    """What a program reads."""
-    return {
-        "prompt": prompt.text,
-        "messages": prompt.messages,
-        "answer": prompt.answer,
-        "index": prompt.index,
-        "info": dict(prompt.info),
-        "seed": seed,
-    }
-
-
-def conversation_of(one: Played) -> Conversation:
-    assert one.episode is not None, "it is over"
-    return one.episode.conversation
-
-
-def is_truncated(one: Played) -> bool:
-    return one.episode is not None and one.episode.is_truncated
-
-
-def judge(one: Played) -> Verdict | Failure:
-    """What became of it. A program that ends badly after a limit was reached has not failed: its policy went on."""
-    verdict = one.verdict
-    assert verdict is not None, "it is over"
-    if isinstance(verdict, Failure) and verdict.cause == "exception" and is_truncated(one):
-        verdict = Verdict()
-    if isinstance(verdict, Verdict) and not any(said.heard for said in conversation_of(one).turns):
-        return Failure("exception", "the program asked for no reply, or heard none")
-    return verdict
-
-
-def item_of(one: Played) -> RewardItem:
-    """Its last reply, to be judged."""
-    prompt = one.prompt
-    heard = [said for said in conversation_of(one).turns if said.heard]
-    return RewardItem(
-        completion=heard[-1].reply.text if heard else "",
-        answer=prompt.answer,
-        prompt=prompt.text,
-        messages=prompt.messages,
-        truncated=is_truncated(one) or (bool(heard) and heard[-1].reply.truncated),
-    )
-
-
-def build_result(one: Played, item: RewardItem, verdict: Verdict | Failure) -> RewardResult:
-    """What the program said; nothing said is worth nothing where a limit ended it, else a failure."""
-    if isinstance(verdict, Verdict) and verdict.reward is None:
-        if not is_truncated(one):
-            verdict = Failure("bad score", "the program said no reward, and no reward is configured")
-        else:
-            verdict = replace(verdict, reward=0.0)
-    if isinstance(verdict, Failure):
-        return RewardResult(item=item, value=None, failure=verdict.cause, detail=verdict.detail)
-    return RewardResult(item=item, value=verdict.reward, parts=dict(verdict.scores))
-
-
-@dataclass
-class _Growing:
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    branches: list[Branch] = field(default_factory=list)
-
-
-def build_completion(one: Played) -> Completion:
-    """Its branches end to end; one alone behind the row's own prompt needs none."""
-    made = _Growing()
-    branches = conversation_of(one).branches()
-    for branch in branches:
-        start = len(made.token_ids)
-        for number, said in enumerate(branch):
-            if number:
-                made.token_ids += said.read
-                made.turns[-1] = replace(made.turns[-1], observation=said.text_read)
-            first = len(made.token_ids)
-            made.token_ids += said.reply.token_ids
-            made.logprobs += said.reply.logprobs
-            made.turns.append(Turn(first, len(made.token_ids), said.reply.text))
-        made.branches.append(Branch(branch[0].context, start, len(made.token_ids)))
-    is_plain = [branch.context for branch in made.branches] == [one.prompt.token_ids]
-    return Completion(
-        made.token_ids,
-        made.logprobs,
-        branches[-1][-1].reply.text if branches else "",
-        is_truncated(one),
-        branches[0][0].reply.weight_version if branches else -1,
-        turns=made.turns,
-        branches=[] if is_plain else made.branches,
-    )
 
 
 def build_programs(config: RunConfig, sampler: Sampler, scorer: Scorer | None, model_path: str) -> Programs:

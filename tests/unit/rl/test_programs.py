@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import queue
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +19,11 @@ from slurm_rl.endpoint.residents import Residents
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences
-from slurm_rl.rl.groups import Group, SamplingSpec
+from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.loop.step_metrics import sampling_metrics
 from slurm_rl.rl.rollout.programs import Programs
+from slurm_rl.rl.rollout.replies import ReplyRequest
+from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.train.stop import Timer
 from tests.unit.endpoint.kit import BOUNDS, make_renderer, sampled
 
@@ -46,28 +51,38 @@ else:
 
 
 class Engine:
-    """A sampler: replies `a`, then `b`, then `c`, by how often the policy was told no."""
+    """A sampler with one engine: replies `a`, then `b`, then `c`, by how often the policy was told no."""
 
     def __init__(self) -> None:
-        self.cluster: Any = self
-        self.stop: Any = self
+        self.cluster: Any = SimpleNamespace(stop=self, while_waiting=lambda: None)
         self.seeds: list[int] = []
         self.is_stopped = False
-        self.calls = 0
+        handle = SimpleNamespace(
+            begin_replies=SimpleNamespace(remote=self._begin), take_replies=SimpleNamespace(remote=self._take)
+        )
+        self.engines, self.care = [Actor("rollout-0", handle)], None
+        self._ended: queue.SimpleQueue[tuple[str, Completion]] = queue.SimpleQueue()
 
     def check(self) -> None:
         if self.is_stopped:
             raise StopRequested("stopped")
 
-    def start(self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, seeds: list[int]) -> list[Group]:
-        self.calls += 1
-        self.seeds += seeds
-        texts = ["".join(map(chr, prompt.token_ids)) for prompt in prompts]
-        replies = [sampled("abc"[text.count("no")]) for text in texts]
-        return [Group(prompt, [reply]) for prompt, reply in zip(prompts, replies, strict=True)]
+    def _begin(self, client: str, requests: Sequence[ReplyRequest]) -> Any:
+        for request in requests:
+            self.seeds.append(request.seed)
+            text = "".join(map(chr, request.prompt.token_ids))
+            self._ended.put((request.episode, sampled("abc"[text.count("no")])))
+        return _answered(lambda: None)
 
-    def finish(self, pending: list[Group], within_s: float | None = None) -> list[Group]:
-        return pending
+    def _take(self, client: str, wait_s: float, linger_s: float) -> Any:
+        return _answered(lambda: [self._ended.get(timeout=wait_s)])
+
+
+def _answered(find: Callable[[], Any]) -> Any:
+    """A call of an actor, whose answer comes in a thread."""
+    answer: Future[Any] = Future()
+    threading.Thread(target=lambda: answer.set_result(find()), daemon=True).start()
+    return SimpleNamespace(future=lambda: answer)
 
 
 class Scorer:

@@ -1,0 +1,119 @@
+"""An episode that a program has played: what it was worth, and the tokens that are trained on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.endpoint.conversation import Conversation
+from slurm_rl.endpoint.episode import LiveEpisode
+from slurm_rl.endpoint.programs import Verdict
+from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
+from slurm_rl.rl.groups import Branch, Completion, Turn
+
+
+@dataclass
+class Played:
+    """An episode that a program plays."""
+
+    place: int
+    """Of its prompt in the batch."""
+    member: int
+    prompt: EncodedPrompt
+    name: str
+    verdict: Verdict | Failure | None = None
+    episode: LiveEpisode | None = None
+    """What was recorded, once it is over."""
+
+
+def row_of(prompt: EncodedPrompt, seed: int) -> dict[str, Any]:
+    """What a program reads."""
+    return {
+        "prompt": prompt.text,
+        "messages": prompt.messages,
+        "answer": prompt.answer,
+        "index": prompt.index,
+        "info": dict(prompt.info),
+        "seed": seed,
+    }
+
+
+def conversation_of(one: Played) -> Conversation:
+    assert one.episode is not None, "it is over"
+    return one.episode.conversation
+
+
+def is_truncated(one: Played) -> bool:
+    return one.episode is not None and one.episode.is_truncated
+
+
+def judge(one: Played) -> Verdict | Failure:
+    """What became of it. A program that ends badly after a limit was reached has not failed: its policy went on."""
+    verdict = one.verdict
+    assert verdict is not None, "it is over"
+    if isinstance(verdict, Failure) and verdict.cause == "exception" and is_truncated(one):
+        verdict = Verdict()
+    if isinstance(verdict, Verdict) and not any(said.heard for said in conversation_of(one).turns):
+        return Failure("exception", "the program asked for no reply, or heard none")
+    return verdict
+
+
+def item_of(one: Played) -> RewardItem:
+    """Its last reply, to be judged."""
+    prompt = one.prompt
+    heard = [said for said in conversation_of(one).turns if said.heard]
+    return RewardItem(
+        completion=heard[-1].reply.text if heard else "",
+        answer=prompt.answer,
+        prompt=prompt.text,
+        messages=prompt.messages,
+        truncated=is_truncated(one) or (bool(heard) and heard[-1].reply.truncated),
+    )
+
+
+def build_result(one: Played, item: RewardItem, verdict: Verdict | Failure) -> RewardResult:
+    """What the program said; nothing said is worth nothing where a limit ended it, else a failure."""
+    if isinstance(verdict, Verdict) and verdict.reward is None:
+        if not is_truncated(one):
+            verdict = Failure("bad score", "the program said no reward, and no reward is configured")
+        else:
+            verdict = replace(verdict, reward=0.0)
+    if isinstance(verdict, Failure):
+        return RewardResult(item=item, value=None, failure=verdict.cause, detail=verdict.detail)
+    return RewardResult(item=item, value=verdict.reward, parts=dict(verdict.scores))
+
+
+@dataclass
+class _Growing:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
+
+
+def build_completion(one: Played) -> Completion:
+    """Its branches end to end; one alone behind the row's own prompt needs none."""
+    made = _Growing()
+    branches = conversation_of(one).branches()
+    for branch in branches:
+        start = len(made.token_ids)
+        for number, said in enumerate(branch):
+            if number:
+                made.token_ids += said.read
+                made.turns[-1] = replace(made.turns[-1], observation=said.text_read)
+            first = len(made.token_ids)
+            made.token_ids += said.reply.token_ids
+            made.logprobs += said.reply.logprobs
+            made.turns.append(Turn(first, len(made.token_ids), said.reply.text))
+        made.branches.append(Branch(branch[0].context, start, len(made.token_ids)))
+    is_plain = [branch.context for branch in made.branches] == [one.prompt.token_ids]
+    return Completion(
+        made.token_ids,
+        made.logprobs,
+        branches[-1][-1].reply.text if branches else "",
+        is_truncated(one),
+        branches[0][0].reply.weight_version if branches else -1,
+        turns=made.turns,
+        branches=[] if is_plain else made.branches,
+    )
