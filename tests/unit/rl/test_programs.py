@@ -53,7 +53,8 @@ else:
 class Engine:
     """A sampler with one engine: replies `a`, then `b`, then `c`, by how often the policy was told no."""
 
-    def __init__(self) -> None:
+    def __init__(self, say: Callable[[str], str] = lambda text: "abc"[text.count("no")]) -> None:
+        self.say = say
         self.cluster: Any = SimpleNamespace(stop=self, while_waiting=lambda: None)
         self.seeds: list[int] = []
         self.is_stopped = False
@@ -71,7 +72,7 @@ class Engine:
         for request in requests:
             self.seeds.append(request.seed)
             text = "".join(map(chr, request.prompt.token_ids))
-            self._ended.put((request.episode, sampled("abc"[text.count("no")])))
+            self._ended.put((request.episode, sampled(self.say(text))))
         return _answered(lambda: None)
 
     def _take(self, client: str, wait_s: float, linger_s: float) -> Any:
@@ -101,20 +102,34 @@ def play(
     rows: int = 0,
     argv: Sequence[str] | None = None,
 ) -> tuple[list[Group], Any]:
-    used: Any = engine or Engine()
+    prompts = [EncodedPrompt(index=i, token_ids=[ord("?")], text="?", answer=text) for i, text in enumerate(answers)]
+    words = argv or [sys.executable, "-c", code if rows else AGENT + code]
+    used = engine or Engine()
+    return play_prompts(prompts, words, used, scorer=scorer, bounds=bounds, within_s=within_s, rows=rows), used
+
+
+def play_prompts(
+    prompts: Sequence[EncodedPrompt],
+    argv: Sequence[str],
+    engine: Any,
+    *,
+    scorer: Scorer | None = None,
+    bounds: Bounds = BOUNDS,
+    within_s: float | None = None,
+    rows: int = 0,
+) -> list[Group]:
     programs = Programs(
-        used,
+        engine,
         make_renderer(chat=False),
         SamplingRule(1.0, 1.0, 4),
         bounds,
         scorer,
-        argv=argv or [sys.executable, "-c", code if rows else AGENT + code],
+        argv=argv,
         at_once=4,
         rows=rows,
         timeout_s=300.0,
     )
-    prompts = [EncodedPrompt(index=i, token_ids=[ord("?")], text="?", answer=text) for i, text in enumerate(answers)]
-    return programs.finish(programs.start(prompts, SPEC), Timer(), within_s), used
+    return programs.finish(programs.start(prompts, SPEC), Timer(), within_s)
 
 
 def letters(token_ids: Sequence[int]) -> str:
