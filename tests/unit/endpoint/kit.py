@@ -29,6 +29,8 @@ class Letters:
 class Template:
     """`<user>text</user><assistant>`, and `</assistant>` behind a reply."""
 
+    tools: tuple[()] = ()
+
     def render(self, messages: list[dict[str, Any]], name: str, *, add_generation_prompt: bool) -> str:
         said = "".join(f"<{message['role']}>{message['content']}</{message['role']}>" for message in messages)
         return said + "<assistant>" * add_generation_prompt
