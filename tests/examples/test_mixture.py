@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from slurm_rl.jsonl import read_rows
 from slurm_rl.run_dir import RunDir
 from tests.docs.metrics_page import find_unexplained
@@ -32,6 +34,12 @@ def test_a_mixture(tmp_path: Path) -> None:
     assert abs(evaluated["accuracy/sampled"] - share) < 1e-9
     samples = read_rows(RunDir(tmp_path / "runs/mixture").samples)
     assert {row["row"].split("/")[0] for row in samples} == {"sums", "games"}
+
+
+@pytest.mark.slow
+def test_a_killed_mixture_has_the_same_digits(tmp_path: Path) -> None:
+    run_readme("mixture", tmp_path, {"mixture_tiny": SIZES})
+    rows = exact_rows(tmp_path / "runs/mixture")
     killed = tmp_path / "killed"
     words = [f"run_dir={killed}", "--config-dir", "examples/mixture", "+exp=mixture_tiny", *HERE, *SIZES]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
