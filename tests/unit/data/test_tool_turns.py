@@ -127,3 +127,11 @@ def test_thinking_stays_as_it_was_sampled_over_user_turns_and_tool_turns() -> No
     assert whole == again.replace("assistant\n7", f"assistant\n{thought}")
     kept = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer(whole, add_special_tokens=False)["input_ids"][: len(kept)] == kept
+
+
+def test_what_gemma_waits_at_is_said_where_it_was_not_sampled() -> None:
+    chat = template("gemma4", ADD)
+    turns, waits = TurnRenderer(chat.tokenizer, chat), chat.tokenizer.convert_tokens_to_ids("<|tool_response>")
+    assert find_tail(chat) == "<|tool_response>"
+    cut, waited = turns.render([result(0, "7")]), turns.render([result(0, "7")], waits)
+    assert cut == [waits, *waited] and chat.tokenizer.decode(waited).startswith("response:add{")
