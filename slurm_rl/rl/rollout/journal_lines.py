@@ -76,7 +76,7 @@ def parse_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
     """Rows up to the first line that is not whole, and how many bytes those have.
 
     >>> parse_lines(render_header("rollout-1", 7, {}) + b"5c1f77aa {")[1]
-    56
+    51
     """
     rows: list[dict[str, Any]] = []
     end = 0
