@@ -10,7 +10,7 @@ import pytest
 from slurm_rl.jsonl import read_rows
 from slurm_rl.launchers.slurm.partitions import parse_boot_times, parse_nodes
 from slurm_rl.nodes.evidence import Evidence, Strength, find_bad, make_clearing
-from slurm_rl.nodes.exclusion import Pool, choose_excluded
+from slurm_rl.nodes.exclusion import Part, Pool, choose_excluded
 from slurm_rl.nodes.site import publish, read_site
 from slurm_rl.run_dir import RunDir
 
@@ -24,25 +24,36 @@ def _bad(*names: str, strength: Strength = "hard", at: float = 1000.0) -> dict[s
 
 def test_a_share_of_the_partition_is_excluded_and_the_newest_hard_evidence_comes_first() -> None:
     bad = _bad("n1", "n2", "n3") | _bad("n4", at=2000.0) | _bad("n5", "n6", strength="soft", at=3000.0)
-    found = choose_excluded(bad, _ALL, needed=8, share=0.1)
+    found = choose_excluded(bad, [Part(_ALL, 8)], share=0.1)
     assert found.names == ["n4", "n1", "n2", "n3"]
     assert found.kept["n5"] == "4 of 40 nodes may be excluded (preflight.max_excluded_share)"
-    assert choose_excluded(bad, Pool({"n1", "n2", "n3"}, {"n1", "n2", "n3"}), needed=1, share=0.1).names == ["n1"]
+    assert choose_excluded(bad, [Part(Pool({"n1", "n2", "n3"}, {"n1", "n2", "n3"}), 1)], share=0.1).names == ["n1"]
 
 
 def test_unknown_names_are_dropped_and_the_users_are_neither_counted_nor_broken() -> None:
-    found = choose_excluded(_bad("gone", "n1"), _ALL, needed=8, share=0.1)
+    found = choose_excluded(_bad("gone", "n1"), [Part(_ALL, 8)], share=0.1)
     assert (found.names, found.kept) == (["n1"], {})
-    found = choose_excluded(_bad("n1", "n2"), _ALL, needed=8, share=0.1, excluded=["n1"], required=["n2"])
+    found = choose_excluded(_bad("n1", "n2"), [Part(_ALL, 8)], share=0.1, excluded=["n1"], required=["n2"])
     assert (found.names, found.kept) == ([], {"n2": "cluster.slurm.nodelist asks for it"})
 
 
 def test_as_many_are_left_as_the_job_needs_of_those_on_which_it_fits() -> None:
     few = Pool(set(_NAMES), set(_NAMES[:9]))
-    assert choose_excluded(_bad("n1"), few, needed=8, share=0.1).names == ["n1"]
-    assert choose_excluded(_bad("n1"), few, needed=8, share=0.1, excluded=["n2"]).names == []
+    assert choose_excluded(_bad("n1"), [Part(few, 8)], share=0.1).names == ["n1"]
+    assert choose_excluded(_bad("n1"), [Part(few, 8)], share=0.1, excluded=["n2"]).names == []
     # One on which it does not fit is no loss.
-    assert choose_excluded(_bad("n30"), few, needed=9, share=0.1).names == ["n30"]
+    assert choose_excluded(_bad("n30"), [Part(few, 9)], share=0.1).names == ["n30"]
+
+
+def test_of_a_job_of_several_kinds_each_keeps_as_many_as_it_needs() -> None:
+    names = set(_NAMES[:6])
+    old, new = Part(Pool(names, {"n1", "n2"}), 1, "old"), Part(Pool(names, {"n3", "n4", "n5"}), 3, "new")
+    found = choose_excluded(_bad("n1") | _bad("n3", at=500.0), [old, new], share=0.5)
+    assert (found.names, found.kept) == (["n1"], {"n3": "without it 2 nodes are left for the 3 of new"})
+    # One that no kind can use is no loss; of kinds that share nodes both are counted.
+    assert choose_excluded(_bad("n6"), [old, new], share=0.5).names == ["n6"]
+    shared = [Part(Pool(names, names), 3, "a"), Part(Pool(names, names), 3, "b")]
+    assert choose_excluded(_bad("n1"), shared, share=0.5).kept == {"n1": "without it 5 nodes are left for a job of 6"}
 
 
 def test_the_site_learns_of_nodes_from_many_runs_and_of_clearings(tmp_path: Path) -> None:
