@@ -49,22 +49,13 @@ def test_a_job_of_three_kinds_runs_is_requeued_cancelled_resumed_and_finishes(
     for host, number in zip(hosts, (2, 1, 0), strict=True):
         ray = [process.cmdline for process in cluster.processes(host) if "ray_start" in process.cmdline]
         assert ray and all(f"--num-gpus={number} " in cmdline for cmdline in ray), ray
-    bad, spare = hosts[1], next(host for host in cluster.nodes[:2] if host != hosts[1])
-    assert cli(cluster, shared_dir, "nodes", "add", bad, "--why", "fan broken", "--run", str(run)).returncode == 0
     # What Slurm sends before the time limit.
     cluster.run(["scancel", "--batch", "--signal=USR2", job_id(run)])
     wait_for_step(run, attempt=2)
-    # Of the two old nodes one is left, which is as many as the job needs; each component is told.
-    assert hosts_of(run, 2)[1] == spare
-    told = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "nodes/excluded"]
-    assert [row["nodes"] for row in told] == [[bad]]
-    shown = cluster.run(["scontrol", "show", "job", job_id(run)]).stdout
-    assert shown.count(f"ExcNodeList={bad}") == 3, shown
     assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
     assert wait_for_end(run)["state"] == "interrupted"
     assert cli(cluster, shared_dir, "resume", str(run)).returncode == 0
     wait_for_step(run, attempt=3)
-    assert hosts_of(run, 3)[1] == spare
     (run / "finish").touch()
     assert wait_for_end(run)["state"] == "finished"
     started = [row for row in read_rows(run / "events.jsonl") if row["kind"] == "attempt/started"]

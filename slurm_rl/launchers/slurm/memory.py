@@ -65,8 +65,8 @@ class NodeMemory:
             SlurmRLError: Slurm does not answer.
         """
         bad = {**self.recall(), **self.now_bad}
-        if not bad:
-            return Exclusion()
+        if not bad or (self.plan.het and alike):
+            return Exclusion()  # `scontrol update` of a component that was requeued was tried on no Slurm yet
         return choose_excluded(
             bad,
             _list_parts(self.plan, list(alike)),
@@ -85,17 +85,14 @@ class NodeMemory:
         if found.kept:
             append_event(self.run_dir, "nodes/kept", job=job_id, why=found.kept)
         wanted = sorted({*self._users("exclude"), *found.names})
-        # Each component of a heterogeneous job has a list of its own.
-        parts = [f"{job_id}+{place}" for place in range(1 + len(self.plan.het))] if self.plan.het else [job_id]
         try:
-            told = [part for part in parts if wanted != sorted(excluded_nodes(part))]
-            for part in told:
-                exclude_nodes(part, wanted, within_s)
+            if wanted == sorted(excluded_nodes(job_id)):
+                return
+            exclude_nodes(job_id, wanted, within_s)
         except SlurmRLError as error:
             append_event(self.run_dir, "nodes/not_excluded", job=job_id, nodes=found.names, cause=str(error))
         else:
-            if told:
-                append_event(self.run_dir, "nodes/excluded", job=job_id, nodes=found.names)
+            append_event(self.run_dir, "nodes/excluded", job=job_id, nodes=found.names)
 
 
 def avoid_bad_nodes(run: RunDir, plan: JobPlan) -> tuple[JobPlan, Exclusion]:

@@ -1,4 +1,4 @@
-"""Bad nodes of a job of several kinds: what it is submitted with, and what Slurm is told at a requeue."""
+"""Bad nodes of a job of several kinds: what it is submitted with."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
-from slurm_rl.jsonl import read_rows
 from slurm_rl.launchers.slurm import memory
 from slurm_rl.launchers.slurm.memory import NodeMemory, avoid_bad_nodes
 from slurm_rl.launchers.slurm.partitions import parse_nodes
 from slurm_rl.nodes.evidence import Evidence, note_evidence
+from slurm_rl.nodes.exclusion import Exclusion
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir
 
@@ -55,13 +55,6 @@ def test_a_kind_that_needs_all_of_its_nodes_keeps_them(run: RunDir) -> None:
     assert not any("exclude" in options for options in (plan.sbatch, *plan.het))
 
 
-def test_at_a_requeue_each_component_is_told_once(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_requeue_nothing_is_excluded_yet(run: RunDir) -> None:
     find_bad(run, "b")
-    excluded: dict[str, list[str]] = {"7+0": [], "7+1": ["b"]}
-    monkeypatch.setattr(memory, "excluded_nodes", lambda job: excluded[job])
-    monkeypatch.setattr(memory, "exclude_nodes", lambda job, names, within_s: excluded.update({job: list(names)}))
-    known = NodeMemory(run, plan_of(run, 1))
-    for _ in range(2):
-        known.tell_slurm("7", known.choose(["c", "b"]), 1.0)
-    assert excluded == {"7+0": ["b"], "7+1": ["b"]}
-    assert [row["nodes"] for row in read_rows(run.events) if row["kind"] == "nodes/excluded"] == [["b"]]
+    assert NodeMemory(run, plan_of(run, 1)).choose(["c", "b"]) == Exclusion()
