@@ -84,8 +84,8 @@ class NodeMemory:
         """Right after a requeue: the job's next start gets none of these nodes."""
         if found.kept:
             append_event(self.run_dir, "nodes/kept", job=job_id, why=found.kept)
-        wanted = sorted({*self._users("exclude"), *found.names})
         try:
+            wanted = sorted({*self._users("exclude"), *found.names})
             if wanted == sorted(excluded_nodes(job_id)):
                 return
             exclude_nodes(job_id, wanted, within_s)
