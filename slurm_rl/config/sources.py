@@ -119,13 +119,13 @@ def each_source(config: RunConfig) -> dict[str, RunConfig]:
 
 
 def episode_order(config: RunConfig) -> str | None:
-    """How episodes of several turns go; None where there are none."""
+    """How episodes go that the run's own loop plays, of env.name and env.tools; None where there are none."""
     return min(_orders(config), default=None)  # all the same, or refused
 
 
 def _orders(config: RunConfig) -> set[str]:
     parts = (*each_source(config).values(), *each_set(config).values())
-    return {one.env.order for one in parts if one.env.name is not None}
+    return {one.env.order for one in parts if one.env.is_on and one.env.program is None}
 
 
 def source_problems(config: RunConfig) -> Iterator[str]:
@@ -188,7 +188,7 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
         )
     if env.program is not None and env.order == "free":
         yield "env.order=free is of env.name; programs go each at its own pace. Next: leave it out"
-    if env.name is not None and rollout.continuous != (env.order == "free" and rollout.max_staleness > 0):
+    if env.program is None and rollout.continuous != (env.order == "free" and rollout.max_staleness > 0):
         yield (
             "environments go in waves with weights that wait for a batch, or in free order with weights that come at "
             "any time (rollout.continuous) where sampling runs ahead; got "

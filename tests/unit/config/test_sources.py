@@ -55,6 +55,7 @@ def test_a_source_has_an_environment_a_reward_and_a_length_of_its_own(
 
 
 WAVES, FREE = "{name: g.py:G, turn_tokens: 1}", "{name: g.py:G, turn_tokens: 1, order: free}"
+TOOLS = "{tools: t.py, turn_tokens: 1, order: free}"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +76,10 @@ WAVES, FREE = "{name: g.py:G, turn_tokens: 1}", "{name: g.py:G, turn_tokens: 1, 
         (
             [f"+data.sources.games.env={WAVES}", "rollout.max_staleness=1", "rollout.continuous=true"],
             "games: environments go in waves .* Next: env.order",
+        ),
+        (
+            [f"+data.sources.games.env={TOOLS}", "rollout.max_staleness=1", "data.chat_template=true"],
+            "games: environments go in waves with",
         ),
         (
             [f"+data.sources.games.env={WAVES}", f"+data.sources.sums.env={FREE}"],

@@ -69,7 +69,6 @@ def main(folder: Path, order: str, kill_at: int) -> None:
     saved = folder / "checkpoint.json"
     state: dict[str, Any] = json.loads(saved.read_text()) if saved.is_file() else {"step": 0, "found": []}
     (folder / "effects").mkdir(exist_ok=True)
-    (folder / "ready").touch()
     watched = Watched(folder / "asked", kill_at)
     tokenizer: Any = Letters()
     config = EnvironmentConfig(name=f"{WORLDS}:{'Saved' if order == 'free' else 'Counted'}", timeout_s=60.0)

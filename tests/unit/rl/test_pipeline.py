@@ -30,12 +30,14 @@ def group_of(step: int, version: int = 0) -> Group:
 class Fake:
     """Engines that note what they were asked for, and when."""
 
-    def __init__(self, staleness: int, num_steps: int = 6) -> None:
+    def __init__(self, staleness: int, num_steps: int = 6, *, is_journalled: bool = False) -> None:
         self.asked: list[str] = []
         self.gate = threading.Event()
         self.gate.set()
         self.is_stopped = False
-        self.pipeline = RolloutPipeline(self.start, self.finish, staleness=staleness, num_steps=num_steps)
+        self.pipeline = RolloutPipeline(
+            self.start, self.finish, staleness=staleness, num_steps=num_steps, is_journalled=is_journalled
+        )
 
     def start(self, step: int) -> int:
         self.asked.append(f"batch {step}")
@@ -111,6 +113,28 @@ def test_a_batch_that_does_not_end_in_time_is_left_out() -> None:
     with pytest.raises(StopRequested):
         fake.pipeline.take(0)
     assert fake.pipeline.settle(0) == {}
+
+
+def test_a_checkpoint_waits_for_nobody_whose_turns_are_in_a_journal() -> None:
+    fake = Fake(1, is_journalled=True)
+    fake.run(range(1))
+    fake.pipeline.wait()
+    fake.gate.clear()
+    fake.take(1)
+    assert fake.pipeline.settle(60) == {}, "batch 2 is under way"
+    fake.gate.set()
+    assert fake.take(2) == 2 and fake.asked.count("batch 2") == 1
+
+
+def test_weights_may_wait_until_nothing_is_in_flight() -> None:
+    fake = Fake(1)
+    fake.run(range(1))
+    fake.pipeline.wait()
+    fake.gate.clear()
+    fake.take(1)
+    threading.Timer(0.1, fake.gate.set).start()
+    fake.pipeline.wait()
+    assert fake.gate.is_set()
 
 
 def test_rollouts_survive_a_checkpoint_in_every_digit(tmp_path: Path) -> None:
