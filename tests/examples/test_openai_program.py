@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import SMALL, run_readme
 from tests.whole_run import exact_rows
@@ -12,6 +14,7 @@ SIZES = (*SMALL, "trainer.num_steps=2", "data.num_eval=10", "eval.every=2", "eva
 SIZES += ("trainer.prompts_per_step=8", "algorithm.group_size=4", "env.program_at_once=2")
 
 
+@pytest.mark.slow
 def test_a_program_is_trained(tmp_path: Path) -> None:
     printed = run_readme("openai_program", tmp_path, {"openai_program_tiny": SIZES})
     assert "step 2, reward" in printed and "turn 1" in printed and "it said" in printed
