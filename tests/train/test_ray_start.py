@@ -45,7 +45,8 @@ def test_a_raylet_outlives_an_agent_that_starts_late(tmp_path: Path) -> None:
             tmp_dir=Path(short),
             head=None,
         )
-        env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", "AGENT_AWAKE": str(awake), **plan.env}
+        own = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "AGENT_AWAKE": str(awake), "RAY_AUTH_MODE": "disabled"}
+        env = {**os.environ, **own, **plan.env}
         mark = f"test-late-{os.getpid()}"
         with log.open("wb") as out:
             ray = subprocess.Popen(argv, env=env | mark_env(mark), stdout=out, stderr=out)
