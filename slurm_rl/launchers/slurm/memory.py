@@ -82,6 +82,8 @@ class NodeMemory:
 
     def tell_slurm(self, job_id: str, found: Exclusion, within_s: float) -> None:
         """Right after a requeue: the job's next start gets none of these nodes."""
+        if self.plan.het:
+            return  # it keeps what it was submitted with
         if found.kept:
             append_event(self.run_dir, "nodes/kept", job=job_id, why=found.kept)
         try:
