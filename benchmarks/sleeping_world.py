@@ -15,7 +15,7 @@ class Sleeping(Environment):
         self.random = random.Random(f"{seed} {row.index}")
         self.left = self.random.randint(2, 6)
 
-    async def step(self, reply: Reply) -> Step:  # type: ignore[override]
+    async def step(self, reply: Reply) -> Step:
         await asyncio.sleep(self.random.uniform(0.1, 5.0) / SPEED)
         self.left -= 1
         return Step("It is something else.", 1.0 if self.left == 0 else None, self.left == 0)
