@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +13,7 @@ import pytest
 
 from slurm_rl.run_dir import read_json
 from tests.slurm.cluster import Cluster
+from tests.slurm.conftest import make_shared_dir
 from tests.slurm.launched import VERSION
 from tests.slurm.light_python import make_light_python
 from tests.slurm.submitting import cli, submit, wait_for_end, wait_for_step
@@ -17,16 +21,27 @@ from tests.slurm.submitting import cli, submit, wait_for_end, wait_for_step
 pytestmark = [pytest.mark.slurm, pytest.mark.versions]
 
 
+class Wired(Cluster):
+    """A topology from the first start: neighbours are every second node, which no order of names gives."""
+
+    lines = ""
+
+    def _build(self) -> None:
+        a, b, c, d = self.nodes
+        (self.root / "topology.conf").write_text(self.lines.format(first=f"{a},{c}", second=f"{b},{d}"))
+        super()._build()
+
+
 @contextmanager
-def wired(cluster: Cluster, plugin: str, lines: str) -> Iterator[None]:
-    """The cluster with a topology: neighbours are every second node, which no order of names gives."""
-    a, b, c, d = cluster.nodes
-    (cluster.root / "topology.conf").write_text(lines.format(first=f"{a},{c}", second=f"{b},{d}"))
-    try:
-        with cluster.changed({"TopologyPlugin": plugin}):
-            yield
-    finally:
-        (cluster.root / "topology.conf").unlink()
+def wired(plugin: str, lines: str) -> Iterator[tuple[Cluster, Path]]:
+    """The cluster, and a folder that its nodes see."""
+    root = Path(tempfile.mkdtemp(prefix="slrl-", dir="/tmp"))
+    shared = [Path(__file__).parents[2], Path(sys.prefix)]
+    cluster = Wired(root, num_nodes=4, shared=shared, settings={"TopologyPlugin": plugin})
+    cluster.lines = lines
+    with cluster:
+        yield cluster, make_shared_dir(cluster)
+    shutil.rmtree(root)
 
 
 def run_on(cluster: Cluster, folder: Path, *words: str) -> list[str]:
@@ -40,18 +55,18 @@ def run_on(cluster: Cluster, folder: Path, *words: str) -> list[str]:
     return hosts
 
 
-def test_ranks_follow_the_switches_and_a_run_stays_under_one(cluster: Cluster, shared_dir: Path) -> None:
-    a, b, c, d = cluster.nodes
+@pytest.mark.usefixtures("session_cluster")
+def test_ranks_follow_the_switches_and_a_run_stays_under_one() -> None:
     lines = "SwitchName=s1 Nodes={first}\nSwitchName=s2 Nodes={second}\nSwitchName=top Switches=s[1-2]\n"
-    with wired(cluster, "topology/tree", lines):
-        assert run_on(cluster, shared_dir / "all", "cluster.num_nodes=4") == [a, c, b, d]
+    with wired("topology/tree", lines) as (cluster, folder):
+        a, b, c, d = cluster.nodes
+        assert run_on(cluster, folder / "all", "cluster.num_nodes=4") == [a, c, b, d]
         # Slurm waits a day for one switch rather than take two.
         words = ["cluster.num_nodes=2", "cluster.topology.switches=1@1-00"]
-        assert set(run_on(cluster, shared_dir / "two", *words)) in ({a, c}, {b, d})
+        assert set(run_on(cluster, folder / "two", *words)) in ({a, c}, {b, d})
 
 
 def test_ranks_follow_the_blocks_and_segments_stay_within_one(cluster: Cluster, shared_dir: Path) -> None:
-    a, b, c, d = cluster.nodes
     words = ["cluster.num_nodes=4", "cluster.topology.segment=2"]
     if VERSION.startswith("slurm-22"):
         # Its plugins are older than blocks.
@@ -59,8 +74,9 @@ def test_ranks_follow_the_blocks_and_segments_stay_within_one(cluster: Cluster, 
         assert refused.returncode == 2 and "segment" in refused.stderr, refused.stderr
         return
     lines = "BlockName=b1 Nodes={first}\nBlockName=b2 Nodes={second}\nBlockSizes=2\n"
-    with wired(cluster, "topology/block", lines):
-        hosts = run_on(cluster, shared_dir / "all", *words)
+    with wired("topology/block", lines) as (of_blocks, folder):
+        a, b, c, d = of_blocks.nodes
+        hosts = run_on(of_blocks, folder / "all", *words)
         assert [set(hosts[:2]), set(hosts[2:])] in ([{a, c}, {b, d}], [{b, d}, {a, c}])
-        pair = run_on(cluster, shared_dir / "two", "cluster.num_nodes=2", "cluster.topology.segment=2")
+        pair = run_on(of_blocks, folder / "two", "cluster.num_nodes=2", "cluster.topology.segment=2")
         assert set(pair) in ({a, c}, {b, d})

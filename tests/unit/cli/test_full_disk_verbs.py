@@ -26,6 +26,7 @@ WRITES = {
     "submit": ["run_dir=@/new +exp=demo", "-m seed=1,2 cluster.run_root=@/new +exp=demo"],
     "doctor": ["doctor cluster.run_root=@/new"],
     "here": ["here run_dir=@/new +exp=demo"],
+    "eval": ["eval run_dir=@/new +exp=demo +eval.sets.sums.data=addition"],
     "node": ["node run_dir=@/new +exp=demo --rank 0 --nodes 1 --head localhost"],
     "resume": ["resume @/run"],
     "report": ["report @/run", "report @/sweep"],
