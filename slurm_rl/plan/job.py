@@ -192,12 +192,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
     cluster = config.cluster
     launcher = LAUNCHERS[cluster.launcher]
     cpus = cluster.cpus_per_node or (facts.num_cpus if launcher.on_this_machine else None)
-    # What an external program places, and with which model, is its own affair.
-    shape = None if config.external else facts.model_shape
-    check_context(config, shape)
-    check_heads(config, shape)
-    tensor_parallel_size = choose_tensor_parallel_size(config, shape)
-    actors = place_actors(config, cpus, tensor_parallel_size)
+    actors, layout = _lay_out(config, facts, cpus)
     python = _choose_python(config, facts)
     sbatch, *het = load_function(launcher.options)(config, run_dir) if launcher.options else [{}]
     variables = list_variables(config, run_dir)
@@ -224,10 +219,7 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         driver_argv=build_driver_argv(config.task, python, run_dir),
         actors=actors,
         weight_transfer=choose_transfer(config, actors)[0],
-        layout=replace(
-            build_layout(config, shape, actors, tensor_parallel_size),
-            service=fit_services(config, actors, facts.reward_shape),
-        ),
+        layout=layout,
         ray=RayPlan(int(config.ray.object_store_gb * 1e9), config.ray.dashboard, config.ray.dashboard_port),
         limits=_limits(config),
         container=config.container.model_dump(mode="json"),
@@ -241,6 +233,18 @@ def build_plan(config: RunConfig, run_dir: str, facts: SubmitFacts) -> JobPlan:
         address=cluster.address,
         after=config.job.after,
     )
+
+
+def _lay_out(config: RunConfig, facts: SubmitFacts, cpus: int | None) -> tuple[tuple[ActorPlan, ...], LayoutPlan]:
+    """Where the processes stand, and what they hold."""
+    # What an external program places, and with which model, is its own affair.
+    shape = None if config.external else facts.model_shape
+    check_context(config, shape)
+    check_heads(config, shape)
+    tensor_parallel_size = choose_tensor_parallel_size(config, shape)
+    actors = place_actors(config, cpus, tensor_parallel_size)
+    layout = build_layout(config, shape, actors, tensor_parallel_size)
+    return actors, replace(layout, service=fit_services(config, actors, facts.reward_shape))
 
 
 def _limits(config: RunConfig) -> LimitsPlan:
