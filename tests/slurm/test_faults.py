@@ -182,8 +182,8 @@ def a_rank_is_stopped(cluster: Cluster, folder: Path) -> None:
 
 @scenario
 def a_raylet_needs_more_than_the_30_s_of_ray(cluster: Cluster, folder: Path) -> None:
-    # Ray's own hook: its GCS takes so many microseconds to answer a raylet that registers, and does it twice.
-    delay = "NodeInfoGcsService.grpc_server.RegisterNode=20000000:20000000"
+    # Ray's own hook: its GCS takes so many microseconds to answer a raylet that registers.
+    delay = "NodeInfoGcsService.grpc_server.RegisterNode=35000000:35000000"
     run = LightRun(cluster, folder, ONE_NODE, f"+cluster.env.RAY_testing_asio_delay_us='{delay}'")
     check_end(run, ["finished"])
     [head], [whole] = run.events("ray/head_ready"), run.events("ray/cluster_ready")
