@@ -85,6 +85,12 @@ def build_environment(environ: Mapping[str, str], url: str, key: str, episode: s
     }
 
 
+def start_program(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A process in a session of its own, so that all it starts can be ended with it; OSError where that cannot be."""
+    pipe = subprocess.PIPE
+    return subprocess.Popen(argv, env=dict(env), stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+
+
 def run_program(
     argv: Sequence[str], env: Mapping[str, str], row: Mapping[str, Any], timeout_s: float, stop: threading.Event
 ) -> Verdict | Failure:
@@ -95,14 +101,7 @@ def run_program(
         stop: ends it before.
     """
     try:
-        process = subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        process = start_program(argv, env)
     except OSError as error:
         return Failure("exception", f"{argv[0]} cannot be started: {error.strerror}")
     try:

@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import select
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +20,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from slurm_rl.data.lines import shorten
-from slurm_rl.endpoint.programs import Verdict, close_pipes, describe_end, end_session, read_verdict
+from slurm_rl.endpoint.programs import Verdict, close_pipes, describe_end, end_session, read_verdict, start_program
 from slurm_rl.rewards.results import Failure
 
 _LONGEST_LINE = 1_000_000
@@ -36,14 +35,7 @@ class Resident:
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
         """Start it; OSError where that cannot be."""
-        self.process = subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self.process = start_program(argv, env)
         assert self.process.stdin is not None
         os.set_blocking(self.process.stdin.fileno(), False)
         self.is_over = False
