@@ -6,6 +6,7 @@ began goes on as it was.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Final
 
@@ -105,6 +106,12 @@ def find_readers(key: str, task: str) -> tuple[str, ...]:
     return (task,)
 
 
+@functools.cache
+def _defaults(section: type[Section]) -> dict[str, object]:
+    """Of each field; once a class, since pydantic copies what may be changed, which nothing here does."""
+    return {name: field.get_default(call_default_factory=True) for name, field in section.model_fields.items()}
+
+
 def find_changed(section: Section, default: Section | None = None, prefix: str = "") -> Iterator[tuple[str, object]]:
     """Dotted keys whose values are not the defaults, with these values; what may be null is one key.
 
@@ -113,10 +120,11 @@ def find_changed(section: Section, default: Section | None = None, prefix: str =
         default: what it would be; None: as its class says.
         prefix: of its keys.
     """
-    for name, field in type(section).model_fields.items():
+    fields = type(section).model_fields
+    for name, usual in _defaults(type(section)).items():
         value = getattr(section, name)
-        usual = field.get_default(call_default_factory=True) if default is None else getattr(default, name)
-        if isinstance(value, Section) and (isinstance(usual, Section) or field.is_required()):
+        usual = usual if default is None else getattr(default, name)
+        if isinstance(value, Section) and (isinstance(usual, Section) or fields[name].is_required()):
             yield from find_changed(value, usual if isinstance(usual, Section) else None, f"{prefix}{name}.")
         elif value != usual:
             yield prefix + name, "set" if isinstance(value, Section) else value

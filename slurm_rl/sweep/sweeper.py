@@ -3,7 +3,7 @@
 The configs of its runs are exactly Hydra's, at a fiftieth of its time. Hydra composes in two steps: a defaults list
 from the choices of groups, then values set on the result, one override after the other. The runs of a sweep share most
 of the first step, which is the slow one. So it is done once for each choice of groups, and the second by Hydra's own
-function on a copy.
+function on a copy; where plain values alone differ, that is done once, too (composed.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from slurm_rl.config.load import explain_hydra, resolve_tree
 from slurm_rl.disk import naming
 from slurm_rl.errors import ConfigError, SlurmRLError
+from slurm_rl.sweep.composed import Signature, find_interpolations, set_values, sign
 
 Outcome = float | SlurmRLError | None
 """The value of a run, or why it has none; None where nobody waits for it."""
@@ -107,7 +108,8 @@ class Composer:
         self._parser = OverridesParser.create()
         self._parsed: dict[str, Override] = {}
         self._is_group: dict[str, bool] = {}
-        self._bases: dict[tuple[str, ...], bytes] = {}
+        self._bases: dict[Signature, tuple[bytes, list[str]]] = {}
+        self._trees: dict[tuple[Signature, Signature], bytes] = {}
 
     def compose(self, overrides: Sequence[str]) -> dict[str, Any]:
         """The tree that `slurm_rl.config.load.compose` makes of these overrides.
@@ -119,11 +121,18 @@ class Composer:
             parsed = [self._parse(text) for text in overrides]
             self._loader.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
             structural = tuple(item.input_line for item in parsed if self._is_structural(item))
-            config = pickle.loads(self._base(structural))
-            ConfigLoaderImpl._apply_overrides_to_config(
-                [item for item in parsed if not self._is_structural(item)], config
-            )
-            return resolve_tree(config)
+            values = [item for item in parsed if not self._is_structural(item)]
+            base, interpolations = self._base(structural)
+            signature, plain = sign(values, interpolations)
+            if (known := self._trees.get((structural, signature))) is not None:
+                tree: dict[str, Any] = pickle.loads(known)
+                if set_values(tree, plain):
+                    return tree
+            config = pickle.loads(base)
+            ConfigLoaderImpl._apply_overrides_to_config(values, config)
+            tree = resolve_tree(config)
+            self._trees[structural, signature] = pickle.dumps(tree, protocol=5)
+            return tree
 
     def _parse(self, text: str) -> Override:
         if text not in self._parsed:
@@ -138,9 +147,10 @@ class Composer:
         is_value = isinstance(override.value(), dict) or not self._is_group[key]
         return override.is_hydra_override() or not is_value
 
-    def _base(self, structural: tuple[str, ...]) -> bytes:
-        """The config before any value is set, pickled: copying it from there is the fastest way."""
+    def _base(self, structural: Signature) -> tuple[bytes, list[str]]:
+        """The config before any value is set, pickled: copying it from there is the fastest way; its interpolations."""
         if structural not in self._bases:
             config = hydra_compose("config", overrides=[*structural, *self._extra])
-            self._bases[structural] = pickle.dumps(config, protocol=5)
+            interpolations = find_interpolations(OmegaConf.to_container(config, resolve=False))
+            self._bases[structural] = pickle.dumps(config, protocol=5), interpolations
         return self._bases[structural]

@@ -1,0 +1,65 @@
+"""The config of each run of a sweep is what Hydra composes of its words, whatever was composed before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from slurm_rl.config.load import compose, open_hydra
+from slurm_rl.config.overrides import normalise_words
+from slurm_rl.errors import ConfigError
+from slurm_rl.sweep import composed
+from slurm_rl.sweep.sweeper import Composer
+
+SWEEPS = {
+    "plain values": ["seed=1 optim.lr=1e-4", "seed=2 optim.lr=1", "seed=2 optim.lr=3e-5", "seed=7 optim.lr='1e-4'"],
+    "words": ["name=a", "name='b-c'", "name=null", "name=true", r"name=a\,b"],
+    "null and back": ["eval.every=null", "eval.every=2", "eval.every=null"],
+    "lists and tables": ["data.info_keys=[a]", "data.info_keys=[b,c]", "data.info_keys=[]"],
+    "a key that others name": ["algorithm=dr_grpo rollout.max_tokens=9", "algorithm=dr_grpo rollout.max_tokens=17"],
+    "a section that others name": ["data=gsm8k data.root=/a", "data=gsm8k data.root=/b seed=1"],
+    "values that name others": ["name=${seed} seed=1", "name=${seed} seed=2", "name=x seed=2", "name=y seed=3"],
+    "groups": ["algorithm=dapo seed=1", "algorithm=gspo seed=1", "algorithm=dapo seed=2"],
+    "added keys": ["+cluster.env.A=1 seed=1", "+cluster.env.A=2 seed=1", "++cluster.env.A=2", "++cluster.env.B=null"],
+    "twice": ["seed=1 seed=2", "seed=3 seed=4", "seed=4 seed=3"],
+    "gone": ["~cluster.env seed=1", "~cluster.env seed=2"],
+    "quotes": ["name='a\\'b'", 'name="${seed}" seed=5', 'name="${seed}" seed=6', "name=???", "name=a"],
+}
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize("sweep", SWEEPS)
+def test_the_config_of_each_run_is_hydras(sweep: str, is_reversed: bool) -> None:
+    runs = [normalise_words(["+exp=demo", *words.split()]) for words in SWEEPS[sweep]]
+    runs = runs[::-1] if is_reversed else runs
+    with open_hydra(None) as extra:
+        composer = Composer(extra)
+        own = [_of(composer.compose, words) for words in runs]
+    assert own == [_of(compose, words) for words in runs]
+
+
+def _of(compose_words: Callable[[list[str]], object], words: list[str]) -> str:
+    """The tree, its types with it, or the error."""
+    try:
+        return repr(compose_words(words))
+    except ConfigError as error:
+        return str(error)
+
+
+def test_runs_that_differ_in_plain_values_are_resolved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+
+    def resolve(config: object) -> dict[str, int]:
+        seen.append(config)
+        return {"seed": 9}
+
+    monkeypatch.setattr("slurm_rl.sweep.sweeper.resolve_tree", resolve)
+    with open_hydra(None) as extra:
+        composer = Composer(extra)
+        assert [composer.compose(["exp=demo", f"seed={seed}"])["seed"] for seed in range(5)] == [9, 1, 2, 3, 4]
+    assert len(seen) == 1
+
+
+def test_what_interpolates_is_found() -> None:
+    assert composed.find_interpolations({"a": ["${b}", {"c": r"\${d}"}, 1, None]}) == ["${b}", r"\${d}"]
