@@ -6,20 +6,26 @@ Thirty seconds are soon over where many nodes read Ray from one file system, or 
 another reason is still told at once. A raylet itself gives its agent, which is Python, 15 s to write down the port that
 it listens on, and dies: so it is told the port. Nor does this start the server of Ray's client, which nobody here asks
 and no option omits: that has 30 s, too, and takes the head with it.
+
+`ray start` also imports what its other commands need, pandas and FastAPI among it: two thirds of its own time, on each
+node, and thousands of files. It goes on where they cannot be imported, so they are not.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 _POLL_S = 0.2
 _PORT_FLAG = "dashboard_agent_listen_port"
 _PORT_OPTION = "--dashboard-agent-listen-port="
+OTHER_COMMANDS: Final = ("ray.util.state.state_cli", "ray.dashboard.modules.job.cli", "ray.serve.scripts")
+"""Modules of `ray list`, `ray job` and `ray serve`."""
 
 
 def wait_patiently(
@@ -64,9 +70,23 @@ def knows_port(raylet: Path) -> bool:
         return binary.find(b"FLAGS_no" + _PORT_FLAG.encode()) >= 0
 
 
+@contextlib.contextmanager
+def without_modules(names: Sequence[str]) -> Iterator[None]:
+    """Within it these cannot be imported."""
+    hidden = dict.fromkeys(name for name in names if name not in sys.modules)
+    sys.modules.update(hidden)  # type: ignore[arg-type]  # None: the import fails
+    try:
+        yield
+    finally:
+        for name in hidden:
+            sys.modules.pop(name, None)
+
+
 def main() -> None:
     from ray._private import services
-    from ray.scripts import scripts
+
+    with without_modules(OTHER_COMMANDS):
+        from ray.scripts import scripts
 
     start_raylet, raylets = services.start_raylet, []
 

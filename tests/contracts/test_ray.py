@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import mmap
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+from slurm_rl.node.ray_start import OTHER_COMMANDS
 from slurm_rl.plan.accelerator import NOSET_FLAGS
 from slurm_rl.plan.visibility import MASK_VARIABLES
 from tests.contracts.environment import names_that_we_set
@@ -36,6 +39,22 @@ def test_ray_start_knows_every_flag(installed: Package) -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     assert flags > {"--num-gpus", "--labels"} and flags - known == set()
+
+
+def test_ray_start_needs_none_of_the_other_commands(installed: Package) -> None:
+    """Nor pandas and FastAPI, which come with them."""
+    words = """
+import sys
+from slurm_rl.node.ray_start import OTHER_COMMANDS, without_modules
+with without_modules(OTHER_COMMANDS):
+    from ray.scripts import scripts
+assert "start" in scripts.cli.commands and not {"list", "job", "serve"} & set(scripts.cli.commands)
+assert not {"pandas", "fastapi", *OTHER_COMMANDS} & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    tree = installed.tree("ray.scripts.scripts")
+    assert tree is not None and all(f"from {name} import" in ast.unparse(tree) for name in OTHER_COMMANDS)
 
 
 def test_every_variable_that_we_set_is_read(installed: Package) -> None:
