@@ -63,7 +63,7 @@ class EnvironmentConfig(Section):
     digit. free: each goes on as soon as its own step is there, which keeps engines busy; a killed run has the same
     tokens in float32, and samples no turn again that had ended."""
     num_workers: PositiveInt = 1
-    """Processes that hold environments, on the node of the trainer."""
+    """Processes that hold environments, dealt out over the nodes of the run, the trainer's first."""
     timeout_s: PositiveFloat = 10.0
     """Deadline of one step of one environment; one that is late costs its episode."""
     start_timeout_s: PositiveFloat = 120.0

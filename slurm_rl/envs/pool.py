@@ -6,9 +6,9 @@
         answers = pool.listen(1.0)                 # those that have come, in one thread
         pool.forget(["12.0.1", ...])               # these episodes are over
 
-An episode stays in one process. A process tells when a step begins and when it ends, so that of one that died or says
-nothing for `env.timeout_s` it is known which steps were under way: one alone is to blame and has failed; of several
-each is tried again by itself. All others go to a new process, where an environment is brought back.
+An episode stays in one process. Which steps had begun in one that died, or says nothing for `env.timeout_s`, is known:
+one alone is to blame and has failed; of several each is tried again by itself. All others go to a new process, where an
+environment is brought back.
 """
 
 from __future__ import annotations
@@ -16,19 +16,22 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import queue
+import socket
 import threading
 import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.envs import worker
-from slurm_rl.envs.worker import Answer, Call, Facts, NextCall, Outcome
+from slurm_rl.envs.environments import Environments
+from slurm_rl.envs.wire import Wire
+from slurm_rl.envs.worker import Answer, Begun, Call, NextCall
 from slurm_rl.errors import ConfigError, RewardError
 from slurm_rl.rewards.results import Failure
 
@@ -36,6 +39,7 @@ _GRACE_S = 1.0
 """A step that awaits ends itself at its deadline, and then says so."""
 _END_S = 10.0
 _LOOK_S = _GRACE_S / 2
+_WAKES_BYTES = 4096
 
 
 @dataclass
@@ -43,10 +47,14 @@ class _Process:
     """A process, and what it was asked for."""
 
     process: BaseProcess
-    connection: Connection
-    open: dict[str, Call] = field(default_factory=dict)
-    """By episode, until answered."""
-    begun: set[str] = field(default_factory=set)
+    wire: Wire
+    num_begun: Begun
+    """Calls that it has begun, of those asked for, in their order."""
+    num_asked: int = 0
+    open: dict[str, tuple[int, Call]] = field(default_factory=dict)
+    """By episode, until answered: which of those asked for it is, from 1, and what was asked."""
+    num_seen: int = 0
+    """Of `num_begun` when it was looked at last."""
     parts: deque[list[Call]] = field(default_factory=deque)
     """What may be asked for when nothing is open: those that may be to blame come alone."""
     holds: set[str] = field(default_factory=set)
@@ -62,12 +70,14 @@ class _Process:
         """In a thread: who does not read, since its step hangs, must hold up nobody."""
         with contextlib.suppress(OSError, ValueError):
             while (asked := self.outbox.get()) is not None:
-                self.connection.send(asked)
+                self.wire.send(asked)
 
     def ask(self, calls: Sequence[Call]) -> None:
         if not self.open:
             self.heard_at = time.monotonic()
-        self.open |= {call.episode: call for call in calls}
+        for call in calls:
+            self.num_asked += 1
+            self.open[call.episode] = self.num_asked, call
         self.outbox.put([NextCall(it.episode, it.replies[-1]) if it.episode in self.holds else it for it in calls])
 
     def submit(self, calls: list[Call]) -> None:
@@ -76,19 +86,21 @@ class _Process:
         else:
             self.ask(calls)
 
-    def take(self, answer: Answer) -> bool:
-        """Whether it ends a call."""
-        self.heard_at = time.monotonic()
-        if answer.outcome is None:
-            self.begun.add(answer.episode)
-            return False
-        self.begun.discard(answer.episode)
+    def take(self, answer: Answer) -> None:
         del self.open[answer.episode]
         if isinstance(answer.outcome, Failure) or answer.outcome.done:
             self.holds.discard(answer.episode)
         else:
             self.holds.add(answer.episode)
-        return True
+
+    def look(self) -> None:
+        """A step that begins is a sign of life."""
+        if self.num_begun.value != self.num_seen:
+            self.num_seen, self.heard_at = self.num_begun.value, time.monotonic()
+
+    def begun(self) -> list[Call]:
+        """Calls that are under way."""
+        return [call for number, call in self.open.values() if number <= self.num_begun.value]
 
     def go_on(self) -> None:
         if not self.open:
@@ -100,25 +112,22 @@ class _Process:
         self.outbox.put(None)
         self.process.kill()
         self.process.join(_END_S)
-        self.connection.close()
+        self.wire.close()
 
 
-class EnvironmentPool:
-    """`env.num_workers` processes that hold environments; a context manager."""
-
-    facts: Facts
-    """What the class says of itself; known once the processes are up."""
+class EnvironmentPool(Environments):
+    """`env.num_workers` processes of this node; a context manager."""
 
     def __init__(self, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]] = ()) -> None:
+        super().__init__()
         self.config, self.schemas, self.spec = config, schemas, config.name or config.tools
         self._processes: list[_Process] = []
         self._submitted: deque[list[Call]] = deque()
         self._forgotten: deque[str] = deque()
-        self._wakes, self._woken = multiprocessing.Pipe()
+        self._wakes, self._woken = socket.socketpair()
+        self._wakes.setblocking(False)
         self._looked_at = 0.0
-        self._one_batch = threading.Lock()
         self._lock = threading.Lock()
-        self.is_closed = False
         # Not forked off this one: the trainer has threads and perhaps a GPU context, and neither survives a fork.
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(["slurm_rl.envs.worker"])
@@ -141,55 +150,47 @@ class EnvironmentPool:
 
     def __exit__(self, *_: object) -> None:
         self.is_closed = True
-        self._wakes.send_bytes(b"")
+        self._wake()
         with self._lock:
             for process in self._processes:
                 process.end()
             self._processes = []
+            self._wakes.close()
+            self._woken.close()
+
+    def _wake(self) -> None:
+        """Whoever listens; one that has been woken and has not looked yet needs no more."""
+        with contextlib.suppress(OSError):
+            self._wakes.send(b"x")
 
     def forget(self, episodes: Sequence[str]) -> None:
-        """No call of these will come again."""
         self._forgotten.extend(episodes)
 
     def submit(self, calls: Sequence[Call]) -> None:
-        """Ask; at most one call of an episode at a time. Returns at once."""
         if calls:
             self._submitted.append(list(calls))
-            self._wakes.send_bytes(b"")
-
-    def play(self, calls: Sequence[Call]) -> list[Outcome]:
-        """What came of each call, in order."""
-        return [answer.outcome for answer in self.ask(calls) if answer.outcome is not None]
-
-    def ask(self, calls: Sequence[Call]) -> list[Answer]:
-        """The answer to each call, in order. An environment that misbehaves costs its own call alone."""
-        answers: dict[str, Answer] = {}
-        with self._one_batch:
-            self.submit(calls)
-            while len(answers) < len(calls):
-                answers |= {answer.episode: answer for answer in self.listen(_LOOK_S)}
-        return [answers[call.episode] for call in calls]
+            self._wake()
 
     def listen(self, timeout_s: float) -> list[Answer]:
-        """Answers that have come; waits up to `timeout_s` for the first, less where other calls were submitted."""
         with self._lock:
             return [] if self.is_closed else self._listen(timeout_s)
 
     def _listen(self, timeout_s: float) -> list[Answer]:
         self._share_out()
-        by_connection = {process.connection: process for process in self._processes}
+        by_number = {process.wire.fileno(): process for process in self._processes}
         found: list[Answer] = []
-        for connection in wait([*by_connection, self._woken], timeout=min(timeout_s, _LOOK_S)):
-            if connection is self._woken:
-                while self._woken.poll():
-                    self._woken.recv_bytes()
+        for number in wait([*by_number, self._woken.fileno()], timeout=min(timeout_s, _LOOK_S)):
+            if number == self._woken.fileno():
+                self._woken.recv(_WAKES_BYTES)
             else:
-                found += self._read(by_connection[connection])  # type: ignore[index]
+                found += self._read(by_number[number])  # type: ignore[index]
         self._share_out()
         if (now := time.monotonic()) > self._looked_at + _LOOK_S / 2:
             self._looked_at = now
             for index, process in enumerate(self._processes):
                 is_gone = process.heard_at == float("-inf")
+                if not is_gone:
+                    process.look()
                 if (process.open or is_gone) and (cause := self._find_end(process)):
                     found += self._blame(index, cause)
         for process in self._processes:
@@ -217,15 +218,15 @@ class EnvironmentPool:
         return zlib.crc32(episode.encode()) % len(self._processes)
 
     def _read(self, process: _Process) -> list[Answer]:
-        found = []
         try:
-            while process.connection.poll():
-                answer = process.connection.recv()
-                if process.take(answer):
-                    found.append(answer)
+            found: list[Answer] = process.wire.receive()
         except (EOFError, OSError):
             process.heard_at = float("-inf")
             self._looked_at = 0.0
+            return []
+        process.heard_at = time.monotonic()
+        for answer in found:
+            process.take(answer)
         return found
 
     def _find_end(self, process: _Process) -> Failure | None:
@@ -240,7 +241,7 @@ class EnvironmentPool:
     def _blame(self, index: int, cause: Failure) -> list[Answer]:
         """Replace a process; the new one is asked for what was left, and answered is who is to blame."""
         old = self._processes[index]
-        left, suspects = list(old.open.values()), [call for call in old.open.values() if call.episode in old.begun]
+        left, suspects = [call for _, call in old.open.values()], old.begun()
         old.end()
         self._processes[index] = fresh = self._start()
         self._greet(fresh)
@@ -256,19 +257,24 @@ class EnvironmentPool:
         return [Answer(call.episode, cause) for call in guilty]
 
     def _start(self) -> _Process:
-        ours, theirs = self._context.Pipe()
+        ours, theirs = Wire.pair()
+        num_begun = self._context.RawValue("q", 0)
         process = self._context.Process(
-            target=worker.serve, args=(theirs, self.config, self.schemas), daemon=True, name="environments"
+            target=worker.serve, args=(theirs, num_begun, self.config, self.schemas), daemon=True, name="environments"
         )
         process.start()
         theirs.close()
-        return _Process(process, ours)
+        return _Process(process, ours, num_begun)
 
     def _greet(self, process: _Process) -> None:
         """Wait until it has imported the user's file."""
         limit_s = self.config.start_timeout_s
+        deadline = time.monotonic() + limit_s
+        found: list[Any] = []
         try:
-            answer: Any = process.connection.recv() if process.connection.poll(limit_s) else "late"
+            while not found and wait([process.wire.fileno()], max(deadline - time.monotonic(), 0.0)):
+                found = process.wire.receive()
+            answer = found[0] if found else "late"
         except (EOFError, OSError):
             answer = f"it died with exit code {process.process.exitcode}"
         if answer == "late":

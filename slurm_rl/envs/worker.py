@@ -11,20 +11,21 @@ import inspect
 import json
 import math
 import os
+import socket
 import threading
 import traceback
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.lines import shorten
 from slurm_rl.envs.environment import Environment, Reply, Row, Step, ToolCall
 from slurm_rl.envs.tools import MakeToolEnvironment
+from slurm_rl.envs.wire import Wire
 from slurm_rl.functions.load import find_file, is_file, load_function
 from slurm_rl.rewards.results import Failure
 
@@ -70,10 +71,15 @@ class Answer(NamedTuple):
     """What came of a call."""
 
     episode: str
-    outcome: Outcome | None
-    """None: it begins now."""
+    outcome: Outcome
     snapshot: bytes | None = None
     """Of the world after it, with resume="snapshot"."""
+
+
+class Begun(Protocol):
+    """A number in memory that two processes share."""
+
+    value: int
 
 
 class Facts(NamedTuple):
@@ -83,25 +89,28 @@ class Facts(NamedTuple):
     version: str
 
 
-def serve(connection: Connection, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]]) -> None:
-    """Answer calls until the other side is gone: a message as each begins, one as it ends.
+def serve(end: socket.socket, num_begun: Begun, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]]) -> None:
+    """Answer calls until the other side is gone.
 
-    Lists of calls come in at any time; a list of names says whose worlds are wanted no more.
+    Lists of calls come in at any time; a name in one says whose world is wanted no more.
 
     Args:
+        num_begun: counts the calls that have begun, which they do in the order in which they came. In shared memory:
+            whoever dies or hangs in a call can say so no more.
         schemas: of the tools of env.tools.
     """
+    wire = Wire(end)
     spec = config.name or config.tools or ""
     try:
         make = MakeToolEnvironment.of(config, schemas) if config.name is None else load_function(spec)
         facts = Facts(getattr(make, "resume", Environment.resume), find_version(make, spec))
-        connection.send(facts)
+        wire.send(facts)
     except BaseException as error:
-        connection.send(_describe(error))
+        wire.send(_describe(error))
         return
     with asyncio.Runner() as runner:
-        worlds = Worlds(make, config.timeout_s, connection.send, facts.resume)
-        runner.run(worlds.serve(connection))
+        worlds = Worlds(make, config.timeout_s, wire, num_begun, facts.resume)
+        runner.run(worlds.serve())
 
 
 def find_version(make: Any, spec: str) -> str:
@@ -118,19 +127,21 @@ class Worlds:
 
     make: Callable[[], Any]
     timeout_s: float
-    send: Callable[[Answer], None]
+    wire: Wire
+    num_begun: Begun
     resume: str = "replay"
     _held: dict[str, Any] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def serve(self, connection: Connection) -> None:
+    async def serve(self) -> None:
         """Until the other side is gone."""
         loop = asyncio.get_running_loop()
 
         def read() -> None:
             try:
                 while True:
-                    loop.call_soon_threadsafe(self.take, connection.recv())
+                    for asked in self.wire.receive():
+                        loop.call_soon_threadsafe(self.take, asked)
             except BaseException:
                 os._exit(0)  # also from a step that would go on for ever: nobody hears of it any more
 
@@ -148,7 +159,7 @@ class Worlds:
             task.add_done_callback(self._tasks.discard)
 
     async def answer(self, call: Call | NextCall) -> None:
-        self._say(Answer(call.episode, None))
+        self.num_begun.value += 1
         outcome: Outcome
         snapshot = None
         try:
@@ -173,7 +184,7 @@ class Worlds:
 
     def _say(self, answer: Answer) -> None:
         try:
-            self.send(answer)
+            self.wire.send(answer)
         except OSError:
             os._exit(1)  # a world has closed what does not belong to it
 

@@ -225,6 +225,16 @@ def _place_on_cpus(demand: Demand, num_workers: int, num_engines: int) -> tuple[
     )
 
 
+def deal_workers(num_workers: int, num_nodes: int) -> list[int]:
+    """Processes for environments on each node, the trainer's first; nodes that would have none are left out.
+
+    >>> deal_workers(1, 4), deal_workers(8, 3)
+    ([1], [3, 3, 2])
+    """
+    each, rest = divmod(num_workers, num_nodes)
+    return [count for count in (each + (node < rest) for node in range(num_nodes)) if count]
+
+
 def _spread(demand: Demand, role: str, count: int) -> list[ActorPlan]:
     """Processes dealt out over the nodes that the role may have."""
     allowed = demand.nodes_for(role)

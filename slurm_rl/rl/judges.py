@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from typing import Any
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source, set_key
-from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.envs.environments import Environments
 from slurm_rl.rewards.scorer import Scorer
+from slurm_rl.rl.workers.environment_hosts import open_environments
 from slurm_rl.rl.workers.ray_driver import Cluster
 from slurm_rl.rl.workers.reward_services import open_rewards
-from slurm_rl.run_dir import AttemptDir, RunDir
+from slurm_rl.run_dir import AttemptDir, RunDir, append_event
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Judge:
 
     scorer: Scorer | None
     """None where environments give all rewards, or the critic's processes do."""
-    environments: EnvironmentPool | None
+    environments: Environments | None
     """None of single turns."""
 
 
@@ -39,7 +41,7 @@ def open_judges(
 
     Args:
         stack: ends them.
-        cluster: on whose nodes services stand that the plan has a place for.
+        cluster: on whose nodes environments are, and services that the plan has a place for.
         schemas: of the tools of each source.
     """
     opened: list[tuple[RewardConfig, Scorer]] = []
@@ -53,12 +55,16 @@ def open_judges(
         opened.append((reward, stack.enter_context(open_rewards(cluster, reward, run, attempt))))
         return opened[-1][1]
 
+    report = functools.partial(append_event, run)
+
+    def worlds_of(number: int, name: str, one: RunConfig) -> Environments | None:
+        if not one.env.has_pool:
+            return None
+        return stack.enter_context(open_environments(cluster, one.env, schemas[name], report, number))
+
     sources = {} if config.eval.only else each_source(config)
     parts = {**sources, **{set_key(name): one for name, one in each_set(config).items()}}
     return {
-        name: Judge(
-            scorer_of(one.reward),
-            None if not one.env.has_pool else stack.enter_context(EnvironmentPool(one.env, schemas[name])),
-        )
-        for name, one in parts.items()
+        name: Judge(scorer_of(one.reward), worlds_of(number, name, one))
+        for number, (name, one) in enumerate(parts.items())
     }

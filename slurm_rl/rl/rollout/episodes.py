@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.envs.environments import Environments
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Group, SamplingSpec
 from slurm_rl.rl.rollout.episode import (
@@ -53,7 +53,7 @@ class Episodes:
     def __init__(
         self,
         sampler: Sampler,
-        pool: EnvironmentPool,
+        pool: Environments,
         renderer: TurnRenderer,
         limits: Limits,
         scorer: Scorer | None,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from slurm_rl.beats.pulse import tick
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.envs.environments import Environments
 from slurm_rl.envs.worker import Answer, Call
 from slurm_rl.errors import TrainingError
 from slurm_rl.node.joined import POLL_S
@@ -37,11 +37,11 @@ from slurm_rl.rl.rollout.episode import (
     score_episodes,
 )
 from slurm_rl.rl.rollout.journal import BatchJournal, Journal
-from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler
+from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler, linger_s
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
 
-_LISTEN_S = 0.5
+_LISTEN_S, _PAUSE_S = 0.5, 0.005
 
 
 @dataclass(eq=False)
@@ -74,7 +74,7 @@ class FreeEpisodes:
     def __init__(
         self,
         sampler: Sampler,
-        pool: EnvironmentPool,
+        pool: Environments,
         renderer: TurnRenderer,
         limits: Limits,
         scorer: Scorer | None,
@@ -135,13 +135,17 @@ class FreeEpisodes:
     # ---- the thread of all episodes ------------------------------------------------------------
 
     def _loop(self) -> None:
+        pause_s, flushed_at = linger_s(len(self.sampler.engines)), float("-inf")
         while True:
             todo = self._inbox.get()
             try:
                 todo()
+                # What comes meanwhile goes out in the same calls.
+                time.sleep(max(flushed_at + pause_s - time.monotonic(), 0.0))
                 while not self._inbox.empty():
                     self._inbox.get()()
                 self._flush()
+                flushed_at = time.monotonic()
             except BaseException as error:  # whoever waits for a batch must hear of it
                 self._fail(error)
 
@@ -151,6 +155,7 @@ class FreeEpisodes:
             while not self.pool.is_closed:
                 if answers := self.pool.listen(_LISTEN_S):
                     self._inbox.put(functools.partial(self._take_answers, answers))
+                    time.sleep(_PAUSE_S)  # for the next to be several
         except BaseException as error:
             self._inbox.put(functools.partial(self._fail, error))
 

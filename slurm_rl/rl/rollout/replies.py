@@ -23,8 +23,19 @@ from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, name_failure
 
 LONGEST_WAIT_S = 60.0
 """Of a poll; an engine that samples nothing in this time has no beat, and its node's agent finds it late."""
-_LINGER_S = 0.0005
-"""So long for each engine of the run a poll waits for further replies once it has one: calls cost the driver time."""
+_LINGER_S = 0.005
+"""So long for each engine of the run requests and replies wait for others to go with: a call to an actor costs the
+driver a tenth of a millisecond and more."""
+_LONGEST_LINGER_S = 0.1
+
+
+def linger_s(num_engines: int) -> float:
+    """With many engines each has the fewer replies in that time.
+
+    >>> linger_s(1), linger_s(8), linger_s(64)
+    (0.005, 0.04, 0.1)
+    """
+    return min(_LINGER_S * num_engines, _LONGEST_LINGER_S)
 
 
 class ReplyRequest(NamedTuple):
@@ -97,11 +108,10 @@ class ReplySampler:
 
     def _poll(self, engine: Actor) -> None:
         self._polled.add(engine.name)
-        linger_s = _LINGER_S * len(self.sampler.engines)
         self._call(
             engine,
             engine.handle.take_replies,
-            (self._client, LONGEST_WAIT_S, linger_s),
+            (self._client, LONGEST_WAIT_S, linger_s(len(self.sampler.engines))),
             lambda replies: self._take(engine, replies),
         )
 

@@ -1,0 +1,47 @@
+"""What an episode asks of its world, wherever that lives: calls in, what came of each out."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from slurm_rl.envs.worker import Answer, Call, Facts, Outcome
+
+_LOOK_S = 0.5
+
+
+class Environments(ABC):
+    """The worlds of a source: of processes of this node (pool.py), or of several nodes (spread.py)."""
+
+    facts: Facts
+    """What the class says of itself; known once its processes are up."""
+    is_closed = False
+
+    def __init__(self) -> None:
+        self._one_batch = threading.Lock()
+
+    @abstractmethod
+    def submit(self, calls: Sequence[Call]) -> None:
+        """Ask; at most one call of an episode at a time. Returns at once; from any thread."""
+
+    @abstractmethod
+    def listen(self, timeout_s: float) -> list[Answer]:
+        """Answers that have come; waits up to `timeout_s` for the first, or less. In one thread."""
+
+    @abstractmethod
+    def forget(self, episodes: Sequence[str]) -> None:
+        """No call of these will come again."""
+
+    def play(self, calls: Sequence[Call]) -> list[Outcome]:
+        """What came of each call, in order."""
+        return [answer.outcome for answer in self.ask(calls)]
+
+    def ask(self, calls: Sequence[Call]) -> list[Answer]:
+        """The answer to each call, in order. An environment that misbehaves costs its own call alone."""
+        answers: dict[str, Answer] = {}
+        with self._one_batch:
+            self.submit(calls)
+            while len(answers) < len(calls):
+                answers |= {answer.episode: answer for answer in self.listen(_LOOK_S)}
+        return [answers[call.episode] for call in calls]

@@ -1,0 +1,179 @@
+"""Environments of several nodes as one.
+
+    submit --> by episode, to the node that has its world --> a thread a node sends what has gathered
+    listen <-- one queue                                  <-- a thread a node waits for answers
+
+An episode stays on its node. Those of a node that is lost go to the others, which bring their worlds back as a new
+process does: it costs what they replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from slurm_rl.envs.environments import Environments
+from slurm_rl.envs.worker import Answer, Call
+from slurm_rl.errors import SlurmRLError
+from slurm_rl.rewards.results import Failure
+
+_END_S = 30.0
+
+
+class HostLost(SlurmRLError):
+    """A node's environments answer no more."""
+
+
+class Host(Protocol):
+    """The environments of one node. Its methods raise HostLost, or what ends the run."""
+
+    name: str
+    num_workers: int
+
+    def submit(self, calls: Sequence[Call], gone: Sequence[str]) -> None:
+        """Ask, and forget `gone`; returns when that has arrived."""
+
+    def listen(self) -> list[Answer]:
+        """Answers that have come; waits some seconds for the first, or less."""
+
+
+@dataclass(eq=False)
+class _Node:
+    """A node, and what it was asked for."""
+
+    host: Host
+    open: dict[str, Call] = field(default_factory=dict)
+    outbox: queue.SimpleQueue[list[Call | str] | None] = field(default_factory=queue.SimpleQueue)
+    """Calls, and names of episodes to be forgotten."""
+
+
+class SpreadEnvironments(Environments):
+    """A context manager; the hosts are up, and ended by whoever made them.
+
+    Args:
+        hosts: the first is never lost.
+        report: called with an event and its fields.
+    """
+
+    def __init__(self, hosts: Sequence[Host], report: Callable[..., None]) -> None:
+        super().__init__()
+        self._nodes, self.report = [_Node(host) for host in hosts], report
+        self._homes: dict[str, _Node] = {}
+        self._answers: queue.SimpleQueue[list[Answer] | BaseException] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def __enter__(self) -> SpreadEnvironments:
+        for node in self._nodes:
+            for loop in (self._send, self._take):
+                self._threads.append(threading.Thread(target=loop, args=(node,), name="environment-node", daemon=True))
+                self._threads[-1].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_closed = True
+        for node in self._nodes:
+            node.outbox.put(None)
+
+    def join(self) -> None:
+        """After the hosts were closed: no thread waits for them any more."""
+        for thread in self._threads:
+            thread.join(_END_S)
+
+    def submit(self, calls: Sequence[Call]) -> None:
+        shares: dict[_Node, list[Call | str]] = defaultdict(list)
+        with self._lock:
+            for call in calls:
+                node = self._homes.get(call.episode) or self._choose(call.episode)
+                node.open[call.episode] = call
+                shares[node].append(call)
+            for node, share in shares.items():
+                node.outbox.put(share)
+
+    def forget(self, episodes: Sequence[str]) -> None:
+        shares: dict[_Node, list[Call | str]] = defaultdict(list)
+        with self._lock:
+            for episode in episodes:
+                if (node := self._homes.pop(episode, None)) is not None:
+                    shares[node].append(episode)
+            for node, share in shares.items():
+                node.outbox.put(share)
+
+    def listen(self, timeout_s: float) -> list[Answer]:
+        with contextlib.suppress(queue.Empty):
+            found = self._answers.get(timeout=timeout_s)
+            if isinstance(found, BaseException):
+                raise found
+            return found
+        return []
+
+    def _choose(self, episode: str) -> _Node:
+        """By name, so that nodes have episodes as they have processes."""
+        places = [node for node in self._nodes for _ in range(node.host.num_workers)]
+        node = places[zlib.crc32(episode.encode()) % len(places)]
+        self._homes[episode] = node
+        return node
+
+    def _send(self, node: _Node) -> None:
+        is_over = False
+        while not is_over:
+            asked = node.outbox.get()
+            gathered = list[Call | str]()
+            while asked is not None:
+                gathered += asked
+                if node.outbox.empty():
+                    break
+                asked = node.outbox.get()
+            is_over = asked is None
+            calls = [one for one in gathered if isinstance(one, Call)]
+            gone = [one for one in gathered if isinstance(one, str)]
+            try:
+                if gathered and not self.is_closed:
+                    node.host.submit(calls, gone)
+            except BaseException as error:
+                self._end(node, error)
+                return
+
+    def _take(self, node: _Node) -> None:
+        while not self.is_closed:
+            try:
+                answers = node.host.listen()
+            except BaseException as error:
+                self._end(node, error)
+                return
+            with self._lock:
+                # Of a node that is lost another has the call by now.
+                known = [answer for answer in answers if node.open.pop(answer.episode, None) is not None]
+                for answer in known:
+                    if isinstance(answer.outcome, Failure) or answer.outcome.done:
+                        self._homes.pop(answer.episode, None)
+            if known:
+                self._answers.put(known)
+
+    def _end(self, node: _Node, error: BaseException) -> None:
+        """Give its episodes to the others, or the error to whoever listens."""
+        if self.is_closed:
+            return
+        if not isinstance(error, HostLost):
+            self._answers.put(error)
+            return
+        with self._lock:
+            if node not in self._nodes:
+                return  # the other thread of it was first
+            self._nodes.remove(node)
+            node.outbox.put(None)
+            left, node.open = [*node.open.values()], {}
+            worlds = [episode for episode, home in self._homes.items() if home is node]
+            for episode in worlds:
+                del self._homes[episode]
+        self.report("environments/node_lost", node=node.host.name, episodes=len(worlds), cause=str(error))
+        if self.facts.resume != "restart":
+            self.submit(left)
+        elif left:
+            self._answers.put([Answer(call.episode, Failure("crash", f"its node is lost: {error}")) for call in left])
