@@ -18,9 +18,10 @@ from slurm_rl.plan.preflight import describe_preflight
 from slurm_rl.plan.reasons import count, list_reasons
 from slurm_rl.plan.role_memory import bytes_per_value, checkpoint_bytes, longest_tokens
 from slurm_rl.plan.services import describe_service
-from slurm_rl.plan.topology import find_idle
+from slurm_rl.plan.topology import deal_workers, find_idle
 
 if TYPE_CHECKING:
+    from slurm_rl.config.environment import EnvironmentConfig
     from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
     from slurm_rl.config.rows import RowsConfig
     from slurm_rl.config.run import RunConfig
@@ -81,12 +82,22 @@ def _data(config: RunConfig) -> Iterator[tuple[str, str]]:
     for name, source in sources.items():
         yield "source", f"{name}, {source.weight / total:.1%} of the prompts: {_rows(source)}"
         reward, env = source.reward or config.reward, source.env or config.env
-        world = f"environment {env.name or env.tools}" if env.program is None else f"program {' '.join(env.program)}"
-        yield "", world if env.is_on else f"reward {_reward(reward)}"
+        yield "", _world(env, config.cluster.num_nodes) if env.is_on else f"reward {_reward(reward)}"
     if not sources:
         yield "data", f"{_rows(config.data)}; up to {longest_tokens(config)} tokens a sequence"
+        if config.task == "grpo" and config.env.is_on:
+            yield "episodes", _world(config.env, config.cluster.num_nodes)
         if config.task == "grpo":
             yield "reward", _reward(config.reward)
+
+
+def _world(env: EnvironmentConfig, num_nodes: int) -> str:
+    if env.program is not None:
+        return f"program {' '.join(env.program)}"
+    counts = deal_workers(env.num_workers, num_nodes)
+    where = f" on {count(len(counts), 'node')}" if num_nodes > 1 else ""
+    workers = "1 process" if env.num_workers == 1 else f"{env.num_workers} processes"
+    return f"environment {env.name or env.tools} in {workers}{where}"
 
 
 def _rows(data: RowsConfig) -> str:
