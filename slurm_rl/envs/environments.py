@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from slurm_rl.envs.worker import Answer, Call, Facts, Outcome
 
@@ -18,7 +19,9 @@ class Environments(ABC):
     """What the class says of itself; known once its processes are up."""
     is_closed = False
 
-    def __init__(self) -> None:
+    def __init__(self, schemas: Sequence[dict[str, Any]]) -> None:
+        self.schemas = schemas
+        """Of the tools of env.tools."""
         self._one_batch = threading.Lock()
 
     @abstractmethod

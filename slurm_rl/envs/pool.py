@@ -119,8 +119,8 @@ class EnvironmentPool(Environments):
     """`env.num_workers` processes of this node; a context manager."""
 
     def __init__(self, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]] = ()) -> None:
-        super().__init__()
-        self.config, self.schemas, self.spec = config, schemas, config.name or config.tools
+        super().__init__(schemas)
+        self.config, self.spec = config, config.name or config.tools
         self._processes: list[_Process] = []
         self._submitted: deque[list[Call]] = deque()
         self._forgotten: deque[str] = deque()

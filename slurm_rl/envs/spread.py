@@ -58,11 +58,13 @@ class SpreadEnvironments(Environments):
 
     Args:
         hosts: the first is never lost.
+        like: what the class says of itself, and its tools, as the first host has them.
         report: called with an event and its fields.
     """
 
-    def __init__(self, hosts: Sequence[Host], report: Callable[..., None]) -> None:
-        super().__init__()
+    def __init__(self, hosts: Sequence[Host], like: Environments, report: Callable[..., None]) -> None:
+        super().__init__(like.schemas)
+        self.facts = like.facts
         self._nodes, self.report = [_Node(host) for host in hosts], report
         self._homes: dict[str, _Node] = {}
         self._answers: queue.SimpleQueue[list[Answer] | BaseException] = queue.SimpleQueue()

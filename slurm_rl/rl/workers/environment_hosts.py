@@ -147,8 +147,7 @@ def open_environments(
                 action="put it on a disk that all nodes see",
             )
         far = [FarHost(host, one.num_workers) for host, one in zip(hosts, own[1:], strict=True)]
-        with SpreadEnvironments([HereHost(here), *far], report) as environments:
-            environments.facts = here.facts
+        with SpreadEnvironments([HereHost(here), *far], here, report) as environments:
             yield environments
         _close(hosts)
     environments.join()

@@ -47,8 +47,7 @@ def nodes_of(kind: str, events: list[Any]) -> Iterator[tuple[list[Node], SpreadE
     with ExitStack() as stack:
         pools = [stack.enter_context(EnvironmentPool(config)) for _ in range(2)]
         nodes = [Node(f"node {place}", pool) for place, pool in enumerate(pools)]
-        with SpreadEnvironments(nodes, lambda kind, **fields: events.append((kind, fields))) as spread:
-            spread.facts = pools[0].facts
+        with SpreadEnvironments(nodes, pools[0], lambda kind, **fields: events.append((kind, fields))) as spread:
             yield nodes, spread
         for pool in pools:
             pool.__exit__()
