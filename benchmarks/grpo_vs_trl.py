@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,21 +85,25 @@ def run_ours(task: Task, out: Path, steps: int, args: argparse.Namespace) -> dic
         "optim.warmup_steps=0", "optim.schedule=constant", *task.ours,
     ]  # fmt: skip
     gb = run_watched([sys.executable, "-m", "slurm_rl", *overrides])
+    return {"curve": read_curve(run), "gb": gb}
+
+
+def read_curve(run: Path) -> Curve:
+    """The steps of one of our runs."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    curve = [
+    return [
         {"reward": row["reward/mean"], "tokens": row["tokens/trained"], "seconds": row["time/step_s"]}
         for row in rows
         if row["stage"] == "grpo"
     ]
-    return {"curve": curve, "gb": gb}
 
 
 def run_trl(task: Task, out: Path, steps: int, args: argparse.Namespace) -> None:
     """TRL's GRPOTrainer with the same numbers."""
     import torch
     from datasets import Dataset
-    from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from transformers import AutoTokenizer
+    from trl import GRPOTrainer
 
     torch.set_num_threads(threads())
     rows = write_rows(task, args.seed, out / "rows.jsonl")
@@ -112,21 +117,11 @@ def run_trl(task: Task, out: Path, steps: int, args: argparse.Namespace) -> None
         counts["tokens"] = float(sum(len(ids) for ids in completion_ids))
         return list(score([p + c for p, c in zip(prompts, completions, strict=True)], prompts, answer))
 
-    class Clock(TrainerCallback):  # type: ignore[misc]
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.start = time.perf_counter()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            curve.append({"tokens": counts["tokens"], "seconds": time.perf_counter() - self.start})
-
     start = str(out / "start")
-    config = GRPOConfig(
-        output_dir=str(out / "trl"), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, save_strategy="no",
-        per_device_train_batch_size=task.prompts_per_step * args.group_size, num_generations=args.group_size,
-        max_completion_length=task.max_completion, max_steps=steps, learning_rate=args.lr, lr_scheduler_type="constant",
-        adam_beta1=0.9, adam_beta2=0.95, weight_decay=0.0, max_grad_norm=1.0, beta=0.0, epsilon=0.2, epsilon_high=0.28,
-        loss_type="dapo", temperature=1.0, logging_steps=1, gradient_checkpointing=False, seed=args.seed,
-        dataloader_pin_memory=False, model_init_kwargs={"dtype": "float32"},
+    config = build_config(
+        output_dir=str(out / "trl"), num_generations=args.group_size, max_steps=steps, learning_rate=args.lr,
+        per_device_train_batch_size=task.prompts_per_step * args.group_size, seed=args.seed,
+        max_completion_length=task.max_completion,
     )  # fmt: skip
     trainer = GRPOTrainer(
         start,
@@ -134,13 +129,39 @@ def run_trl(task: Task, out: Path, steps: int, args: argparse.Namespace) -> None
         args=config,
         train_dataset=Dataset.from_list(rows),
         processing_class=AutoTokenizer.from_pretrained(start),
-        callbacks=[Clock()],
+        callbacks=[build_clock(curve, lambda: counts["tokens"])],
     )
     trainer.train()
     rewards = [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
     for point, value in zip(curve, rewards, strict=True):
         point["reward"] = value
     (out / "trl.json").write_text(json.dumps(curve))
+
+
+def build_config(**words: Any) -> Any:
+    """TRL's, with what ours has for the same."""
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, save_strategy="no", lr_scheduler_type="constant",
+        adam_beta1=0.9, adam_beta2=0.95, weight_decay=0.0, max_grad_norm=1.0, beta=0.0, epsilon=0.2, epsilon_high=0.28,
+        loss_type="dapo", temperature=1.0, logging_steps=1, gradient_checkpointing=False,
+        dataloader_pin_memory=False, model_init_kwargs={"dtype": "float32"}, **words,
+    )  # fmt: skip
+
+
+def build_clock(curve: Curve, count: Callable[[], float]) -> Any:
+    """A callback of TRL's that notes the seconds and tokens of each step."""
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):  # type: ignore[misc]
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.start = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            curve.append({"tokens": count(), "seconds": time.perf_counter() - self.start})
+
+    return Clock()
 
 
 def render(name: str, ours: dict[str, Any], theirs: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline
 from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.free_order import FreeBatch, FreeEpisodes
 from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.rollout.replies import Replied, ReplyRequest
+from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.train.stop import StopFlag, Timer
@@ -59,7 +59,7 @@ class SleepingEngine:
     def ready(self) -> bool:
         return True
 
-    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> None:
+    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         random = np.random.default_rng([request.seed for request in requests])
         lengths = random.lognormal(np.log(self.mean_s) - self.spread**2 / 2, self.spread, len(requests))
         with self.lock:
@@ -71,6 +71,7 @@ class SleepingEngine:
                 heapq.heappush(self.under_way, (end, request.episode, request.seed))
                 self.taken.append((begin, end))
             self.lock.notify()
+        return []
 
     def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
         give_up = time.time() + wait_s

@@ -203,8 +203,8 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
 def _tool_problems(config: RunConfig) -> Iterator[str]:
     env = config.env
     if env.tools is None:
-        if env.tool_parser is not None:
-            yield "env.tool_parser is read with env.tools alone. Next: env.tools=file.py, or leave it out"
+        if env.tool_parser is not None and env.program is None:
+            yield "env.tool_parser is of env.tools and env.program. Next: env.tools=file.py, or leave it out"
         return
     if not config.data.chat_template:
         yield "env.tools needs data.chat_template=true, since the template tells the model of its tools; got false"

@@ -108,8 +108,10 @@ def build_example(schema: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     ('add', {'a': 17})
     """
     function = schema["function"]
-    kinds = {name: one.get("type") for name, one in function["parameters"].get("properties", {}).items()}
-    return function["name"], {name: _EXAMPLES.get(kind, _ANCHOR) for name, kind in kinds.items() if kind in _EXAMPLES}
+    # Of a schema that a program wrote, a property may be of several types, or of any.
+    told = function["parameters"].get("properties", {}).items()
+    kinds = {name: str(one.get("type")) for name, one in told if isinstance(one, dict)}
+    return function["name"], {name: _EXAMPLES[kind] for name, kind in kinds.items() if kind in _EXAMPLES}
 
 
 def choose_parser(written: str) -> str | None:

@@ -16,9 +16,9 @@ def chat_answer(request: ReplyRequest, said: Sequence[Said], identity: str, toke
     choices = [
         {
             "index": index,
-            "message": {"role": "assistant", "content": one.reply.text, "refusal": None},
+            "message": {**one.message, "content": _content(one), "refusal": None},
             "logprobs": _logprobs(one, tokenizer) if request.logprobs else None,
-            "finish_reason": "length" if one.reply.truncated else "stop",
+            "finish_reason": _why(one),
         }
         for index, one in enumerate(said)
     ]
@@ -30,13 +30,26 @@ def chat_events(answer: dict[str, Any], *, with_usage: bool) -> Iterator[str]:
     """The same as events; a reply comes whole, since an engine hands it on when it has ended."""
     head = _head(answer["id"], "chat.completion.chunk")
     for choice in answer["choices"]:
-        message, rest = choice["message"], {"index": choice["index"], "logprobs": choice["logprobs"]}
+        message, rest = dict(choice["message"]), {"index": choice["index"], "logprobs": choice["logprobs"]}
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
         yield _event({**head, "choices": [{**rest, "delta": message, "finish_reason": None}]})
         end = {**rest, "logprobs": None, "delta": {}, "finish_reason": choice["finish_reason"]}
         yield _event({**head, "choices": [end]})
     if with_usage:
         yield _event({**head, "choices": [], "usage": answer["usage"]})
     yield "data: [DONE]\n\n"
+
+
+def _content(one: Said) -> str | None:
+    """Null beside calls where nothing else was said, as OpenAI has it."""
+    return one.message["content"] or (None if one.message.get("tool_calls") else "")
+
+
+def _why(one: Said) -> str:
+    if one.reply.truncated:
+        return "length"
+    return "tool_calls" if one.message.get("tool_calls") else "stop"
 
 
 def usage(said: Sequence[Said]) -> dict[str, int]:

@@ -12,13 +12,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.prompts import Message
+from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.endpoint.tools import Schema, parse_calls
+from slurm_rl.envs.environment import ToolCall
+from slurm_rl.errors import DataError
+
+_KEPT_RENDERERS = 64
+"""Sets of tools that programs ask with; each is proven once."""
 
 
 class Sampled(Protocol):
@@ -34,6 +42,10 @@ class Sampled(Protocol):
     def truncated(self) -> bool: ...
     @property
     def weight_version(self) -> int: ...
+    @property
+    def content(self) -> str: ...
+    @property
+    def calls(self) -> tuple[ToolCall, ...]: ...
 
 
 @dataclass(eq=False)
@@ -47,10 +59,18 @@ class Said:
     read: list[int]
     """Token ids behind the parent's; without one, the prompt."""
     reply: Sampled
-    text_read: str
-    """Of the messages that were new to the policy."""
+    new: Sequence[Message]
+    """The messages that were new to the policy."""
+    tools: Sequence[Schema]
+    """That it was told of."""
+    message: Message
+    """The reply as its program gets it."""
     heard: bool = False
     """The program got the reply. One that nobody heard is no part of the episode."""
+
+    @property
+    def text_read(self) -> str:
+        return join_contents(self.new)
 
     @property
     def token_ids(self) -> list[int]:
@@ -70,9 +90,10 @@ class Place:
     name: str
     parent: Said | None
     read: list[int]
-    text_read: str
+    new: Sequence[Message]
     key: str
-    """Of all its messages."""
+    """Of its tools and all its messages."""
+    tools: Sequence[Schema] = ()
 
     @property
     def context(self) -> list[int]:
@@ -80,11 +101,39 @@ class Place:
 
 
 class DialogueRenderer:
-    """Messages to tokens: with a chat template as that says, else their contents end to end."""
+    """Messages to tokens: with a chat template as that says, else their contents end to end.
 
-    def __init__(self, tokenizer: Any, template: ChatTemplate | None) -> None:
-        self.tokenizer, self.template = tokenizer, template
+    Args:
+        tool_parser: of env.tool_parser.
+    """
+
+    def __init__(self, tokenizer: Any, template: ChatTemplate | None, tool_parser: str | None = None) -> None:
+        self.tokenizer, self.template, self.tool_parser = tokenizer, template, tool_parser
         self.turns = TurnRenderer(tokenizer, template)
+        self.syntax: ToolSyntax | None = None
+        """How calls of its tools are written; None without tools."""
+        self._with_tools: OrderedDict[str, DialogueRenderer] = OrderedDict()
+
+    def with_tools(self, tools: Sequence[Schema]) -> DialogueRenderer:
+        """One that tells the policy of tools, proven for these.
+
+        Raises:
+            ConfigError, DataError: the template cannot tell of them, writes no calls, or not how any parser reads them.
+        """
+        if not tools:
+            return self
+        key = json.dumps(tools, sort_keys=True)
+        found = self._with_tools.pop(key, None)
+        if found is None:
+            if self.template is None:
+                raise DataError("tools need a chat template, which tells of them", seen="data.chat_template=false")
+            template = replace(self.template, tools=tuple(tools))
+            found = DialogueRenderer(self.tokenizer, template)
+            found.syntax = ToolSyntax.of(template, self.tool_parser)
+        self._with_tools[key] = found
+        if len(self._with_tools) > _KEPT_RENDERERS:
+            self._with_tools.popitem(last=False)
+        return found
 
     def begin(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a whole dialogue, up to where the policy replies.
@@ -112,32 +161,35 @@ class Conversation:
     _by_messages: dict[str, Said] = field(default_factory=dict)
     _num_asked: dict[str, int] = field(default_factory=dict)
 
-    def place(self, messages: Sequence[Message]) -> Place:
-        """Where a request with these messages asks; each call is another reply.
+    def place(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> Place:
+        """Where a request with these messages and tools asks; each call is another reply.
 
         Raises:
             DataError: they cannot be rendered.
+            ConfigError: see `DialogueRenderer.with_tools`.
         """
-        keys = list(message_keys(messages))
+        renderer = self.renderer.with_tools(tools)
+        keys = list(message_keys(messages, tools))
         for count in range(len(messages) - 1, 0, -1):
             parent = self._by_messages.get(keys[count - 1])
             new = messages[count:]
             if parent is not None and not any(message["role"] == "assistant" for message in new):
-                read = self.renderer.go_on(new, next(reversed(parent.reply.token_ids), None))
+                read = renderer.go_on(new, next(reversed(parent.reply.token_ids), None))
                 break
         else:
             parent, new = None, messages
-            read = self.renderer.begin(messages)
+            read = renderer.begin(messages)
         own = f"{parent.name if parent else ''}/{_digest(repr(read))[:16]}"
         number = self._num_asked.get(own, 0)
         self._num_asked[own] = number + 1
-        return Place(f"{own}.{number}", parent, read, join_contents(new), keys[-1])
+        return Place(f"{own}.{number}", parent, read, new, keys[-1], tools)
 
-    def add(self, place: Place, reply: Sampled) -> Said:
-        """Record what was sampled there."""
-        said = Said(place.name, place.parent, place.read, reply, place.text_read)
+    def add(self, place: Place, reply: Sampled, message: Message | None = None) -> Said:
+        """Record what was sampled there, and what the program is given of it: its text, unless `message` says more."""
+        message = message or {"role": "assistant", "content": reply.text}
+        said = Said(place.name, place.parent, place.read, reply, place.new, place.tools, message)
         self.turns.append(said)
-        answered = _extend(place.key, {"role": "assistant", "content": reply.text})
+        answered = _extend(place.key, message)
         # Of two replies with one text the first goes on, whoever of them is meant.
         self._by_messages.setdefault(answered, said)
         return said
@@ -186,9 +238,9 @@ def text_of(message: Message) -> str:
     return content or ""
 
 
-def message_keys(messages: Sequence[Message]) -> Iterator[str]:
-    """A key of the first message, of the first two, and so on."""
-    key = ""
+def message_keys(messages: Sequence[Message], tools: Sequence[Schema] = ()) -> Iterator[str]:
+    """A key of the first message, of the first two, and so on; of other tools it is another."""
+    key = _digest(json.dumps(tools, sort_keys=True)) if tools else ""
     for message in messages:
         key = _extend(key, message)
         yield key
@@ -196,7 +248,7 @@ def message_keys(messages: Sequence[Message]) -> Iterator[str]:
 
 def _extend(key: str, message: Message) -> str:
     """Programs keep of a reply its text, often without the spaces around it, and say nothing in several ways."""
-    calls = [call.get("function", call) for call in message.get("tool_calls") or []]
+    calls = [call["function"] for call in parse_calls(message.get("tool_calls"))]
     plain = [message["role"], text_of(message).strip(), calls, message.get("tool_call_id"), message.get("name")]
     return _digest(key + json.dumps(plain, sort_keys=True))
 

@@ -9,12 +9,16 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import Message
+from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.endpoint.conversation import Conversation, Place, Said, Sampled
 from slurm_rl.endpoint.requests import ReplyRequest
-from slurm_rl.errors import DataError
+from slurm_rl.endpoint.tools import answer_message
+from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.protocol import RequestError
+from slurm_rl.rewards.results import Failure
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Ask:
     stop: tuple[str, ...]
     is_wanted: Callable[[], bool]
     """False when its episode is over; then `done` may stay as it is."""
+    tools: ToolSyntax | None = None
+    """How calls are read off the reply; None: not at all."""
     done: Future[Sampled] = field(default_factory=Future)
 
 
@@ -100,6 +106,8 @@ class LiveEpisode:
         self.name, self.seed, self.bounds, self.ask = name, seed, bounds, ask
         self.conversation = conversation
         self.is_truncated = self.is_over = False
+        self.failure: Failure | None = None
+        """Of the endpoint itself; whatever the program says then, the episode is no number."""
         self.num_replies = 0
         self.dialogues: dict[str, list[Message]] = {}
         """Messages up to and with each response, by its id."""
@@ -144,26 +152,42 @@ class LiveEpisode:
         self._check_is_open()
         if self.num_replies + request.num_replies > self.bounds.max_turns:
             raise self._beyond(f"{self.bounds.max_turns} replies (env.max_turns)", self.num_replies, "turn_limit")
-        try:
-            places = [self.conversation.place(request.messages) for _ in range(request.num_replies)]
-        except DataError as error:
-            raise RequestError(error.rule, seen=error.seen, action="correct the messages", status=400) from None
+        places, syntax = self._find_places(request)
         length = len(places[0].context)
         if length + request.max_tokens > self.bounds.max_tokens:
             bound = f"{self.bounds.max_tokens} tokens (data.max_prompt_tokens + rollout.max_tokens)"
             seen = f"{length} and a reply of up to {request.max_tokens}"
             raise self._beyond(bound, seen, "context_length_exceeded")
         self.num_replies += request.num_replies
-        asked = [self._ask(place, request) for place in places]
+        asked = [self._ask(place, request, syntax) for place in places]
         replies = await asyncio.gather(*(asyncio.wrap_future(one.done) for one in asked))
         self._check_is_open()
-        return [self.conversation.add(place, reply) for place, reply in zip(places, replies, strict=True)]
+        return [
+            self.conversation.add(place, reply, _answer(reply, request) if syntax is not None else None)
+            for place, reply in zip(places, replies, strict=True)
+        ]
+
+    def _find_places(self, request: ReplyRequest) -> tuple[list[Place], ToolSyntax | None]:
+        """Where its replies go, and how calls are read off them."""
+        try:
+            syntax = self.conversation.renderer.with_tools(request.tools).syntax
+        except (ConfigError, DataError) as error:
+            raise refuse_tools(error) from None
+        try:
+            places = [self.conversation.place(request.messages, request.tools) for _ in range(request.num_replies)]
+        except DataError as error:
+            raise RequestError(error.rule, seen=error.seen, action="correct the messages", status=400) from None
+        return places, syntax if request.reads_calls else None
 
     def _check_is_open(self) -> None:
         if self.is_over:
             raise RequestError("an episode that is over has no replies", seen=self.name, action="end", status=410)
+        if self.failure is not None:
+            raise RequestError(
+                "an episode that has failed has no replies", seen=self.failure.detail, action="end", status=410
+            )
 
-    def _ask(self, place: Place, request: ReplyRequest) -> Ask:
+    def _ask(self, place: Place, request: ReplyRequest, syntax: ToolSyntax | None) -> Ask:
         ask = Ask(
             self.name,
             place.context,
@@ -171,6 +195,7 @@ class LiveEpisode:
             request.max_tokens,
             request.stop,
             lambda: not self.is_over,
+            syntax,
         )
         self.ask(ask)
         return ask
@@ -178,3 +203,17 @@ class LiveEpisode:
     def _beyond(self, bound: str, seen: object, code: str) -> BeyondLimit:
         self.is_truncated = True
         return BeyondLimit(f"an episode is over at {bound}", code=code, seen=str(seen), action="end here")
+
+
+def _answer(reply: Sampled, request: ReplyRequest) -> Message:
+    return answer_message(reply, request.messages, at_most_one=request.one_call)
+
+
+def refuse_tools(why: object) -> RequestError:
+    """Of a request whose tools the model, or the parser of its calls, cannot do."""
+    return RequestError(
+        "tools must be told by the model's chat template, and the calls that it writes read back by vLLM's parser",
+        seen=shorten(str(why), 600),
+        action="leave tools out, choose a model that was taught to call them, or name its parser (env.tool_parser)",
+        status=400,
+    )

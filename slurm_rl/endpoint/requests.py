@@ -15,6 +15,8 @@ from typing import Any
 
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import Message
+from slurm_rl.endpoint.tools import Schema, name_results, parse_calls, parse_tools, reads_calls
+from slurm_rl.endpoint.tools import refuse as _refuse
 from slurm_rl.rewards.protocol import RequestError
 
 MODEL = "policy"
@@ -23,10 +25,11 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _MOST_REPLIES = 128
 _WITHOUT_EFFECT = frozenset(
     {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity"}
-    | {"prompt_cache_retention", "parallel_tool_calls", "seed", "stream_options", "reasoning_effort", "reasoning"}
+    | {"prompt_cache_retention", "seed", "stream_options", "reasoning_effort", "reasoning"}
     | {"include", "truncation", "text"}
 )
 """What a provider keeps books by, and wishes. A seed follows from the run's; `text` is looked at by its reader."""
+_OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls"}
 _MUST_BE = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -34,8 +37,6 @@ _MUST_BE = {
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
-    "tool_choice": ("auto", "none"),
-    "tools": ([],),
     "functions": ([],),
     "background": (False,),
 }
@@ -67,6 +68,12 @@ class ReplyRequest:
     stream: bool = False
     with_usage: bool = False
     """The stream ends with the counts of tokens."""
+    tools: tuple[Schema, ...] = ()
+    """That the policy is told of."""
+    reads_calls: bool = True
+    """Of tools; False: what the policy writes is text, whatever it is."""
+    one_call: bool = False
+    """At most one call of a reply is handed on."""
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -97,14 +104,24 @@ def parse_chat(tree: Mapping[str, Any], rule: SamplingRule) -> ReplyRequest:
         raise _refuse("messages must be a list with a message at least", found)
     asked = tree.get("max_completion_tokens") or tree.get("max_tokens")
     return ReplyRequest(
-        messages=[parse_message(message) for message in found],
+        messages=name_results([parse_message(message) for message in found]),
         max_tokens=read_max_tokens(asked, rule),
         num_replies=_read_count(tree.get("n")),
         stop=_read_stop(tree.get("stop")),
         logprobs=read_flag(tree, "logprobs"),
         stream=read_flag(tree, "stream"),
         with_usage=bool((tree.get("stream_options") or {}).get("include_usage")),
+        **read_tools(tree, rule),
     )
+
+
+def read_tools(tree: Mapping[str, Any], rule: SamplingRule) -> dict[str, Any]:
+    """What a request of either interface says of tools, as fields of `ReplyRequest`."""
+    return {
+        "tools": parse_tools(tree.get("tools")),
+        "reads_calls": reads_calls(tree.get("tool_choice"), overrule=rule.overrule),
+        "one_call": tree.get("parallel_tool_calls") is False,
+    }
 
 
 def check_keys(tree: Mapping[str, Any], rule: SamplingRule, known: set[str]) -> None:
@@ -115,7 +132,7 @@ def check_keys(tree: Mapping[str, Any], rule: SamplingRule, known: set[str]) -> 
         elif key in _MUST_BE:
             if value is not None and value not in _MUST_BE[key]:
                 raise _refuse(f"{key} must be left out of requests to a policy that is trained", value)
-        elif key not in known and key not in _WITHOUT_EFFECT and value is not None:
+        elif key not in known | _OF_TOOLS | _WITHOUT_EFFECT and value is not None:
             raise _refuse("a request must have keys that this endpoint knows", key)
 
 
@@ -152,7 +169,9 @@ def parse_message(value: Any) -> Message:
     except UnicodeEncodeError:
         raise _refuse("a message must be valid Unicode", content) from None
     role = "system" if value["role"] == "developer" else value["role"]
-    kept = {key: value[key] for key in ("name", "tool_calls", "tool_call_id") if value.get(key) is not None}
+    kept = {key: value[key] for key in ("name", "tool_call_id") if value.get(key) is not None}
+    if calls := parse_calls(value.get("tool_calls")):
+        kept["tool_calls"] = calls
     return {"role": role, "content": content or "", **kept}
 
 
@@ -183,7 +202,3 @@ def read_flag(tree: Mapping[str, Any], key: str) -> bool:
     if value is not None and not isinstance(value, bool):
         raise _refuse(f"{key} must be true or false", value)
     return bool(value)
-
-
-def _refuse(rule: str, seen: Any) -> RequestError:
-    return RequestError(rule, seen=shorten(repr(seen)), action="correct the request", status=400)

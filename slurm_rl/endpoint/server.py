@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
+import traceback
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,10 +26,11 @@ from slurm_rl.endpoint.answers import chat_answer, chat_events, list_models
 from slurm_rl.endpoint.conversation import Conversation, DialogueRenderer
 from slurm_rl.endpoint.episode import Answer, Ask, Bounds, Call, LiveEpisode
 from slurm_rl.endpoint.keys import KeyRing
-from slurm_rl.endpoint.requests import ReplyRequest, SamplingRule, parse_body, parse_chat
+from slurm_rl.endpoint.requests import ReplyRequest, SamplingRule, parse_body, parse_chat, parse_message
 from slurm_rl.endpoint.responses import parse_response, response_answer, response_events
 from slurm_rl.errors import RewardError
 from slurm_rl.rewards.protocol import RequestError
+from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.service import listen
 
 _START_S, _STOP_S = 60.0, 10.0
@@ -132,7 +135,7 @@ class Endpoint:
             answer = await self._answer(episode, asked, Call.of(request.headers, body), request)
             tree = chat_answer(asked, answer.said, f"chatcmpl-{uuid.uuid4().hex}", self.renderer.tokenizer)
             if asked.stream:
-                events = chat_events(tree, with_usage=asked.with_usage)
+                events = list(chat_events(tree, with_usage=asked.with_usage))
                 return StreamingResponse(events, media_type="text/event-stream")
             return _reply(200, tree)
 
@@ -141,20 +144,43 @@ class Endpoint:
             asked = parse_response(parse_body(body), self.rule, episode.dialogues)
             [said] = (await self._answer(episode, asked, Call.of(request.headers, body), request)).said
             tree = response_answer(asked, said, uuid.uuid4().hex, self.rule)
-            reply = {"role": "assistant", "content": said.reply.text}
-            episode.dialogues[tree["id"]] = [*asked.messages, reply]
+            episode.dialogues[tree["id"]] = [*asked.messages, parse_message(said.message)]
             if asked.stream:
-                return StreamingResponse(response_events(tree), media_type="text/event-stream")
+                return StreamingResponse(list(response_events(tree)), media_type="text/event-stream")
             return _reply(200, tree)
 
         async def models(request: Request) -> Response:
             self._find(request)
             return _reply(200, list_models())
 
-        app.router.add_route("/v1/chat/completions", _told(chat), methods=["POST"])
-        app.router.add_route("/v1/responses", _told(responses), methods=["POST"])
-        app.router.add_route("/v1/models", _told(models), methods=["GET"])
+        app.router.add_route("/v1/chat/completions", self._told(chat), methods=["POST"])
+        app.router.add_route("/v1/responses", self._told(responses), methods=["POST"])
+        app.router.add_route("/v1/models", self._told(models), methods=["GET"])
         return app
+
+    def _told(self, handle: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
+        """The route with its errors in OpenAI's form."""
+
+        async def route(request: Any) -> Any:
+            try:
+                return await handle(request)
+            except RequestError as error:
+                code = getattr(error, "code", None) or ("invalid_api_key" if error.status == 401 else None)
+                return _refuse(error.status, str(error), code)
+            except Exception as error:  # ours: no request is to bring that about
+                return self._fail(request, error)
+
+        return route
+
+    def _fail(self, request: Any, error: Exception) -> Any:
+        """End the episode with this cause, and keep the traceback in the trainer's log."""
+        episode = self._episodes.get(self._keys.read(request.headers.get("authorization")) or "")
+        told = f"the run's endpoint failed: {shorten(f'{type(error).__name__}: {error}')}"
+        print(f"{told}, in episode {episode.name if episode else 'of nobody'}", file=sys.stderr)
+        traceback.print_exception(error)
+        if episode is not None:
+            episode.failure = episode.failure or Failure("exception", told)
+        return _refuse(500, told, None)
 
     def _find(self, request: Any) -> LiveEpisode:
         name = self._keys.read(request.headers.get("authorization"))
@@ -173,21 +199,6 @@ class Endpoint:
             raise RequestError("a program must wait for its answer", seen="a connection that it closed", status=499)
         answer.hear()
         return answer
-
-
-def _told(handle: Callable[[Any], Awaitable[Any]]) -> Callable[[Any], Awaitable[Any]]:
-    """The route with its errors in OpenAI's form."""
-
-    async def route(request: Any) -> Any:
-        try:
-            return await handle(request)
-        except RequestError as error:
-            code = getattr(error, "code", None) or ("invalid_api_key" if error.status == 401 else None)
-            return _refuse(error.status, str(error), code)
-        except Exception as error:  # of the engines; who trains hears of it elsewhere
-            return _refuse(503, f"no reply could be sampled: {shorten(f'{type(error).__name__}: {error}')}", None)
-
-    return route
 
 
 def _refuse(status: int, message: str, code: str | None) -> Any:

@@ -148,13 +148,9 @@ class ToolEnvironment(Environment):
         return Step([_message(place, call) for place, call in enumerate(answered)], calls=(*answered, *rest))
 
     async def _answer(self, call: ToolCall) -> ToolCall:
-        if call.error is not None:
-            return _refuse(call, call.error, _ADVICE[call.error])
-        if call.name not in self.tools:
-            return _refuse(call, "unknown", f"there is no tool {call.name!r}. There are: {', '.join(self.tools)}")
-        wrong, arguments = read_arguments(call.arguments, self.schemas[call.name])
-        if wrong is not None:
-            return _refuse(call, "arguments", wrong)
+        error, why, arguments = check_call(call, self.schemas)
+        if error is not None:
+            return _refuse(call, error, why)
         try:
             async with asyncio.timeout(self.timeout_s) as deadline:
                 result = render_result(await _wait(self.tools[call.name](**arguments)))
@@ -167,6 +163,20 @@ class ToolEnvironment(Environment):
         return replace(call, result=result)
 
 
+def check_call(call: ToolCall, schemas: Mapping[str, Any]) -> tuple[ToolError | None, str, dict[str, Any]]:
+    """What is wrong with a call, also in words for the policy, and its arguments.
+
+    Args:
+        schemas: of the parameters of each tool.
+    """
+    if call.error is not None:
+        return call.error, _ADVICE[call.error], {}
+    if call.name not in schemas:
+        return "unknown", f"there is no tool {call.name!r}. There are: {', '.join(schemas)}", {}
+    wrong, arguments = read_arguments(call.arguments, schemas[call.name])
+    return ("arguments", wrong, {}) if wrong is not None else (None, "", arguments)
+
+
 def read_arguments(text: str, schema: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """What is wrong with the arguments of a call, and the arguments.
 
@@ -175,13 +185,17 @@ def read_arguments(text: str, schema: Mapping[str, Any]) -> tuple[str | None, di
     ((None, {'a': 3}), "a: '3' is not of type 'integer'")
     """
     import jsonschema
+    from referencing.exceptions import Unresolvable
 
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError) as error:
         return f"the arguments are no JSON: {error}", {}
     found = jsonschema.Draft202012Validator(_strict(schema)).iter_errors(arguments)
-    wrong = min(found, key=lambda one: list(map(str, one.path)), default=None)
+    try:
+        wrong = min(found, key=lambda one: list(map(str, one.path)), default=None)
+    except (Unresolvable, RecursionError) as error:  # of a schema that refers to what is not there, or to itself
+        return f"nothing fits the schema: {type(error).__name__}: {error}", {}
     if wrong is not None:
         where = ".".join(map(str, wrong.path))
         return f"{where + ': ' if where else ''}{shorten(wrong.message, _SHOWN_CHARS)}", {}

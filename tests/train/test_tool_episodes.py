@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import yaml
 
@@ -17,6 +18,10 @@ from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.endpoint.conversation import DialogueRenderer
+from slurm_rl.endpoint.episode import Ask, Bounds, refuse_tools
+from slurm_rl.endpoint.requests import SamplingRule
+from slurm_rl.endpoint.server import Endpoint
 from slurm_rl.engine.tiny import build_character_tokenizer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.schemas import read_schemas
@@ -25,7 +30,7 @@ from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.loop.step_metrics import sampling_metrics
 from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.episodes import Episodes
-from slurm_rl.rl.rollout.vllm.tool_calls import ToolCallReader
+from slurm_rl.rl.rollout.vllm.tool_calls import CallReaders, ToolCallReader, read_reply
 from slurm_rl.train.stop import Timer
 
 EXAMPLE = Path(__file__).parents[2] / "examples/calculator"
@@ -111,3 +116,63 @@ def test_wrong_calls_are_told_and_counted_and_the_episode_goes_on(pool: Environm
     metrics = sampling_metrics(groups)
     assert metrics["tools/calls_mean"] == pytest.approx(4 / 5) and metrics["tools/failed_cut"] == 0.25
     assert metrics["reward/failed"] == 0.0
+
+
+ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+}
+
+
+class Asked:
+    """What an engine does with requests of programs, but for the sampling."""
+
+    def __init__(self, tokenizer: Any, replies: list[str]) -> None:
+        self.tokenizer, self.replies, self.contexts = tokenizer, replies, list[str]()
+        self.readers = CallReaders(tokenizer)
+
+    def ask(self, ask: Ask) -> None:
+        if (why := self.readers.refuse(ask.tools)) is not None:
+            ask.done.set_exception(refuse_tools(why))
+            return
+        self.contexts.append(self.tokenizer.decode(ask.context))
+        text = self.replies.pop(0)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        reply = Completion(ids, [-1.0] * len(ids), text.removesuffix("<eos>"), False, 3)
+        reader = self.readers.find(ask.tools)
+        ask.done.set_result(reply if reader is None else read_reply(reader, reply, None))
+
+
+def ask_twice(parser: str | None, replies: list[str]) -> tuple[Any, Any, list[str]]:
+    """A program's question with a tool, and what it was told then."""
+    tiny = yaml.safe_load((EXAMPLE / "exp/calls_tiny.yaml").read_text())["model"]["tiny"]
+    tokenizer = build_character_tokenizer(TinyModelConfig(**tiny))
+    engine = Asked(tokenizer, replies)
+    renderer = DialogueRenderer(tokenizer, ChatTemplate(tokenizer), parser)
+    question: Any = {"role": "user", "content": "481+937="}
+    with Endpoint(renderer, SamplingRule(1.0, 1.0, 24), Bounds(4, 96), engine.ask) as endpoint:
+        client = openai.OpenAI(base_url=endpoint.url, api_key=endpoint.open("1", 5), max_retries=0)
+        asks = client.chat.completions
+        first = asks.create(model="policy", messages=[question], tools=[ADD]).choices[0].message
+        [call] = first.tool_calls or [None]
+        assert call is not None and call.type == "function"
+        result: Any = {"role": "tool", "tool_call_id": call.id, "content": "1418="}
+        said: Any = first.model_dump(exclude_none=True)
+        last = asks.create(model="policy", messages=[question, said, result], tools=[ADD]).choices[0].message
+    return call.function, last, engine.contexts
+
+
+def test_a_program_with_tools_of_its_own_gets_the_calls_that_vllms_parser_reads() -> None:
+    function, last, contexts = ask_twice(None, ["[add(a=481,b=937)]<eos>", "1418<eos>"])
+    assert (function.name, function.arguments) == ("add", '{"a": 481, "b": 937}')
+    assert last.content == "1418" and last.tool_calls is None
+    # The same tokens as where the tool is ours.
+    assert contexts == ["add;481+937=", "add;481+937=[add(a=481,b=937)]<eos>1418="]
+
+
+def test_a_parser_that_does_not_read_what_the_template_writes_is_a_refusal_in_words() -> None:
+    with pytest.raises(openai.BadRequestError, match=r"env\.tool_parser=hermes must read the calls"):
+        ask_twice("hermes", [])

@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
+class Truncated(Exception):
+    """The episode has reached a limit of the run: what it was worth so far is what it is worth."""
+
+
 def ask(row: dict[str, Any], messages: list[dict[str, str]]) -> str:
-    """The policy's reply to a dialogue of the row's episode."""
+    """The policy's reply to a dialogue of the row's episode.
+
+    Raises:
+        Truncated: there is none any more.
+        RuntimeError: the endpoint's refusal, in its words.
+    """
     request = urllib.request.Request(
         f"{row['base_url']}/chat/completions",
         json.dumps({"model": "policy", "messages": messages}).encode(),
         {"Authorization": f"Bearer {row['api_key']}", "Content-Type": "application/json"},
     )
-    with urllib.request.urlopen(request) as answer:
-        return str(json.load(answer)["choices"][0]["message"]["content"])
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return str(json.load(answer)["choices"][0]["message"]["content"])
+    except urllib.error.HTTPError as refused:
+        error = json.load(refused)["error"]
+        if error["code"] in ("turn_limit", "context_length_exceeded"):
+            raise Truncated(error["message"]) from None
+        raise RuntimeError(error["message"]) from None
+
+
+def find_in_file(word: str) -> Any:
+    """What `file.py:name` names; None of a word that names nothing in a file."""
+    file, _, name = word.rpartition(":")
+    if not file.endswith(".py"):
+        return None
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
 
 
 def serve(play: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
@@ -33,7 +63,7 @@ def serve(play: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     def run(row: dict[str, Any]) -> None:
         try:
             verdict = play(row)
-        except Exception as error:  # the environment is of others
+        except BaseException as error:  # the environment is of others, and may call sys.exit
             verdict = {"error": f"{type(error).__name__}: {error}"}
         with lock:
             out.write(json.dumps({"episode": row["episode"], **verdict}) + "\n")

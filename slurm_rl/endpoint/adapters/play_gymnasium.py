@@ -11,27 +11,21 @@ its text. What is no action of the environment's is told to the policy and is a 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from endpoint_client import ask, serve
+from endpoint_client import Truncated, ask, find_in_file, serve
 
 
 def find_maker(name: str, words: dict[str, Any]) -> Callable[[], Any]:
     """Makes an environment of a registered name, or of a class in a file."""
-    file, _, cls = name.rpartition(":")
-    if not file.endswith(".py"):
+    cls = find_in_file(name)
+    if cls is None:
         import gymnasium
 
         return lambda: gymnasium.make(name, **words)
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return lambda: getattr(module, cls)(**words)
+    return lambda: cls(**words)
 
 
 def read_action(reply: str, space: Any) -> Any:
@@ -60,6 +54,8 @@ def play(row: dict[str, Any], make: Callable[[], Any], most: int) -> dict[str, A
                 if terminated or truncated:
                     break
             messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": said}]
+    except Truncated:
+        pass
     finally:
         if hasattr(world, "close"):
             world.close()

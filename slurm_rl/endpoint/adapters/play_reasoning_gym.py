@@ -1,12 +1,13 @@
 """Tasks of reasoning-gym: its data sets make the rows, and score the answers.
 
-python play_reasoning_gym.py rows spell_backward 1000 > rows.jsonl
+python play_reasoning_gym.py rows spell_backward 1000 --words '{"max_word_len": 5}' > rows.jsonl
 env.program=[/envs/rg/bin/python, adapter:reasoning_gym] env.program_rows=64 data.info_keys=[entry]
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from functools import cache
 from typing import Any
@@ -21,8 +22,8 @@ def load(name: str) -> Any:
     return reasoning_gym.create_dataset(name, size=1, seed=0)
 
 
-def make_rows(name: str, size: int, seed: int, head: str) -> list[dict[str, Any]]:
-    found = reasoning_gym.create_dataset(name, size=size, seed=seed)
+def make_rows(name: str, size: int, seed: int, head: str, words: dict[str, Any]) -> list[dict[str, Any]]:
+    found = reasoning_gym.create_dataset(name, size=size, seed=seed, **words)
     return [
         {"prompt": head + entry["question"], "answer": entry["answer"] or "", "entry": {"task": name, **entry}}
         for entry in found
@@ -48,8 +49,9 @@ if __name__ == "__main__":
     parser.add_argument("size", nargs="?", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--head", default="", help="text before each question")
+    parser.add_argument("--words", type=json.loads, default={}, help="arguments of the task, as a JSON object")
     args = parser.parse_args()
     if args.rows is None:
         serve(play)
     else:
-        write_rows(make_rows(args.task, args.size, args.seed, args.head))
+        write_rows(make_rows(args.task, args.size, args.seed, args.head, args.words))

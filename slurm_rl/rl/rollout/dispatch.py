@@ -31,7 +31,7 @@ from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
 
 if TYPE_CHECKING:
-    from slurm_rl.rl.rollout.replies import Replied, ReplyRequest
+    from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
 
 _CHUNKS_OF_A_BATCH = 4
 """Chunks that an engine gets of each batch, at the least, where there are prompts enough."""
@@ -55,11 +55,14 @@ class RolloutEngine(Protocol):
             seeds: one a prompt, in 0 .. 2^63 - 1; they alone decide the random numbers, not the rest of the batch.
         """
 
-    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> None:
+    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         """Begin to sample single replies beside all that is in flight; for engines that take requests at any time.
 
         Args:
             client: names who asks, and who alone gets them.
+
+        Returns:
+            those that are not begun, since calls of their tools could not be read.
         """
 
     def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:

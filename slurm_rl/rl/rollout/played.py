@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.endpoint.conversation import Conversation
+from slurm_rl.endpoint.conversation import Conversation, Said, text_of
 from slurm_rl.endpoint.episode import LiveEpisode
 from slurm_rl.endpoint.programs import Verdict
+from slurm_rl.envs.environment import ToolCall
+from slurm_rl.envs.tools import check_call
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.rl.groups import Branch, Completion, Turn
 
@@ -52,6 +55,8 @@ def judge(one: Played) -> Verdict | Failure:
     """What became of it. A program that ends badly after a limit was reached has not failed: its policy went on."""
     verdict = one.verdict
     assert verdict is not None, "it is over"
+    if one.episode is not None and one.episode.failure is not None:
+        return one.episode.failure
     if isinstance(verdict, Failure) and verdict.cause == "exception" and is_truncated(one):
         verdict = Verdict()
     if isinstance(verdict, Verdict) and not any(said.heard for said in conversation_of(one).turns):
@@ -105,7 +110,8 @@ def build_completion(one: Played) -> Completion:
             first = len(made.token_ids)
             made.token_ids += said.reply.token_ids
             made.logprobs += said.reply.logprobs
-            made.turns.append(Turn(first, len(made.token_ids), said.reply.text))
+            after = branch[number + 1] if number + 1 < len(branch) else None
+            made.turns.append(Turn(first, len(made.token_ids), said.reply.text, calls=tuple(_calls_of(said, after))))
         made.branches.append(Branch(branch[0].context, start, len(made.token_ids)))
     is_plain = [branch.context for branch in made.branches] == [one.prompt.token_ids]
     return Completion(
@@ -117,3 +123,15 @@ def build_completion(one: Played) -> Completion:
         turns=made.turns,
         branches=[] if is_plain else made.branches,
     )
+
+
+def _calls_of(said: Said, after: Said | None) -> Iterator[ToolCall]:
+    """Calls of a turn with what its program said of them in the next, and what was wrong with them by their schemas."""
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in said.tools}
+    ids = iter([call["id"] for call in said.message.get("tool_calls", ())])
+    told = {message.get("tool_call_id"): text_of(message) for message in after.new} if after is not None else {}
+    for call in said.reply.calls if said.tools else ():
+        error, _, _ = check_call(call, schemas)
+        # Those that could not be read were handed on as text, and have no name there.
+        handed_on = next(ids, None) if call.error is None else None
+        yield replace(call, error=error, result=told.get(handed_on, ""))

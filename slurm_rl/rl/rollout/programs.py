@@ -24,7 +24,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.endpoint.conversation import DialogueRenderer
-from slurm_rl.endpoint.episode import Ask, Bounds
+from slurm_rl.endpoint.episode import Ask, Bounds, refuse_tools
 from slurm_rl.endpoint.programs import Verdict, build_environment, end_strays, find_argv, run_program
 from slurm_rl.endpoint.requests import SamplingRule
 from slurm_rl.endpoint.residents import Residents
@@ -37,7 +37,7 @@ from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Group, SamplingSpec
 from slurm_rl.rl.rollout.played import Played, build_completion, build_result, item_of, judge, row_of
-from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler
+from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest, ReplySampler
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
 
@@ -75,7 +75,7 @@ class Programs:
         self.at_once = at_once * max(rows, 1)
         self.residents: Residents | None = None
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._replies = ReplySampler(sampler, self._inbox.put, self._deliver, self._fail)
+        self._replies = ReplySampler(sampler, self._inbox.put, self._deliver, self._fail, self._refuse)
         self._spec: SamplingSpec | None = None
         """Of the batch under way."""
         self._asked: dict[str, Ask] = {}
@@ -177,7 +177,7 @@ class Programs:
         self._asked[name] = ask
         stop = (*self._spec.stop, *ask.stop)
         spec = replace(self._spec, num_completions=1, max_tokens=ask.max_tokens, stop=stop)
-        self._requests.append(ReplyRequest(name, TokenPrompt(token_ids=ask.context), ask.seed, spec))
+        self._requests.append(ReplyRequest(name, TokenPrompt(token_ids=ask.context), ask.seed, spec, ask.tools))
 
     def _deliver(self, replies: Sequence[Replied]) -> None:
         for name, completion in replies:
@@ -185,6 +185,12 @@ class Programs:
             if name != ask.episode or not ask.is_wanted():
                 self._replies.forget(name)
             ask.done.set_result(completion)
+
+    def _refuse(self, refused: Sequence[Refused]) -> None:
+        for name, why in refused:
+            ask = self._asked.pop(name)
+            self._replies.forget(name)
+            ask.done.set_exception(refuse_tools(why))
 
     def _fail(self, error: BaseException) -> None:
         self._error = error
@@ -208,7 +214,7 @@ def build_programs(config: RunConfig, sampler: Sampler, scorer: Scorer | None, m
     env, rollout = config.env, config.rollout
     assert env.program is not None and env.turn_tokens is not None, "the config was checked"
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
-    renderer = DialogueRenderer(tokenizer, open_template(tokenizer, config.data))
+    renderer = DialogueRenderer(tokenizer, open_template(tokenizer, config.data), env.tool_parser)
     return Programs(
         sampler,
         renderer,

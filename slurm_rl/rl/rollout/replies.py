@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeAlias
 
+from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.sampling import Sampler
@@ -47,10 +48,14 @@ class ReplyRequest(NamedTuple):
     seed: int
     """Decides the random numbers alone."""
     spec: SamplingSpec
+    tools: ToolSyntax | None = None
+    """How calls are read off the reply, where its program brought tools; None: as the run's own tools are."""
 
 
 Replied: TypeAlias = tuple[str, Completion]
 """An episode, and its reply."""
+Refused: TypeAlias = tuple[str, str]
+"""An episode whose request no engine can do, and why."""
 Post: TypeAlias = Callable[[Callable[[], None]], None]
 
 
@@ -61,6 +66,7 @@ class ReplySampler:
         post: hands a function to that thread, from any other.
         deliver: gets the replies that have come.
         fail: gets what ends the sampling.
+        refuse: gets the requests that no engine can do; there are none without tools of programs.
     """
 
     def __init__(
@@ -69,8 +75,9 @@ class ReplySampler:
         post: Post,
         deliver: Callable[[Sequence[Replied]], None],
         fail: Callable[[BaseException], None],
+        refuse: Callable[[Sequence[Refused]], None] = lambda refused: None,
     ) -> None:
-        self.sampler, self.post, self.deliver, self.fail = sampler, post, deliver, fail
+        self.sampler, self.post, self.deliver, self.fail, self.refuse = sampler, post, deliver, fail, refuse
         self._client = uuid.uuid4().hex
         self._in_flight: dict[str, dict[str, ReplyRequest]] = defaultdict(dict)
         self._homes: dict[str, str] = {}
@@ -102,9 +109,13 @@ class ReplySampler:
         return next(engine for engine in self.sampler.engines if engine.name == name)
 
     def _send(self, engine: Actor, share: Sequence[ReplyRequest]) -> None:
-        self._call(engine, engine.handle.begin_replies, (self._client, list(share)), lambda _: None)
+        self._call(engine, engine.handle.begin_replies, (self._client, list(share)), lambda it: self._begun(engine, it))
         if engine.name not in self._polled:
             self._poll(engine)
+
+    def _begun(self, engine: Actor, refused: Sequence[Refused]) -> None:
+        in_flight = self._in_flight[engine.name]
+        self.refuse([one for one in refused if in_flight.pop(one[0], None) is not None])
 
     def _poll(self, engine: Actor) -> None:
         self._polled.add(engine.name)

@@ -70,6 +70,8 @@ class Engine:
 
 
 @contextmanager
-def serving(engine: Engine, rule: SamplingRule = RULE, bounds: Bounds = BOUNDS) -> Iterator[Endpoint]:
-    with Endpoint(make_renderer(), rule, bounds, engine.ask) as endpoint:
+def serving(
+    engine: Any, rule: SamplingRule = RULE, bounds: Bounds = BOUNDS, renderer: DialogueRenderer | None = None
+) -> Iterator[Endpoint]:
+    with Endpoint(renderer or make_renderer(), rule, bounds, engine.ask) as endpoint:
         yield endpoint

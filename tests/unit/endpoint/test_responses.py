@@ -57,10 +57,11 @@ def test_both_interfaces_share_a_dialogue() -> None:
     ("words", "said"),
     [
         ({"input": []}, "input must be text"),
-        ({"input": [{"type": "function_call_output", "output": "3"}]}, "must be a message"),
+        ({"input": [{"type": "function_call_output", "output": "3"}]}, "of a call before it"),
+        ({"input": [{"type": "image_generation_call", "id": "3"}]}, "must be a message, a call of a function"),
         ({"previous_response_id": "resp_1"}, "of this episode"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"tools": [{"type": "web_search"}]}, "tools must be left out"),
+        ({"tools": [{"type": "web_search"}]}, "a tool must be a function"),
         ({"instructions": 3}, "content must be text"),
         ({"temperature": 0}, "rollout.temperature"),
     ],

@@ -116,7 +116,7 @@ def test_a_key_opens_its_own_episode_while_it_is_under_way() -> None:
     [
         ({"temperature": 0.2}, "rollout.temperature of the run, 1"),
         ({"top_p": 0.5}, "rollout.top_p"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools must be left out"),
+        ({"functions": [{"name": "f"}]}, "functions must be left out"),
         ({"presence_penalty": 1.0}, "presence_penalty"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"n": 0}, "n must be 1"),
@@ -150,6 +150,29 @@ def test_nonsense_is_refused_and_the_endpoint_stays(body: bytes) -> None:
             urllib.request.urlopen(request, timeout=60)
         assert refused.value.code == 400 and "message" in json.load(refused.value)["error"]
         assert one.chat.completions.create(model="any", messages=GUESS).choices
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_error_of_ours_is_told_with_its_traceback_ends_the_episode_and_is_not_sent_again(
+    streams: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine = Engine()
+    with serving(engine) as endpoint:
+        one, other = client(endpoint, "1", max_retries=5), client(endpoint, "2")
+        endpoint.renderer.go_on = lambda *_: [][1]  # type: ignore[method-assign]
+        asks: Any = one.chat.completions
+        asks.create(model="any", messages=GUESS)
+        more = [*GUESS, {"role": "assistant", "content": "ok"}, {"role": "user", "content": "<"}]
+        with pytest.raises(openai.InternalServerError, match="the run's endpoint failed: IndexError"):
+            asks.create(model="any", messages=more, stream=streams)
+        with pytest.raises(openai.APIStatusError, match="an episode that has failed"):
+            asks.create(model="any", messages=GUESS)
+        assert other.chat.completions.create(model="any", messages=GUESS).choices
+        failed, well = endpoint.close("1").failure, endpoint.close("2").failure
+    assert failed is not None and failed.cause == "exception" and "IndexError" in failed.detail and well is None
+    told = capfd.readouterr().err
+    # Once: a retry would have said it again.
+    assert told.count("in episode 1") == 1 and "Traceback" in told and "test_server.py" in told
 
 
 def test_the_run_overrules_where_it_is_told_to() -> None:

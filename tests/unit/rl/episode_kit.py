@@ -65,7 +65,7 @@ class Engine:
             self._waiting += requests
             self.asked += requests
             self._lock.notify()
-        return _ended(None)
+        return _ended([])
 
     def _take(self, client: str, wait_s: float, linger_s: float) -> Any:
         answer: Future[Any] = Future()

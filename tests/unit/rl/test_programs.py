@@ -73,7 +73,7 @@ class Engine:
             self.seeds.append(request.seed)
             text = "".join(map(chr, request.prompt.token_ids))
             self._ended.put((request.episode, sampled(self.say(text))))
-        return _answered(lambda: None)
+        return _answered(list)
 
     def _take(self, client: str, wait_s: float, linger_s: float) -> Any:
         return _answered(lambda: [self._ended.get(timeout=wait_s)])

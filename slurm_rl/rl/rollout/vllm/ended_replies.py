@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from slurm_rl.rl.rollout.replies import ReplyRequest
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine, SampledTokens
 
 
@@ -17,17 +18,19 @@ class EndedReplies:
 
     def __init__(self, engine: ContinuousEngine) -> None:
         self._engine = engine
-        self._ended: defaultdict[str, queue.SimpleQueue[tuple[str, Future[Any]]]] = defaultdict(queue.SimpleQueue)
+        self._ended: defaultdict[str, queue.SimpleQueue[tuple[ReplyRequest, Future[Any]]]] = defaultdict(
+            queue.SimpleQueue
+        )
 
     def begin(
-        self, client: str, names: Sequence[str], prompts: Sequence[dict[str, Any]], params: Sequence[Any]
+        self, client: str, requests: Sequence[ReplyRequest], prompts: Sequence[dict[str, Any]], params: Sequence[Any]
     ) -> None:
         """Have them sampled for who calls itself so; returns when the engine has them."""
         ended = self._ended[client]
-        for name, future in zip(names, self._engine.begin(prompts, params), strict=True):
-            future.add_done_callback(lambda it, name=name: ended.put((name, it)))  # type: ignore[misc]
+        for request, future in zip(requests, self._engine.begin(prompts, params), strict=True):
+            future.add_done_callback(lambda it, request=request: ended.put((request, it)))  # type: ignore[misc]
 
-    def take(self, client: str, wait_s: float, linger_s: float) -> list[tuple[str, SampledTokens]]:
+    def take(self, client: str, wait_s: float, linger_s: float) -> list[tuple[ReplyRequest, SampledTokens]]:
         """Those that have ended since the last call; waits `wait_s` for the first, `linger_s` more for others."""
         waiting = self._ended[client]
         try:
@@ -37,4 +40,4 @@ class EndedReplies:
         time.sleep(linger_s)
         while not waiting.empty():
             ended.append(waiting.get())
-        return [(name, future.result().samples[0]) for name, future in ended]
+        return [(request, future.result().samples[0]) for request, future in ended]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.node.processes import end_life_before
 from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
 from slurm_rl.rl.groups import Completion, SamplingSpec
-from slurm_rl.rl.rollout.replies import Replied, ReplyRequest
+from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine
 from slurm_rl.rl.rollout.vllm.ended_replies import EndedReplies
-from slurm_rl.rl.rollout.vllm.tool_calls import ToolCallReader
+from slurm_rl.rl.rollout.vllm.tool_calls import CallReaders, ToolCallReader, read_reply
 from slurm_rl.rl.rollout.vllm.vision_inputs import build_input, build_options, check_expanded
 from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
 from slurm_rl.run_dir import read_json
@@ -77,6 +77,7 @@ class VLLMEngine:
         self.asleep: set[str] = set()
         self.tokenizer = self.llm.get_tokenizer()
         self.tools = None if tools is None else ToolCallReader(tools, self.tokenizer)
+        self.readers = CallReaders(self.tokenizer)
         step = self.llm.llm_engine.step
 
         def beating_step(*args: Any, **kwargs: Any) -> Any:
@@ -107,18 +108,24 @@ class VLLMEngine:
             for output in outputs
         ]
 
-    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> None:
+    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         assert self.replies is not None, "asked of engines that take requests at any time"
-        inputs = [build_input(request.prompt) for request in requests]
-        params = [_sampling_params(request.spec, request.seed) for request in requests]
-        self.replies.begin(client, [request.episode for request in requests], inputs, params)
+        refused = {name: why for name, _, _, _, syntax in requests if (why := self.readers.refuse(syntax)) is not None}
+        begun = [request for request in requests if request.episode not in refused]
+        inputs = [build_input(request.prompt) for request in begun]
+        params = [_sampling_params(request.spec, request.seed) for request in begun]
+        self.replies.begin(client, begun, inputs, params)
+        return list(refused.items())
 
     def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
         assert self.replies is not None, "asked of engines that take requests at any time"
         ended = self.replies.take(client, wait_s, linger_s)
-        return [(name, self._completion(item, item.versions)) for name, item in ended]
+        return [
+            (request.episode, self._completion(item, item.versions, self.readers.find(request.tools)))
+            for request, item in ended
+        ]
 
-    def _completion(self, item: Any, versions: list[int]) -> Completion:
+    def _completion(self, item: Any, versions: list[int], theirs: ToolCallReader | None = None) -> Completion:
         token_ids = list(item.token_ids)
         logprobs = [float(step[token].logprob) for step, token in zip(item.logprobs, token_ids, strict=True)]
         text = self._text(token_ids, item)
@@ -126,14 +133,8 @@ class VLLMEngine:
         # Nearly all completions have one version; those need no list.
         mixed = versions if versions and versions[-1] != version else []
         completion = Completion(token_ids, logprobs, text, item.finish_reason == "length", version, mixed)
-        if self.tools is None:
-            return completion
-        # Of many models what makes a call one is special tokens. The last one ended the turn, unless a limit did.
-        ended = not completion.truncated and not isinstance(item.stop_reason, str)
-        seen = token_ids[:-1] if ended else token_ids
-        whole = str(self.tokenizer.decode(seen, skip_special_tokens=False))
-        said = self.tools.read(whole, cut=completion.truncated)
-        return replace(completion, content=said.content, calls=said.calls)
+        reader = theirs or self.tools
+        return completion if reader is None else read_reply(reader, completion, item.stop_reason)
 
     def _text(self, token_ids: list[int], item: Any) -> str:
         """What is scored: without special tokens, and without what stopped it."""

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.envs.environment import ToolCall
 from slurm_rl.errors import ConfigError
+from slurm_rl.rl.groups import Completion
+
+_KEPT_READERS = 64
+"""Sets of tools that programs bring."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,54 @@ class ToolCallReader:
         calls = self.read(begun + self.syntax.example, cut=False).calls
         if len(calls) != 1 or calls[0].name != name or not _same(calls[0].arguments, arguments):
             raise _refuse(self.syntax, f"{list(calls)} of {self.syntax.example!r}")
+
+
+class CallReaders:
+    """Of programs, which bring tools of their own: a reader for each set of them, made and proven once."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._known: OrderedDict[str, ToolCallReader | ConfigError] = OrderedDict()
+
+    def find(self, syntax: ToolSyntax | None) -> ToolCallReader | None:
+        """Of replies to a request that was not refused."""
+        found = None if syntax is None else self._find(syntax)
+        return None if isinstance(found, ConfigError) else found
+
+    def refuse(self, syntax: ToolSyntax | None) -> str | None:
+        """Why calls could not be read; None where they can be."""
+        found = None if syntax is None else self._find(syntax)
+        return str(found) if isinstance(found, ConfigError) else None
+
+    def _find(self, syntax: ToolSyntax) -> ToolCallReader | ConfigError:
+        key = json.dumps([syntax.parser, syntax.opening, list(syntax.schemas)], sort_keys=True)
+        with self._lock:
+            found = self._known.pop(key, None) or self._make(syntax)
+            self._known[key] = found
+            if len(self._known) > _KEPT_READERS:
+                self._known.popitem(last=False)
+            return found
+
+    def _make(self, syntax: ToolSyntax) -> ToolCallReader | ConfigError:
+        try:
+            return ToolCallReader(syntax, self.tokenizer)
+        except ConfigError as error:
+            return error
+        except Exception as error:  # vLLM's own reading of a schema, which a program wrote
+            return _refuse(syntax, f"{type(error).__name__}: {error}")
+
+
+def read_reply(reader: ToolCallReader, completion: Completion, stopped_by: int | str | None) -> Completion:
+    """The completion with what it says and calls."""
+    # Of many models what makes a call one is special tokens. The last one ended the turn, unless a limit did.
+    ended = not completion.truncated and not isinstance(stopped_by, str)
+    seen = completion.token_ids[:-1] if ended else completion.token_ids
+    whole = str(reader.tokenizer.decode(seen, skip_special_tokens=False))
+    if isinstance(stopped_by, str) and stopped_by in whole:
+        whole = whole[: whole.rindex(stopped_by)]
+    said = reader.read(whole, cut=completion.truncated)
+    return replace(completion, content=said.content, calls=said.calls)
 
 
 def split_thought(text: str, syntax: ToolSyntax) -> tuple[str, str]:

@@ -1,0 +1,84 @@
+"""The game of environments_vs_trl.py as each side wants it: an environment of ours, and one of TRL's, whose methods are
+tools. A digit from 1 to 8 is guessed in four replies; `<` and `>` say where it is, `=` that it was found, and any other
+reply ends the game, as a reply without a call does at TRL. `:` is where the policy speaks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_rl.envs.environment import Environment, Reply, Row, Step
+
+TURNS = 4
+DIGITS = "12345678"
+
+
+class Game:
+    """One game, for either side."""
+
+    def __init__(self, secret: str) -> None:
+        self.secret, self.found = int(secret), False
+
+    def say(self, guess: int) -> str:
+        """What is answered."""
+        self.found = self.found or guess == self.secret
+        return "=" if guess == self.secret else "<" if self.secret < guess else ">"
+
+
+class OurGuess(Environment):
+    def reset(self, row: Row, seed: int) -> None:
+        self.game, self.turn = Game(row.answer), 0
+
+    def step(self, reply: Reply) -> Step:
+        self.turn += 1
+        guess = reply.text.strip()
+        said = self.game.say(int(guess)) if guess and guess in DIGITS else None
+        if said is None or self.turn == TURNS:
+            return Step(reward=float(self.game.found), done=True)
+        return Step(f"{said}:")
+
+
+class TrlGuess:
+    """As TRL's `environment_factory` wants it."""
+
+    def reset(self, **row: Any) -> None:
+        self._game = Game(row["answer"])
+
+    def guess(self, number: int) -> str:
+        """Guess the digit.
+
+        Args:
+            number: The digit.
+        """
+        return self._game.say(int(number))
+
+    def get_reward(self) -> float:
+        return float(self._game.found)
+
+
+TEMPLATE = """\
+{%- for message in messages -%}
+{{- message.content -}}
+{%- for call in message.tool_calls or [] -%}
+{%- set asked = call.function.arguments -%}
+{%- if call.function.name != "guess" -%}{{ call.function.name }}{{ asked | tojson }}{%- endif -%}
+{%- endfor -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}:{%- endif -%}"""
+"""The smallest that TRL takes for one with tools: it must write a call's name and arguments. A guess is the digit that
+was sampled, which stands there; calls of other names are those of TRL's own check."""
+RESPONSE: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": ":",
+    "fields": {
+        "tool_calls": {
+            "open_pattern": rf"(?P<digit>[{DIGITS}])",
+            "close_pattern": r"(?=[\s\S])",
+            "repeats": True,
+            "content": "text",
+            "transform": {"type": "function", "function": {"name": "guess", "arguments": {"number": "{digit}"}}},
+        },
+        "content": {"content": "text"},
+    },
+}
+"""How transformers reads a reply: a digit is a call of `guess`."""

@@ -1,0 +1,81 @@
+"""Environments of the package verifiers, as `verifiers.load_environment` finds them or such a function in a file makes
+them: rows of its data set, played by its own rollout against the run's endpoint, scored by its own rubric.
+
+    python play_verifiers.py rows my-env 1000 --words '{"level": 2}' > rows.jsonl
+    env.program=[/envs/vf/bin/python, adapter:verifiers, my-env, --words, '{"level": 2}'] env.program_rows=64
+        data.info_keys=[input]
+
+A rollout that ended in an error has failed; one that is too long for the model is scored as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import threading
+from typing import Any
+
+import verifiers
+from endpoint_client import find_in_file, serve, write_rows
+from openai import AsyncOpenAI
+
+
+def load(name: str, words: dict[str, Any]) -> Any:
+    make = find_in_file(name)
+    return verifiers.load_environment(name, **words) if make is None else make(**words)
+
+
+def make_rows(world: Any, size: int) -> list[dict[str, Any]]:
+    """Its training rows, the prompt as they have it, which is messages."""
+    return [
+        {"prompt": without_nulls(row["prompt"]), "answer": str(row.get("answer") or ""), "input": row}
+        for row in world.get_dataset(size).to_list()
+    ]
+
+
+def without_nulls(prompt: Any) -> Any:
+    """Arrow gives every message all the keys that any has."""
+    if not isinstance(prompt, list):
+        return prompt
+    return [{key: value for key, value in message.items() if value is not None} for message in prompt]
+
+
+async def play(row: dict[str, Any], world: Any) -> dict[str, Any]:
+    async with AsyncOpenAI(base_url=row["base_url"], api_key=row["api_key"], timeout=None) as client:
+        ask = verifiers.OpenAIChatCompletionsClient(client)
+        # A retry of the whole rollout would be a second episode.
+        said = await world.run_rollout(row["info"]["input"], ask, "policy", {}, max_retries=0)
+    if said.get("error") is not None:
+        raise RuntimeError(str(said["error"]))
+    return {"reward": said["reward"], "scores": numbers_of(said.get("metrics") or {})}
+
+
+def numbers_of(metrics: dict[str, Any]) -> dict[str, float]:
+    """Those that can be averaged."""
+    return {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+
+
+def check(world: Any) -> None:
+    """ValueError: it scores several rollouts against each other, and here each is alone."""
+    if world.requires_group_rollouts:
+        raise ValueError("its rubric scores groups of rollouts, and a program plays one")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", help="the environment's name, file.py:load_environment, or `rows` to write rows")
+    parser.add_argument("name", nargs="?", help="of `rows`")
+    parser.add_argument("size", nargs="?", type=int, default=-1)
+    parser.add_argument("--words", type=json.loads, default={}, help="arguments of load_environment, as a JSON object")
+    args = parser.parse_args()
+    writes = args.what == "rows"
+    loaded = load(args.name if writes else args.what, args.words)
+    if writes:
+        write_rows(make_rows(loaded, args.size))
+    else:
+        check(loaded)
+        # One loop for all: what an environment holds, locks among it, belongs to the loop that it met first.
+        loop = asyncio.new_event_loop()
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        serve(lambda row: asyncio.run_coroutine_threadsafe(play(row, loaded), loop).result())
