@@ -155,7 +155,8 @@ class LiveEpisode:
         places, syntax = self._find_places(request)
         length = len(places[0].context)
         if length + request.max_tokens > self.bounds.max_tokens:
-            bound = f"{self.bounds.max_tokens} tokens (data.max_prompt_tokens + rollout.max_tokens)"
+            # By `context length` packages that know no code of OpenAI's know what this is.
+            bound = f"a context length of {self.bounds.max_tokens} tokens (data.max_prompt_tokens + rollout.max_tokens)"
             seen = f"{length} and a reply of up to {request.max_tokens}"
             raise self._beyond(bound, seen, "context_length_exceeded")
         self.num_replies += request.num_replies

@@ -194,4 +194,5 @@ def test_beyond_a_limit_an_episode_is_truncated(bounds: Bounds, code: str) -> No
         with pytest.raises(openai.BadRequestError) as over:
             asks.create(model="any", messages=more)
         assert over.value.code == code and len(engine.asked) == 1
+        assert ("context length" in str(over.value)) == (code == "context_length_exceeded")
         assert endpoint.close("7.0.0").is_truncated
