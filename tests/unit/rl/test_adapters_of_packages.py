@@ -1,10 +1,8 @@
-"""Adapters with the packages themselves, in an environment of their own: its `python` is in SLURM_RL_ADAPTERS_PYTHON,
-else it is made of the package index, once."""
+"""Adapters with the packages themselves: gymnasium is installed here, others are in an environment of their own."""
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 
@@ -12,27 +10,13 @@ import pytest
 
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.endpoint.programs import ADAPTERS, find_argv
+from tests.adapters_python import adapters_python
 from tests.unit.rl.test_programs import Engine, play_prompts
 
-PACKAGES = ("reasoning-gym==0.1.25", "gymnasium==1.4.0")
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="session")
-def python(tmp_path_factory: pytest.TempPathFactory) -> str:
-    if given := os.environ.get("SLURM_RL_ADAPTERS_PYTHON"):
-        return given
-    folder = tmp_path_factory.mktemp("adapters")
-    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-    made = folder / "bin" / "python"
-    done = subprocess.run([made, "-m", "pip", "install", "-q", *PACKAGES], capture_output=True, text=True)
-    if done.returncode != 0:
-        pytest.skip(f"no package index: {done.stderr[-300:]}")
-    return str(made)
-
-
-def test_tasks_of_reasoning_gym_make_rows_and_score_replies(python: str) -> None:
+@pytest.mark.slow
+def test_tasks_of_reasoning_gym_make_rows_and_score_replies() -> None:
+    python = adapters_python("reasoning-gym==0.1.25")
     rows = [python, str(ADAPTERS / "play_reasoning_gym.py"), "rows", "spell_backward", "3", "--head", "no" * 2]
     made = subprocess.run(rows, capture_output=True, text=True, check=True).stdout
     found = [json.loads(line) for line in made.splitlines()]
@@ -49,8 +33,9 @@ def test_tasks_of_reasoning_gym_make_rows_and_score_replies(python: str) -> None
     assert all((result.value or 0.0) < 0.5 and result.failure is None for group in wrong for result in group.results)
 
 
-def test_an_environment_of_gymnasium_is_played(python: str) -> None:
-    argv = find_argv([python, "adapter:gymnasium", "FrozenLake-v1", "--words", '{"is_slippery": false}'])
+def test_an_environment_of_gymnasium_is_played() -> None:
+    pytest.importorskip("gymnasium", reason="it comes with the extra dev")
+    argv = find_argv([sys.executable, "adapter:gymnasium", "FrozenLake-v1", "--words", '{"is_slippery": false}'])
     prompts = [EncodedPrompt(index=0, token_ids=[63], text="?", answer="")]
     # Down, down, right, right, down, right: past the holes of the map of four by four, from field 0 to 15.
     steps = {"?0": "1", "?014": "1", "?01418": "2", "?0141829": "2", "?0141829210": "1", "?0141829210114": "2"}

@@ -1,0 +1,31 @@
+"""An environment of verifiers with a tool, as its users write one: the sum is asked of the tool, and said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import verifiers as vf
+from datasets import Dataset
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: One.
+        b: The other.
+    """
+    return a + b
+
+
+def load_environment(size: int = 3, group: bool = False) -> Any:
+    rows = [{"question": f"{number} + 4?", "answer": str(number + 4)} for number in range(size)]
+
+    async def right(completion: Any, answer: str) -> float:
+        return float(str(completion[-1].content).strip() == answer)
+
+    async def ranks(completions: Any) -> list[float]:
+        return [0.0] * len(completions)
+
+    rubric = vf.Rubric(funcs=[ranks if group else right])
+    return vf.ToolEnv(dataset=Dataset.from_list(rows), tools=[add], rubric=rubric, max_turns=3)
