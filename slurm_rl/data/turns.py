@@ -23,6 +23,7 @@ from slurm_rl.errors import ConfigError, DataError
 _REPLIES = ("Zwischenruf", "Querkopf, 17.")
 """Two replies that nothing else of a conversation is likely to hold."""
 _OBSERVATION = "Gegenbeispiel 23"
+_RESULT: Message = {"role": "tool", "name": "tool", "tool_call_id": "call00000", "content": _OBSERVATION}
 
 
 class TurnRenderer:
@@ -58,6 +59,13 @@ class TurnRenderer:
         token_ids = self._encode(self._behind(_REPLIES[0], observation))
         return token_ids[1:] if token_ids[:1] == [last_token] else token_ids
 
+    def find_end(self) -> int | None:
+        """The special token that the template ends a reply with, or a call where there are tools; None without one."""
+        if self.template is None:
+            return None
+        [first, *_] = self.render([_RESULT] if self.template.tools else _OBSERVATION)
+        return first if first in self.tokenizer.all_special_ids else None
+
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -92,9 +100,8 @@ class TurnRenderer:
         assert self.template is not None
         self._prove_behind("env.name", _OBSERVATION)
         if self.template.tools:
-            result = {"role": "tool", "name": "tool", "tool_call_id": "call00000", "content": _OBSERVATION}
             try:
-                self._prove_behind("env.tools", [result])
+                self._prove_behind("env.tools", [_RESULT])
             except DataError as error:
                 raise self._refuse("env.tools", str(error)) from error
 

@@ -97,7 +97,7 @@ def load_model(
             model, loaded = kind.from_pretrained(
                 weights,
                 **fields,
-                generation_config=_load_generation_config(path, fields["config"], config),
+                generation_config=load_generation_config(path, fields["config"], config),
                 use_safetensors=True,  # never a pickle
                 ignore_mismatched_sizes=True,  # reported below, with names
                 output_loading_info=True,
@@ -126,7 +126,7 @@ def open_model(
         with init_empty_weights(include_buffers=False):
             model = kind.from_config(**fields, trust_remote_code=config.trust_remote_code)
         model.tie_weights()
-        model.generation_config = _load_generation_config(path, fields["config"], config)
+        model.generation_config = load_generation_config(path, fields["config"], config)
     files = find_weights(model, weights)
     if score_seed is not None:
         if files is None:
@@ -216,7 +216,8 @@ def _source(path: str | Path, config: ModelConfig) -> dict[str, Any]:
     return {"trust_remote_code": config.trust_remote_code, "local_files_only": Path(path).is_dir()}
 
 
-def _load_generation_config(path: str | Path, architecture: PreTrainedConfig, config: ModelConfig) -> GenerationConfig:
+def load_generation_config(path: str | Path, architecture: PreTrainedConfig, config: ModelConfig) -> GenerationConfig:
+    """What the model says of sampling, its end-of-text tokens among it."""
     # Of `path`, like the tokenizer: end-of-text ids of a foreign `init_from` would end up in the export.
     try:
         return GenerationConfig.from_pretrained(path, **_source(path, config))

@@ -18,6 +18,7 @@ from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.envs.schemas import Schema, read_schemas
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.rl.groups import Prompts
+from slurm_rl.rl.turn_check import check_turns
 from slurm_rl.train.model_folder import load_text_config
 
 
@@ -74,6 +75,7 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
     for name, one in ({} if config.eval.only else each_source(config)).items():
         split = load_prompts(one.data, with_info=one.env.is_on)
         tools = all_prompts.schemas[name] = read_schemas(one.env)
+        check_turns(one, model_path, encoder.tokenizer, tools)
         train, held_out = (encoder.encode(rows, one, name, tools) for rows in (split.train, split.held_out))
         counts += count_rows(split, len(train), len(held_out))
         all_prompts.train += train
@@ -82,7 +84,9 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
             names = {row.index: row.name for row in split.train}
             answered = [(names[prompt.index], prompt.answer) for prompt in train]
             all_prompts.answers += encode_answers(answered, encoder.tokenizer)
-    all_prompts.schemas |= {set_key(name): read_schemas(one.env) for name, one in each_set(config).items()}
+    for name, one in each_set(config).items():
+        tools = all_prompts.schemas[set_key(name)] = read_schemas(one.env)
+        check_turns(one, model_path, encoder.tokenizer, tools)
     all_prompts.sets = load_sets(config, encoder, all_prompts.schemas)
     if encoder.images is not None:
         all_prompts.max_images = max(len(prompt.images) for prompt in all_prompts.all_rows)
