@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from slurm_rl.envs.worker import Answer, Call, Facts, Outcome
+from slurm_rl.envs.facts import Facts
+from slurm_rl.envs.worker import Answer, Call, Outcome
 
 _LOOK_S = 0.5
 

@@ -30,6 +30,7 @@ from typing import Any
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.envs import worker
 from slurm_rl.envs.environments import Environments
+from slurm_rl.envs.facts import Refused
 from slurm_rl.envs.wire import Wire
 from slurm_rl.envs.worker import Answer, Begun, Call, NextCall
 from slurm_rl.errors import ConfigError, RewardError
@@ -269,21 +270,23 @@ class EnvironmentPool(Environments):
     def _greet(self, process: _Process) -> None:
         """Wait until it has imported the user's file."""
         limit_s = self.config.start_timeout_s
+        lost = Refused("what it names must be a file that runs", self.spec or "", "mend it")
         deadline = time.monotonic() + limit_s
         found: list[Any] = []
+        answer: Any = None
         try:
             while not found and wait([process.wire.fileno()], max(deadline - time.monotonic(), 0.0)):
                 found = process.wire.receive()
-            answer = found[0] if found else "late"
+            answer = found[0] if found else None
         except (EOFError, OSError):
-            answer = f"it died with exit code {process.process.exitcode}"
-        if answer == "late":
+            answer = lost._replace(seen=f"{self.spec}: it died with exit code {process.process.exitcode}")
+        if answer is None:
             raise RewardError(
                 f"a process for environments must be up within {limit_s:g} s (env.start_timeout_s)",
                 seen=f"nothing of {self.spec}",
                 action="see what the file does as it is imported, or raise the deadline",
             )
-        if isinstance(answer, str):
+        if isinstance(answer, Refused):
             key = "env.tools" if self.config.name is None else "env.name"
-            raise ConfigError(f"{key} must be a file that runs", seen=f"{self.spec}: {answer}", action="mend it")
+            raise ConfigError(f"{key}: {answer.rule}", seen=answer.seen, action=answer.action)
         self.facts = answer

@@ -11,8 +11,10 @@
 
     class Shop:                                      # env.tools=file.py:Shop, an instance an episode
         def reset(self, row, seed): self.cart = []   # as Environment.reset; may be left out
-        def add(self, item: str) -> str: ...         # a tool, as are all methods but these two and _private ones
+        def add(self, item: str) -> str: ...         # a tool, as are all methods but _private ones and the hooks here
         def score(self, reply): return 1.0           # of the answer; left out: `reward` of the config judges it
+        def snapshot(self): ...                      # with resume = "snapshot" these two, as of an Environment
+        def restore(self, row, data): ...
 
 The policy's calls come parsed (rl/rollout/vllm/tool_calls.py). A reply without any is the answer and ends the episode.
 Whatever is wrong with a call is told to the policy and counted (`ToolError`); it never costs the episode.
@@ -38,7 +40,7 @@ from slurm_rl.functions.load import load_file, load_function
 Tools = Mapping[str, Callable[..., Any]]
 """By the names that the policy knows."""
 
-_HOOKS = ("reset", "score")
+_HOOKS = ("reset", "score", "snapshot", "restore")
 _LONGEST_CHARS = 100_000
 """Of one result; no turn holds more."""
 _SHOWN_CHARS = 300
@@ -108,11 +110,6 @@ class MakeToolEnvironment:
     version: str
     """As `Environment.version`; "" of a file, whose hash it then is."""
 
-    @property
-    def resume(self) -> str:
-        """What a class says of its state; functions have none."""
-        return str(getattr(self.tools, "resume", Environment.resume))
-
     @classmethod
     def of(cls, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]]) -> MakeToolEnvironment:
         assert config.tools is not None
@@ -134,6 +131,13 @@ class ToolEnvironment(Environment):
     async def reset(self, row: Row, seed: int) -> None:
         if hasattr(self.state, "reset"):
             await _wait(self.state.reset(row, seed))
+
+    def snapshot(self) -> bytes:
+        found: bytes = self.state.snapshot()
+        return found
+
+    def restore(self, row: Row, data: bytes) -> None:
+        self.state.restore(row, data)
 
     async def step(self, reply: Reply) -> Step:
         # Whoever thinks of a call and then answers has answered.

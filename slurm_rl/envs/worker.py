@@ -6,7 +6,6 @@ What goes back are plain values alone; an exception is turned into words here, a
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 import json
 import math
@@ -18,15 +17,15 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.lines import shorten
-from slurm_rl.envs.environment import Environment, Reply, Row, Step, ToolCall
+from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
+from slurm_rl.envs.facts import Refused, read_facts
 from slurm_rl.envs.tools import MakeToolEnvironment
 from slurm_rl.envs.wire import Wire
-from slurm_rl.functions.load import find_file, is_file, load_function
+from slurm_rl.functions.load import load_function
 from slurm_rl.rewards.results import Failure
 
 _SHOWN_CHARS = 200
@@ -82,13 +81,6 @@ class Begun(Protocol):
     value: int
 
 
-class Facts(NamedTuple):
-    """What a class says of itself."""
-
-    resume: str
-    version: str
-
-
 def serve(end: socket.socket, num_begun: Begun, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]]) -> None:
     """Answer calls until the other side is gone.
 
@@ -103,22 +95,15 @@ def serve(end: socket.socket, num_begun: Begun, config: EnvironmentConfig, schem
     spec = config.name or config.tools or ""
     try:
         make = MakeToolEnvironment.of(config, schemas) if config.name is None else load_function(spec)
-        facts = Facts(getattr(make, "resume", Environment.resume), find_version(make, spec))
-        wire.send(facts)
+        facts = read_facts(make, spec)
     except BaseException as error:
-        wire.send(_describe(error))
+        facts = Refused("what it names must be a file that runs", f"{spec}: {_describe(error)}", "mend it")
+    wire.send(facts)
+    if isinstance(facts, Refused):
         return
     with asyncio.Runner() as runner:
         worlds = Worlds(make, config.timeout_s, wire, num_begun, facts.resume)
         runner.run(worlds.serve())
-
-
-def find_version(make: Any, spec: str) -> str:
-    """What the class calls itself, or a hash of its file."""
-    if own := getattr(make, "version", ""):
-        return str(own)
-    file = find_file(spec) if is_file(spec) else Path(inspect.getfile(make))
-    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 @dataclass

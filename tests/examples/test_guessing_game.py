@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
-from slurm_rl.run_dir import RunDir
 from tests.docs.metrics_page import find_unexplained
-from tests.examples.kit import HERE, ROOT, SMALL, run_readme
-from tests.whole_run import exact_rows, kill_trainer
-
-SIZES = (*SMALL, "trainer.num_steps=4", "data.num_eval=10", "eval.every=4", "checkpoint.every=2")
+from tests.examples.kit import run_readme
+from tests.killed_game.game import SIZES, Game
+from tests.killed_game.story import effects, place_calls, read_left, read_trained
+from tests.whole_run import exact_rows
 
 
 def test_a_guessing_game(tmp_path: Path) -> None:
-    printed = run_readme("guessing_game", tmp_path, {"guessing_game_tiny": SIZES})
+    printed = run_readme("guessing_game", tmp_path, {"guessing_game_tiny": SIZES["guessing_game"]})
     assert "step 4, reward" in printed and "turn 1" in printed and "it said" in printed
     rows = exact_rows(tmp_path / "runs/guessing_game")
     assert find_unexplained({key for row in rows for key in row}) == set()
@@ -25,13 +21,14 @@ def test_a_guessing_game(tmp_path: Path) -> None:
     assert all(1 < row["episode/turns_mean"] <= 4 and 0 < row["episode/masked"] < 0.5 for row in steps)
     # Over all turns the policy says of each sampled token what the engine said.
     assert all(row["mismatch/max"] < 1e-4 for row in steps) and all(row["policy/grad_norm"] > 0 for row in steps)
-    killed = tmp_path / "killed"
-    words = [f"run_dir={killed}", "--config-dir", "examples/guessing_game", "+exp=guessing_game_tiny", *HERE, *SIZES]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    slurm_rl = [sys.executable, "-m", "slurm_rl"]
-    started = subprocess.Popen([*slurm_rl, *words], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL)
-    kill_trainer(RunDir(killed), started, step=2)
-    assert started.wait(timeout=300) != 0
-    resumed = subprocess.run([*slurm_rl, "resume", str(killed)], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert exact_rows(killed) == rows
+    killed = Game(tmp_path / "killed", world="HeldGuess")
+    # In the third turn of the fourth step; the checkpoint is of two.
+    killed.kill_in(3, 2)
+    known = read_left(killed, waves=True, ahead=0).sampled
+    assert {(at.step, at.turn) for at in known} >= {(3, 0), (3, 1), (3, 2)} and all(at[::3] != (3, 3) for at in known)
+    killed.finish()
+    assert exact_rows(killed.run.path) == rows
+    trained = read_trained(killed.run)
+    assert known.items() <= trained.items()
+    # The step that was repeated, and the turn that was in doubt, called their worlds again by the same names.
+    assert sorted(place_calls(killed, effects(killed.seen))) == sorted(trained)

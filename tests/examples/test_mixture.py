@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from slurm_rl.jsonl import read_rows
+from slurm_rl.rl.loop.trainer_state import replay_groups
 from slurm_rl.run_dir import RunDir
 from tests.docs.metrics_page import find_unexplained
-from tests.examples.kit import HERE, ROOT, SMALL, run_readme
-from tests.whole_run import exact_rows, kill_trainer
-
-SIZES = (*SMALL, "trainer.num_steps=4", "eval.every=4", "checkpoint.every=2", "data.sources.games.num_eval=10")
+from tests.examples.kit import run_readme
+from tests.killed_game.game import SIZES, Game
+from tests.killed_game.story import check_kept, read_left
+from tests.whole_run import exact_rows
 
 
 def test_a_mixture(tmp_path: Path) -> None:
-    run_readme("mixture", tmp_path, {"mixture_tiny": SIZES})
+    run_readme("mixture", tmp_path, {"mixture_tiny": SIZES["mixture"]})
     rows = exact_rows(tmp_path / "runs/mixture")
     assert find_unexplained({key for row in rows for key in row}) == set()
     steps = [row for row in rows if row["stage"] == "grpo"]
@@ -38,15 +36,16 @@ def test_a_mixture(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_killed_mixture_has_the_same_digits(tmp_path: Path) -> None:
-    run_readme("mixture", tmp_path, {"mixture_tiny": SIZES})
-    rows = exact_rows(tmp_path / "runs/mixture")
-    killed = tmp_path / "killed"
-    words = [f"run_dir={killed}", "--config-dir", "examples/mixture", "+exp=mixture_tiny", *HERE, *SIZES]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    slurm_rl = [sys.executable, "-m", "slurm_rl"]
-    started = subprocess.Popen([*slurm_rl, *words], cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, text=True)
-    kill_trainer(RunDir(killed), started, step=2)
-    assert started.wait(timeout=300) != 0
-    resumed = subprocess.run([*slurm_rl, "resume", str(killed)], cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert exact_rows(killed) == rows
+    run_readme("mixture", tmp_path, {"mixture_tiny": (*SIZES["mixture"], "rollout.dump=true")})
+    whole = RunDir(tmp_path / "runs/mixture")
+    rows = exact_rows(whole.path)
+    # Games of the fourth step are in their third turn, and sums have been sampled; the checkpoint is of two.
+    killed = Game(tmp_path / "killed", example="mixture")
+    killed.kill_in(3, 2)
+    left = read_left(killed, waves=True, ahead=0)
+    assert {(at.step, at.turn) for at in left.sampled} >= {(3, 0), (3, 1), (3, 2)}
+    killed.finish()
+    assert exact_rows(killed.run.path) == rows
+    check_kept(left, killed)
+    for step in range(4):  # rows of both sources in their order
+        assert replay_groups(killed.run.rollouts, step) == replay_groups(whole.rollouts, step)

@@ -512,7 +512,7 @@ def rollouts(folder: Path) -> Case:
     "rl.rollout.journal.Journal.save",
 )
 def journal(folder: Path) -> Case:
-    from slurm_rl.envs.worker import Facts
+    from slurm_rl.envs.facts import Facts
     from slurm_rl.rl.groups import SamplingSpec
     from slurm_rl.rl.rollout.journal import BatchJournal, Journal
     from slurm_rl.rl.rollout.journal_lines import TurnPlace, render_reply

@@ -25,7 +25,7 @@ from typing import Any
 
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.disk import naming
-from slurm_rl.envs.worker import Facts
+from slurm_rl.envs.facts import Facts
 from slurm_rl.errors import ConfigError
 from slurm_rl.rl.groups import SamplingSpec
 from slurm_rl.rl.rollout.journal_lines import (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.envs.environment import Reply, Row, Step
+from slurm_rl.envs.facts import Facts
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.worker import Call
 from slurm_rl.errors import ConfigError
@@ -143,6 +145,35 @@ def test_a_file_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
         pass
     with pytest.raises(ConfigError, match="World"), EnvironmentPool(EnvironmentConfig(name=f"{FILE}:World")):
         pass
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('resume = "snapshot"', r"World without snapshot\(\) and restore\(row, data\)"),
+        ('resume = "snapshot"\n    def snapshot(self): return b""', r"World without restore\(row, data\)\. Next"),
+        ('resume = "snapshots"', r"one of snapshot, replay, restart; got 'snapshots' of World"),
+    ],
+)
+@pytest.mark.parametrize("key", ["name", "tools"])
+def test_a_class_that_does_not_have_what_it_promises_is_refused(tmp_path: Path, key: str, body: str, said: str) -> None:
+    """As the run begins, and not as each of its episodes comes to its first snapshot."""
+    (tmp_path / "world.py").write_text(
+        "from slurm_rl.envs.environment import Environment, Step\n"
+        f"class World({'Environment' if key == 'name' else 'object'}):\n    {body}\n"
+        '    def act(self) -> str:\n        """Do it."""\n        return ""\n'
+    )
+    own: dict[str, Any] = {key: f"{tmp_path / 'world.py'}:World"}
+    with pytest.raises(ConfigError, match=f"env.{key}: .*{said}"), EnvironmentPool(EnvironmentConfig(**own)):
+        pass
+
+
+def test_what_it_inherits_counts_as_what_it_has(tmp_path: Path) -> None:
+    own = 'from slurm_rl.envs.environment import Environment\nclass Base(Environment):\n    resume = "snapshot"\n'
+    own += "    def snapshot(self):\n        return b''\n    def restore(self, row, data):\n        pass\n"
+    (tmp_path / "world.py").write_text(f"{own}class World(Base):\n    version = '3'\n")
+    with EnvironmentPool(EnvironmentConfig(name=f"{tmp_path / 'world.py'}:World")) as pool:
+        assert pool.facts == Facts("snapshot", "3")
 
 
 def test_nothing_is_done_for_no_call(bad: EnvironmentPool) -> None:

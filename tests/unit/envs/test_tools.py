@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.envs.schemas import Schema, build_schema, read_schemas
 from slurm_rl.envs.tools import bind_tools, load_tools, read_arguments
-from slurm_rl.envs.worker import Call
+from slurm_rl.envs.worker import Call, Snapshot
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import Failure
 
@@ -154,6 +155,21 @@ def test_every_episode_has_a_state_of_its_own() -> None:
         first = call("a", said("put", thing="a"), answer="bag")
         answer = Call(episode="a", row=first.row, seed=1, replies=[*first.replies, Reply(text="2", content="2")])
         assert pool.play([answer]) == [Step("", 1.0, True)]
+
+
+def test_a_state_is_brought_back_by_its_snapshot() -> None:
+    spec = config(f"{FILE}:SavedCart")
+    assert [schema["function"]["name"] for schema in told("SavedCart")] == ["put"]
+    first = call("a", said("put", thing="a"), answer="bag")
+    with EnvironmentPool(spec, told("SavedCart")) as pool:
+        [answer] = pool.ask([first])
+        assert answer.snapshot == b'["bag", "a"]'
+    second = replace(first, replies=[*first.replies, Reply(text="9", content="9")])
+    with EnvironmentPool(spec, told("SavedCart")) as pool:
+        # Of two things; a world that is not the same shows, since it holds nine.
+        assert pool.play([replace(second, snapshot=Snapshot(1, b"[1, 2, 3, 4, 5, 6, 7, 8, 9]"))]) == [
+            Step("", 1.0, True)
+        ]
 
 
 def test_null_is_of_an_optional_type_alone() -> None:

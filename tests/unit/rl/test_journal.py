@@ -9,7 +9,8 @@ import pytest
 
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.envs.environment import Step
-from slurm_rl.envs.worker import Facts, Snapshot
+from slurm_rl.envs.facts import Facts
+from slurm_rl.envs.worker import Snapshot
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rl.groups import Completion, SamplingSpec

@@ -1,0 +1,79 @@
+"""What a class of environments says of itself, read in a process that has imported it; and what is wrong with that.
+
+    class Shop(Environment):
+        resume, version = "snapshot", "2"     ->  Facts("snapshot", "2")
+
+A class that promises snapshots and has none would cost each of its episodes, one after the other: it is refused as the
+run begins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from slurm_rl.envs.environment import Environment
+from slurm_rl.envs.tools import MakeToolEnvironment
+from slurm_rl.functions.load import find_file, is_file
+
+WAYS: Final = ("snapshot", "replay", "restart")
+"""What may bring a world back."""
+_HOOKS = ("snapshot", "restore")
+
+
+class Facts(NamedTuple):
+    """What a class says of itself."""
+
+    resume: str
+    """One of WAYS."""
+    version: str
+
+
+class Refused(NamedTuple):
+    """Why no environment can be made of what a config names."""
+
+    rule: str
+    seen: str
+    action: str
+
+
+def read_facts(make: Any, spec: str) -> Facts | Refused:
+    """What `make` says of itself, by the name `spec` under which it was loaded.
+
+    >>> class Shop(Environment):
+    ...     resume = "snapshot"
+    ...     version = "2"
+    >>> read_facts(Shop, "shop.py:Shop").seen
+    'Shop without snapshot() and restore(row, data)'
+    """
+    cls = make.tools if isinstance(make, MakeToolEnvironment) else make
+    resume = getattr(cls, "resume", Environment.resume)
+    if resume not in WAYS:
+        return Refused(f"resume must be one of {', '.join(WAYS)}", f"{resume!r} of {_name(cls)}", "correct the class")
+    if resume == "snapshot" and (lacking := [hook for hook in _HOOKS if not _has(cls, hook)]):
+        spelled = {"snapshot": "snapshot()", "restore": "restore(row, data)"}
+        seen = f"{_name(cls)} without {' and '.join(spelled[hook] for hook in lacking)}"
+        rule = 'a class with resume = "snapshot" must say how its worlds are saved and brought back'
+        return Refused(
+            rule, seen, 'define what is missing; or resume = "replay", where the same replies bring them back'
+        )
+    return Facts(resume, find_version(make, spec))
+
+
+def find_version(make: Any, spec: str) -> str:
+    """What the class calls itself, or a hash of its file."""
+    if own := getattr(make, "version", ""):
+        return str(own)
+    file = find_file(spec) if is_file(spec) else Path(inspect.getfile(make))
+    return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
+
+
+def _has(cls: Any, hook: str) -> bool:
+    found = getattr(cls, hook, None)
+    return callable(found) and found is not getattr(Environment, hook)
+
+
+def _name(cls: Any) -> str:
+    return str(getattr(cls, "__name__", cls))

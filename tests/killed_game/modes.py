@@ -1,0 +1,49 @@
+"""The rows of docs/exact-episodes.md: what a killed run has, compared with one that nobody disturbed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurm_rl.rl.loop.trainer_state import replay_groups
+from tests.killed_game.game import Game
+from tests.killed_game.story import Left, check_kept, effects, read_left, read_trained, tokens_of
+from tests.whole_run import exact_rows
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How episodes go."""
+
+    words: tuple[str, ...]
+    waves: bool
+    ahead: int = 0
+
+    @property
+    def reference(self) -> tuple[str, ...]:
+        """Words of a run to compare with: free order has the tokens of waves."""
+        return self.words if self.waves else ()
+
+    def left(self, game: Game) -> Left:
+        """What a killed run has left."""
+        return read_left(game, waves=self.waves, ahead=self.ahead)
+
+    def check(self, game: Game, lefts: list[Left], whole: Game) -> None:
+        """A finished run that was killed where `lefts` were left."""
+        for left in lefts:
+            check_kept(left, game)
+        if self.waves:
+            assert exact_rows(game.run.path) == exact_rows(whole.run.path)
+            steps = range(len(list(whole.run.rollouts.iterdir())))
+            # Rows of all sources in their order, tokens, logprobs and rewards.
+            assert all(replay_groups(game.run.rollouts, at) == replay_groups(whole.run.rollouts, at) for at in steps)
+        if self.waves or not self.ahead:
+            assert tokens_of(read_trained(game.run)) == tokens_of(read_trained(whole.run))
+            assert effects(game.seen) == effects(whole.seen), "each call has its one effect"
+
+
+MODES = {
+    "waves": Mode((), waves=True),
+    "free": Mode(("env.order=free",), waves=False),
+    "waves-ahead": Mode(("rollout.max_staleness=1",), waves=True, ahead=1),
+    "free-ahead": Mode(("env.order=free", "rollout.max_staleness=2", "rollout.continuous=true"), waves=False, ahead=2),
+}

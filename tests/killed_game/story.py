@@ -1,0 +1,110 @@
+"""What a run of episodes has left on disk: turns of its journals, turns that it trained on, calls of its worlds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from slurm_rl.checkpoints.store import CheckpointStore
+from slurm_rl.rl.loop.trainer_state import replay_groups
+from slurm_rl.rl.rollout.journal_lines import build_histories, parse_lines
+from slurm_rl.run_dir import RunDir
+from tests.killed_game.game import Game
+
+
+class Place(NamedTuple):
+    """A turn of an episode."""
+
+    step: int
+    place: int
+    """Of its prompt among those of the game in the batch."""
+    member: int
+    turn: int
+
+
+Sampled: TypeAlias = tuple[list[int], list[float], list[int]]
+"""Token ids, logprobs and the versions of the weights, one a token."""
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a killed run has that whoever goes on must not sample or ask for again."""
+
+    saved: int
+    """Step of its newest checkpoint."""
+    sampled: dict[Place, Sampled]
+    """Turns that had been sampled."""
+    answered: set[Place]
+    """Those of which it was known what came of them."""
+    num_calls: int
+    """Of worlds, so far."""
+
+
+def read_left(game: Game, *, waves: bool, ahead: int) -> Left:
+    """Of a run that nobody writes.
+
+    A journal that has a turn twice has sampled it twice: this is checked here.
+
+    Args:
+        waves: turns of weights that were never saved count, too: they are sampled again, and compared.
+        ahead: rollout.max_staleness.
+    """
+    newest = CheckpointStore(game.run.checkpoints).latest()
+    saved = newest.step if newest is not None else 0
+    sampled, answered = dict[Place, Sampled](), set[Place]()
+    for file in game.run.journal.glob("rollout-*.journal"):
+        step = int(file.name.split("-")[1])
+        rows = parse_lines(file.read_bytes())[0]
+        twice = Counter((row["p"], row["m"], row["t"]) for row in rows if row["k"] == "reply")
+        assert waves or max(twice.values(), default=1) == 1, f"{file.name}: sampled twice: {twice.most_common(3)}"
+        if step < saved or (not waves and step > saved + ahead):
+            continue
+        for (place, member), history in build_histories(rows, None if waves else saved).items():
+            turns = [Place(step, place, member, turn) for turn in range(len(history.replies))]
+            replies = zip(turns, history.replies, strict=True)
+            sampled |= {at: (it.token_ids, it.logprobs, it.versions()) for at, it in replies}
+            answered |= set(turns[: len(history.outcomes)])
+    return Left(saved, sampled, answered, len(game.calls))
+
+
+def read_trained(run: RunDir) -> dict[Place, Sampled]:
+    """Every turn of a game that the run trained on, by rollout.dump=true."""
+    found: dict[Place, Sampled] = {}
+    for file in run.rollouts.glob("step-*.jsonl"):
+        step = int(file.stem.removeprefix("step-"))
+        groups = [group for group in replay_groups(run.rollouts, step) if group.completions[0].turns]
+        for place, group in enumerate(groups):
+            for member, one in enumerate(group.completions):
+                versions, first = one.versions(), 0
+                for turn, said in enumerate(one.turns):
+                    last = first + said.end - said.start
+                    ids = one.token_ids[said.start : said.end]
+                    found[Place(step, place, member, turn)] = ids, one.logprobs[first:last], versions[first:last]
+                    first = last
+    return found
+
+
+def check_kept(left: Left, game: Game) -> None:
+    """Of what a kill had left nothing is lost, changed, or asked of a world again."""
+    trained = read_trained(game.run)
+    lost = {at: (one, trained.get(at)) for at, one in left.sampled.items() if trained.get(at) != one}
+    assert not lost, f"{len(lost)} of {len(left.sampled)} turns, such as {next(iter(lost.items()))}"
+    again = left.answered & set(place_calls(game, game.calls[left.num_calls :]))
+    assert not again, f"{len(again)} asked of worlds again: {sorted(again)[:5]}"
+
+
+def place_calls(game: Game, names: list[str]) -> list[Place]:
+    """Turns of training that are named; those of the evaluation are left out."""
+    steps = {str(game.batch_seed(step)): step for step in range(100)}
+    parts = [name.split(".") for name in names]
+    return [Place(steps[seed], int(at), int(of), int(turn)) for seed, at, of, turn, _ in parts if seed in steps]
+
+
+def effects(seen: Path) -> list[str]:
+    return sorted(path.name for path in (seen / "effects").iterdir())
+
+
+def tokens_of(trained: dict[Place, Any]) -> dict[Place, list[int]]:
+    return {at: ids for at, (ids, _, _) in trained.items()}

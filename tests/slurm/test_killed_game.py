@@ -1,0 +1,70 @@
+"""A game of several turns over two nodes of a real Slurm, whose job meets with something in the middle of each turn.
+
+The real trainer: Ray, vLLM and torch on CPU. Minutes, so marked slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.killed_game.game import PATIENCE_S, Game
+from tests.killed_game.modes import MODES
+from tests.slurm.cluster import Cluster, wait_until
+from tests.slurm.light.runs import LightRun
+from tests.slurm.submitting import cli
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(2400)]
+
+SIZES = ("trainer.num_steps=8", "eval.every=8", "checkpoint.every=1")
+
+
+def kill_controller(run: LightRun, attempt: int) -> None:
+    run.kill(run.hosts(attempt)[0], "submitit.core._submit", newest_alone=True)
+
+
+def kill_agent(run: LightRun, attempt: int) -> None:
+    run.kill(run.hosts(attempt)[1], "slurm_rl.node.agent")
+
+
+def kill_trainer(run: LightRun, attempt: int) -> None:
+    run.kill(run.hosts(attempt)[0], "slurm_rl.rl.main")
+
+
+def requeue(run: LightRun, attempt: int) -> None:
+    assert run.cluster.run(["scontrol", "requeue", run.job]).returncode == 0
+
+
+BEFALLS: list[Callable[[LightRun, int], None]] = [kill_controller, kill_agent, kill_trainer, requeue]
+"""In turn 0, 1, 2 and 3, each in a step of its own, with a checkpoint between."""
+
+
+@pytest.mark.parametrize("name", ["waves", "free"])
+def test_whatever_befalls_its_job_in_a_turn_a_game_goes_on(
+    name: str, cluster: Cluster, shared_dir: Path, tmp_path: Path
+) -> None:
+    mode, lefts = MODES[name], []
+    game = Game(shared_dir / "game", *SIZES, "+cluster=slurm_cpu", "job.max_failures=4", *mode.words)
+    game.hold(1, 0)
+    done = cli(cluster, game.run.path.parent, *game.words)
+    assert done.returncode == 0, done.stderr
+    run = LightRun.open(cluster, game.run.path)
+    for turn, befall in enumerate(BEFALLS):
+        step, attempt = 2 * turn + 1, turn + 1
+        wait_until(lambda at=step: game.is_held(at), f"turn {turn} of step {step}", timeout_s=PATIENCE_S)
+        befall(run, attempt)
+        # Until nobody of it is left its worlds are held, or it would go on for a while.
+        run.wait_for_events("attempt/ended", attempt, timeout_s=PATIENCE_S)
+        lefts.append(mode.left(game))
+        assert any((at.step, at.turn) == (step, turn) for at in lefts[-1].sampled)
+        if attempt < len(BEFALLS):
+            game.hold(step + 2, turn + 1)
+        else:
+            game.release()
+    assert run.wait_for_end(timeout_s=PATIENCE_S)["state"] == "finished"
+    assert len(run.outcomes) == len(BEFALLS) + 1
+    whole = Game(tmp_path, *SIZES, *mode.reference)
+    whole.finish()
+    mode.check(game, lefts, whole)

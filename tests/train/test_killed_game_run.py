@@ -1,0 +1,117 @@
+"""kill -9 of a run of episodes: in every turn of a step, and at random moments. Real Ray, vLLM and torch on CPU.
+
+One such kill is in every `make test`: tests/examples/test_guessing_game.py.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.jsonl import read_rows
+from slurm_rl.node.hang import read_beats
+from tests.killed_game.game import PATIENCE_S, Game
+from tests.killed_game.modes import MODES, Mode
+from tests.killed_game.story import Left
+from tests.train.test_engine_run import find_beats
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+LONG = ("trainer.num_steps=12", "eval.every=6")
+KILLS = 5
+"""At random moments, of each of SEEDS."""
+SEEDS = range(4)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Game]:
+    """Runs that nobody disturbed, by their words; free order has the tokens of waves."""
+    found: dict[tuple[str, ...], Game] = {}
+
+    def find(mode: Mode, *words: str) -> Game:
+        asked = (*words, *mode.reference)
+        if asked not in found:
+            found[asked] = Game(tmp_path_factory.mktemp("whole"), *asked)
+            found[asked].finish()
+        return found[asked]
+
+    return find
+
+
+@pytest.mark.parametrize("name", MODES)
+def test_killed_in_every_turn_of_a_step(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
+    """In turn 0, 1, 2 and 3 of the third step, each time gone on with."""
+    mode, lefts = MODES[name], list[Left]()
+    game = Game(tmp_path, *mode.words)
+    for turn in range(4):
+        game.kill_in(2, turn, saved=2 if name == "free" else 0)
+        lefts.append(mode.left(game))
+        assert any(at.step == 2 and at.turn == turn for at in lefts[-1].sampled)
+    game.finish()
+    mode.check(game, lefts, undisturbed(mode))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", MODES)
+def test_killed_at_random_moments(name: str, seed: int, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
+    """The trainer alone or all processes of the run; in turns, training, evaluation or a save."""
+    mode, chance, lefts, num_kills = MODES[name], random.Random(seed), list[Left](), 0
+    game = Game(tmp_path / "run-0", *LONG, *mode.words)
+    while num_kills < KILLS:
+        if game.kill_after(chance.randint(20, 3000), chance.uniform(0.0, 1.5), whole=chance.random() < 0.5):
+            num_kills += 1
+            lefts.append(mode.left(game))
+        else:
+            mode.check(game, lefts, undisturbed(mode, *LONG))
+            game, lefts = Game(tmp_path / f"run-{num_kills}", *LONG, *mode.words), []
+    game.finish()
+    mode.check(game, lefts, undisturbed(mode, *LONG))
+
+
+@pytest.mark.parametrize("name", ["waves", "free"])
+def test_without_its_worlds_and_without_its_engine_it_goes_on(
+    name: str, tmp_path: Path, undisturbed: Callable[..., Game]
+) -> None:
+    """The process of all worlds is killed in the second turn of a step, the engine in the first of the next one."""
+    mode = MODES[name]
+    game = Game(tmp_path, *mode.words)
+    game.hold(1, 1)
+    process = game.start()
+    game.wait(process, lambda: game.held is not None, "the second step")
+    assert game.held is not None
+    os.kill(game.held, signal.SIGKILL)
+    game.hold(2, 0)
+    game.wait(process, lambda: game.held is not None, "the third step")
+    folder = find_beats(game.run)
+    assert folder is not None
+    [engine] = [beat.pid for beat in read_beats(folder, time.monotonic()) if beat.name == "rollout-0"]
+    game.release()
+    os.kill(engine, signal.SIGKILL)
+    assert process.wait(timeout=PATIENCE_S) == 0, game.output
+    assert game.run.attempt_numbers() == [1]
+    assert [row["engine"] for row in read_rows(game.run.events) if row["kind"] == "engine/replaced"] == ["rollout-0"]
+    mode.check(game, [], undisturbed(mode))
+
+
+def test_a_torn_journal_is_cut_and_another_class_is_refused(tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
+    mode = MODES["free"]
+    game = Game(tmp_path, *mode.words)
+    game.kill_in(2, 1, saved=2)
+    [journal] = game.run.journal.glob("rollout-2-*")
+    journal.write_bytes(journal.read_bytes()[:-7])
+    left = mode.left(game)
+    [world] = game.run.code.glob("user_functions/*/held.py")
+    text = world.read_text()
+    world.write_text(f"{text}# Another class, as far as anybody can tell.\n")
+    assert game.start().wait(timeout=PATIENCE_S) == 2
+    assert "the environment of a snapshot must be the one that is to restore it" in game.output
+    world.write_text(text)
+    game.finish()
+    [cut] = [row for row in read_rows(game.run.events) if row["kind"] == "journal/cut"]
+    assert cut["file"] == journal.name and cut["dropped"] > 0
+    mode.check(game, [left], undisturbed(mode))
