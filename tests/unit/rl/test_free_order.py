@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.errors import StopRequested, TrainingError
+from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Group
 from slurm_rl.rl.rollout.episodes import Episodes
 from slurm_rl.rl.rollout.free_order import FreeEpisodes
@@ -24,9 +26,11 @@ from slurm_rl.train.stop import Timer
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
 
 
-def play(kind: Any, sampler: Any, pool: EnvironmentPool, folder: Path, journal: Journal | None = None) -> list[Group]:
+def play(
+    kind: Any, sampler: Any, pool: EnvironmentPool, folder: Path, journal: Journal | None = None, scorer: Any = None
+) -> list[Group]:
     tokenizer: Any = Letters()
-    episodes = kind(sampler, pool, TurnRenderer(tokenizer, None), LIMITS, None, journal)
+    episodes = kind(sampler, pool, TurnRenderer(tokenizer, None), LIMITS, scorer, journal)
     found: list[Group] = episodes.finish(episodes.start(prompts_of(folder), SPEC), Timer())
     return found
 
@@ -124,6 +128,33 @@ def test_an_episode_whose_world_nothing_brings_back_begins_anew(in_waves: list[G
     live("CountedFleeting", tmp_path, 12, order=1)
     found, _ = live("CountedFleeting", tmp_path, 10**9, order=2)
     assert found is not None and [_without_folder(group) for group in found] == in_waves
+
+
+class Judge:
+    """A scorer that is asked once of each."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def score(self, items: Sequence[RewardItem]) -> list[RewardResult]:
+        self.asked += [item.completion for item in items]
+        return [RewardResult(item=item, value=0.1, parts={"length": float(len(item.completion))}) for item in items]
+
+
+@pytest.mark.parametrize("kind", [Episodes, FreeEpisodes])
+def test_nobody_is_judged_twice(tmp_path: Path, kind: Any) -> None:
+    """Nine replies are more than five turns: such an episode has no reward of its own, and is judged."""
+    lives = []
+    for _ in range(2):
+        judge = Judge()
+        sampler: Any = WaveEngine() if kind is Episodes else sampler_of(Engine())
+        with pool_of("Count") as pool:
+            journal = journal_of(tmp_path / "journal", pool)
+            lives.append((play(kind, sampler, pool, tmp_path, journal, judge), judge.asked))
+            journal.close()
+    (first, asked), (second, again) = lives
+    assert len(asked) == 3 and not again
+    assert first == second and first[-1].results[0].parts == {"length": float(len(asked[0]))}
 
 
 def test_a_lost_engine_is_replaced_and_its_requests_are_asked_again(in_waves: list[Group], tmp_path: Path) -> None:
