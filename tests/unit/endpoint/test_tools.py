@@ -53,15 +53,18 @@ class Engine:
 
     def ask(self, ask: Ask) -> None:
         self.asked.append(ask)
-        text = self.replies.pop(0)
-        ids = self.tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"]
-        content, *pieces = re.split(r"(?=<tool_call>)", text) if ask.tools is not None else [""]
-        calls = tuple(map(read, pieces))
-        ask.done.set_result(Completion(ids, [-1.0] * len(ids), text, False, 3, content=content, calls=calls))
+        ask.done.set_result(complete(self.tokenizer, self.replies.pop(0), reads=ask.tools is not None))
 
     @property
     def contexts(self) -> list[str]:
         return [self.tokenizer.decode(ask.context) for ask in self.asked]
+
+
+def complete(tokenizer: Any, text: str, *, reads: bool) -> Completion:
+    """What an engine makes of a reply."""
+    ids = tokenizer(text + "<|im_end|>", add_special_tokens=False)["input_ids"]
+    content, *pieces = re.split(r"(?=<tool_call>)", text) if reads else [""]
+    return Completion(ids, [-1.0] * len(ids), text, False, 3, content=content, calls=tuple(map(read, pieces)))
 
 
 def read(piece: str) -> ToolCall:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.endpoint.episode import Bounds
 from slurm_rl.endpoint.programs import ADAPTERS, find_argv
+from slurm_rl.rl.rollout.replies import ReplyRequest
 from tests.adapters_python import adapters_python
-from tests.unit.rl.test_programs import Engine, play_prompts
+from tests.unit.endpoint.test_tools import Engine as ToolEngine
+from tests.unit.endpoint.test_tools import called, complete
+from tests.unit.rl.test_programs import Engine, _answered, play_prompts
+
+VF_WORLD = f"{Path(__file__).with_name('vf_world.py')}:load_environment"
 
 
 @pytest.mark.slow
@@ -41,3 +51,44 @@ def test_an_environment_of_gymnasium_is_played() -> None:
     steps = {"?0": "1", "?014": "1", "?01418": "2", "?0141829": "2", "?0141829210": "1", "?0141829210114": "2"}
     [group] = play_prompts(prompts, argv, Engine(say=lambda text: steps[text]), rows=8)
     assert [(result.value, result.parts) for result in group.results] == [(1.0, {"steps": 6.0})] * 2
+
+
+class Calling(Engine):
+    """Asks the tool for the sum, and says what it said; a reply is read as the stand-in of test_tools.py reads it."""
+
+    def __init__(self, tools: ToolEngine) -> None:
+        super().__init__()
+        self.tools = tools
+
+    def _begin(self, client: str, requests: Sequence[ReplyRequest]) -> Any:
+        for request in requests:
+            text = self.tools.tokenizer.decode(request.prompt.token_ids)
+            first, second = re.findall(r"(\d+) \+ (\d+)\?", text)[-1]
+            told = re.findall(r"<tool_response>\n(\d+)", text)
+            said = told[-1] if told else called(first).replace("}}", f', "b": {second}}}}}')
+            self._ended.put((request.episode, complete(self.tools.tokenizer, said, reads=request.tools is not None)))
+        return _answered(list)
+
+
+@pytest.mark.slow
+def test_an_environment_of_verifiers_is_played_with_its_tools_and_scored_by_its_rubric() -> None:
+    python = adapters_python("verifiers==0.3.0")
+    adapter = str(ADAPTERS / "play_verifiers.py")
+    made = subprocess.run([python, adapter, "rows", VF_WORLD, "3"], capture_output=True, text=True, check=True).stdout
+    rows = [json.loads(line) for line in made.splitlines()]
+    assert [row["answer"] for row in rows] == ["4", "5", "6"] and rows[0]["prompt"][-1]["content"] == "0 + 4?"
+    prompts = [
+        EncodedPrompt(index=i, token_ids=[1], text="", messages=row["prompt"], answer="", info={"input": row["input"]})
+        for i, row in enumerate(rows)
+    ]
+    tools = ToolEngine([])
+    argv = find_argv([python, "adapter:verifiers", VF_WORLD])
+    groups = play_prompts(
+        prompts, argv, Calling(tools), rows=8, renderer=tools.renderer, bounds=Bounds(4, 4000), turn_tokens=64
+    )
+    for group in groups:
+        for result, completion in zip(group.results, group.completions, strict=True):
+            assert result.value == 1.0 and result.parts["right"] == 1.0, result.detail
+            assert [len(turn.calls) for turn in completion.turns] == [1, 0] and completion.num_sequences == 1
+    refused = play_prompts(prompts[:1], [*argv, "--words", '{"group": true}'], Calling(tools), rows=8)
+    assert all("scores groups of rollouts" in result.detail for result in refused[0].results)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.endpoint.conversation import DialogueRenderer
 from slurm_rl.endpoint.episode import Bounds
 from slurm_rl.endpoint.requests import SamplingRule
 from slurm_rl.endpoint.residents import Residents
@@ -117,11 +118,13 @@ def play_prompts(
     bounds: Bounds = BOUNDS,
     within_s: float | None = None,
     rows: int = 0,
+    renderer: DialogueRenderer | None = None,
+    turn_tokens: int = 4,
 ) -> list[Group]:
     programs = Programs(
         engine,
-        make_renderer(chat=False),
-        SamplingRule(1.0, 1.0, 4),
+        renderer or make_renderer(chat=False),
+        SamplingRule(1.0, 1.0, turn_tokens),
         bounds,
         scorer,
         argv=argv,
