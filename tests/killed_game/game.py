@@ -140,6 +140,11 @@ class Game:
             assert time.monotonic() < deadline, f"{what} did not come: {self.output}"
             time.sleep(0.02)
 
+    def ask_to_stop(self) -> None:
+        """As a node's agent asks its trainer to save and leave."""
+        [trainer] = filter(_is_trainer, self._processes())
+        os.kill(trainer, signal.SIGUSR2)
+
     def _processes(self) -> list[int]:
         """Living processes whose environment or command line names the run."""
         found, name = [], os.fsencode(f"{self.run.path}")

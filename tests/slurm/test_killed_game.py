@@ -1,4 +1,4 @@
-"""A game of several turns over two nodes of a real Slurm, whose job meets with something in the middle of each turn.
+"""A game of several turns over two nodes of a real Slurm, whose job meets with something in the middle of a turn.
 
 The real trainer: Ray, vLLM and torch on CPU. Minutes, so marked slow.
 """
@@ -18,7 +18,8 @@ from tests.slurm.submitting import cli
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(2400)]
 
-SIZES = ("trainer.num_steps=8", "eval.every=8", "checkpoint.every=1")
+SIZES = ("trainer.num_steps=6", "eval.every=6", "checkpoint.every=1")
+Befall = Callable[[LightRun, int], None]
 
 
 def kill_controller(run: LightRun, attempt: int) -> None:
@@ -29,29 +30,40 @@ def kill_agent(run: LightRun, attempt: int) -> None:
     run.kill(run.hosts(attempt)[1], "slurm_rl.node.agent")
 
 
-def kill_trainer(run: LightRun, attempt: int) -> None:
-    run.kill(run.hosts(attempt)[0], "slurm_rl.rl.main")
-
-
 def requeue(run: LightRun, attempt: int) -> None:
     assert run.cluster.run(["scontrol", "requeue", run.job]).returncode == 0
 
 
-BEFALLS: list[Callable[[LightRun, int], None]] = [kill_controller, kill_agent, kill_trainer, requeue]
-"""In turn 0, 1, 2 and 3, each in a step of its own, with a checkpoint between."""
+def ask_to_stop(run: LightRun, attempt: int) -> None:
+    """As Slurm does before the time limit; whoever is asked ends the turn first."""
+    run.send_stop()
+    (run.run_dir.path.with_name("run-seen") / "hold").unlink()
 
 
-@pytest.mark.parametrize("name", ["waves", "free"])
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Game:
+    """On this machine, and nobody disturbs it."""
+    game = Game(tmp_path_factory.mktemp("whole"), *SIZES)
+    game.finish()
+    return game
+
+
+@pytest.mark.parametrize(
+    ("name", "befalls"),
+    [("waves", (kill_agent, ask_to_stop, kill_controller)), ("free", (requeue, kill_controller))],
+    ids=["waves", "free"],
+)
 def test_whatever_befalls_its_job_in_a_turn_a_game_goes_on(
-    name: str, cluster: Cluster, shared_dir: Path, tmp_path: Path
+    name: str, befalls: tuple[Befall, ...], cluster: Cluster, shared_dir: Path, whole: Game
 ) -> None:
+    """In turn 0 of the second step, 1 of the fourth, 2 of the sixth, with checkpoints between."""
     mode, lefts = MODES[name], []
-    game = Game(shared_dir / "game", *SIZES, "+cluster=slurm_cpu", "job.max_failures=4", *mode.words)
+    game = Game(shared_dir / "game", *SIZES, "+cluster=slurm_cpu", "job.max_failures=2", *mode.words)
     game.hold(1, 0)
     done = cli(cluster, game.run.path.parent, *game.words)
     assert done.returncode == 0, done.stderr
     run = LightRun.open(cluster, game.run.path)
-    for turn, befall in enumerate(BEFALLS):
+    for turn, befall in enumerate(befalls):
         step, attempt = 2 * turn + 1, turn + 1
         wait_until(lambda at=step: game.is_held(at), f"turn {turn} of step {step}", timeout_s=PATIENCE_S)
         befall(run, attempt)
@@ -59,12 +71,10 @@ def test_whatever_befalls_its_job_in_a_turn_a_game_goes_on(
         run.wait_for_events("attempt/ended", attempt, timeout_s=PATIENCE_S)
         lefts.append(mode.left(game))
         assert any((at.step, at.turn) == (step, turn) for at in lefts[-1].sampled)
-        if attempt < len(BEFALLS):
-            game.hold(step + 2, turn + 1)
-        else:
+        if befall is befalls[-1]:
             game.release()
+        else:
+            game.hold(step + 2, turn + 1)
     assert run.wait_for_end(timeout_s=PATIENCE_S)["state"] == "finished"
-    assert len(run.outcomes) == len(BEFALLS) + 1
-    whole = Game(tmp_path, *SIZES, *mode.reference)
-    whole.finish()
+    assert len(run.outcomes) == len(befalls) + 1
     mode.check(game, lefts, whole)

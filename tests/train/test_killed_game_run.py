@@ -73,6 +73,23 @@ def test_killed_at_random_moments(name: str, seed: int, tmp_path: Path, undistur
     mode.check(game, lefts, undisturbed(mode, *LONG))
 
 
+@pytest.mark.parametrize("name", ["waves", "waves-ahead", "free"])
+def test_asked_to_stop_in_a_turn(name: str, tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
+    """Its checkpoint holds the batch that was under way, or in free order its journal."""
+    mode = MODES[name]
+    game = Game(tmp_path, *mode.words)
+    game.hold(2, 1)
+    process = game.start()
+    game.wait(process, lambda: game.held is not None, "the third step")
+    game.ask_to_stop()
+    game.release()
+    if process.wait(timeout=PATIENCE_S) != 0:
+        game.finish()
+    outcomes = [row["outcome"] for row in read_rows(game.run.events) if row["kind"] == "attempt/ended"]
+    assert outcomes == ["checkpointed", "finished"]
+    mode.check(game, [], undisturbed(mode))
+
+
 @pytest.mark.parametrize("name", ["waves", "free"])
 def test_without_its_worlds_and_without_its_engine_it_goes_on(
     name: str, tmp_path: Path, undisturbed: Callable[..., Game]

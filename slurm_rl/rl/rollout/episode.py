@@ -183,7 +183,7 @@ def begin_episodes(groups: Sequence[Group], seed: int, journal: BatchJournal | N
     episodes = []
     for place, group in enumerate(groups):
         for member, completion in enumerate(group.completions):
-            known = journal.histories.pop((place, member), None) if journal is not None else None
+            known = journal.histories.get((place, member)) if journal is not None else None
             episodes.append(Episode(place, member, group.prompt, seed, history=known))
             episodes[-1].add_reply(completion)
     return episodes

@@ -74,6 +74,8 @@ class Episodes:
         with timer.phase("rollout"):
             groups = self.sampler.finish(pending.first, within_s)
         episodes = begin_episodes(groups, spec.seed, journal)
+        # Where a stop interrupted this, and it is done again for a checkpoint, worlds have had turns already.
+        self.pool.forget([episode.name for episode in episodes])
         under_way = episodes
         while under_way:
             with timer.phase("environment"):

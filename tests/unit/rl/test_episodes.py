@@ -14,6 +14,7 @@ from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.errors import StopRequested
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.algorithm.train_sequences import build_train_sequences
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec, Turn
@@ -104,6 +105,30 @@ def test_every_turn_of_every_episode_has_a_seed_of_its_own_and_the_same_again(po
     assert runs[0] == runs[1]
     seeds = [seed for _, own in runs[0] for seed in own or []]
     assert len(seeds) == len(set(seeds)) == 8
+
+
+@pytest.mark.parametrize("wave", [1, 2])
+def test_a_batch_that_a_stop_interrupted_is_finished_to_the_same_episodes(pool: EnvironmentPool, wave: int) -> None:
+    """As a checkpoint does it that a stop signal asks for: its worlds have had turns that nobody knows of any more."""
+
+    class Stopped(Engine):
+        num_waves = 0
+
+        def finish(self, pending: list[Group], within_s: float | None = None) -> list[Group]:
+            self.num_waves += 1
+            if self.num_waves == wave + 1:
+                raise StopRequested("asked to stop")
+            return pending
+
+    undisturbed, _ = play(pool, ["3", "2"])
+    tokenizer: Any = Letters()
+    engine: Any = Stopped({})
+    prompts = [EncodedPrompt(index=i, token_ids=[ord("?")], text="?", answer=text) for i, text in enumerate("32")]
+    episodes = Episodes(engine, pool, TurnRenderer(tokenizer, None), LIMITS, None)
+    pending = episodes.start(prompts, SPEC)
+    with pytest.raises(StopRequested):
+        episodes.finish(pending, Timer())
+    assert episodes.finish(pending, Timer(), 60.0) == undisturbed
 
 
 def test_what_others_do_changes_no_seed(pool: EnvironmentPool) -> None:

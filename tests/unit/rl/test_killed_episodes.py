@@ -90,6 +90,7 @@ def test_killed_at_a_turn_and_gone_on(tmp_path: Path, whole: dict[str, Path], or
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("order", ["free", "waves"])
 def test_killed_in_every_turn(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
     """A game has up to five turns of fifteen episodes: a kill in each of them."""
@@ -102,6 +103,7 @@ def test_killed_in_every_turn(tmp_path: Path, whole: dict[str, Path], order: str
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("order", ["free", "waves"])
 def test_killed_at_twenty_random_moments(tmp_path: Path, whole: dict[str, Path], order: str) -> None:
     folder, moments, kills = tmp_path / "run", random.Random(7), 0
