@@ -1,6 +1,7 @@
 """Does one trainer keep engines busy with 10,000 episodes in flight? The product's loop over episodes in free order.
 
     python -m benchmarks.many_episodes                                      10,000 in flight, environments of 0.1 to 5 s
+    python -m benchmarks.many_episodes --seconds 60                         the same, looked at after a minute
     python -m benchmarks.many_episodes --episodes 400 --steps 100 --speed 50      memory over 100 steps
 
 Engines are Ray actors of this machine that sleep as long as sampling would take (`--slots` places each, log-normal
@@ -10,17 +11,19 @@ batch that is waited for, half of the next one.
 
 Busy is the share of time in which an engine samples at least one reply, `places` the share of its places that are
 taken, both as means over engines, until the last batch is asked for. Driver is the CPU time of this process, with all
-its threads, by time and by turn.
+its threads, by time and by turn, once all episodes have begun.
 """
 
 from __future__ import annotations
 
 import argparse
 import heapq
+import os
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +116,7 @@ def main() -> None:
     parser.add_argument("--reply-s", type=float, default=8.0, help="mean time of a reply")
     parser.add_argument("--spread", type=float, default=0.5, help="standard deviation of the logarithm of that time")
     parser.add_argument("--speed", type=float, default=1.0, help="replies and environments are so many times faster")
+    parser.add_argument("--seconds", type=float, help="end after so many, whatever is under way")
     parser.add_argument("--workers", type=int, default=2, help="processes of environments")
     args = parser.parse_args()
     import ray
@@ -121,6 +125,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         measure(Path(folder), args)
     ray.shutdown()
+    os._exit(0)  # threads may wait for episodes that --seconds cut off
 
 
 def measure(folder: Path, args: argparse.Namespace) -> None:
@@ -156,37 +161,61 @@ def run_steps(
     count = args.episodes // 2 // GROUP_SIZE
     tokens = [65] * PROMPT_TOKENS
     prompts = [EncodedPrompt(index=i, token_ids=tokens, text="A" * PROMPT_TOKENS, answer="") for i in range(count)]
+    batches: list[FreeBatch] = []
+    seen = Seen()
 
     def start(step: int) -> FreeBatch:
         spec = SamplingSpec(GROUP_SIZE, REPLY_TOKENS, 1.0, 1.0, seed=step, batch=f"rollout-{step}")
-        return rollouts.start(prompts, spec)
+        batches.append(rollouts.start(prompts, spec))
+        return batches[-1]
 
     def finish(batch: FreeBatch, within_s: float | None) -> Batch:
         return Batch(rollouts.finish(batch, Timer(), within_s))
 
+    def take_all() -> None:
+        for step in range(args.steps):
+            if step == args.steps - 2:
+                seen.lag = time.time()  # from here on nothing new is asked for
+            check(pipeline.take(step).groups)
+            journal.prune(step + 1, 0)
+            seen.memory.append(resident_mb())
+
     pipeline = RolloutPipeline(start, finish, staleness=1, num_steps=args.steps)
-    begun, cpu, turns, memory = time.time(), time.process_time(), 0, list[float]()
-    lag = begun
-    for step in range(args.steps):
-        if step == args.steps - 2:
-            lag = time.time()  # from here on nothing new is asked for
-        groups: list[Group] = pipeline.take(step).groups
-        turns += sum(len(completion.turns) for group in groups for completion in group.completions)
-        failures = {result.failure for group in groups for result in group.results} - {None}
-        assert not failures, failures
-        del groups
-        journal.prune(step + 1, 0)
-        memory.append(resident_mb())
+    steps = threading.Thread(target=take_all, daemon=True)
+    steps.start()
+    while len(batches) < 2 or any(len(batch.episodes) < count * GROUP_SIZE for batch in batches[:2]):
+        time.sleep(0.01)
+    begun, cpu, before = time.time(), time.process_time(), sum(batch.num_events for batch in batches)
+    steps.join(args.seconds)
     elapsed, cpu = time.time() - begun, time.process_time() - cpu
-    found = ray.get([engine.handle.measure.remote(begun, lag) for engine in engines])
-    busy, places = (sum(values) / (lag - begun) / args.engines for values in zip(*found, strict=True))
-    seen = [f"{memory[at]:.0f}" for at in sorted({0, len(memory) // 4, len(memory) // 2, len(memory) - 1})]
+    end = seen.lag or time.time()
+    seen.memory.append(resident_mb())
+    turns = (sum(batch.num_events for batch in batches) - before) / 2  # a reply and a step
+    found = ray.get([engine.handle.measure.remote(begun, end) for engine in engines])
+    busy, places = (sum(values) / (end - begun) / args.engines for values in zip(*found, strict=True))
+    few = [f"{seen.memory[at]:.0f}" for at in sorted({0, len(seen.memory) // 2, len(seen.memory) - 1})]
     print("| in flight | turns | turns a second | engines busy | places | driver | a turn | memory, over the steps |")
     print("|---|---|---|---|---|---|---|---|")
     print(
-        f"| {args.episodes} | {turns} | {turns / elapsed:.0f} | {busy:.1%} | {places / slots:.1%} | "
-        f"{cpu / elapsed:.0%} of a core | {cpu / turns * 1e6:.0f} us | {', '.join(seen)} MB |"
+        f"| {args.episodes} | {turns:.0f} | {turns / elapsed:.0f} | {busy:.1%} | {places / slots:.1%} | "
+        f"{cpu / elapsed:.0%} of a core | {cpu / turns * 1e6:.0f} us | {', '.join(few)} MB |",
+        flush=True,
     )
+
+
+@dataclass
+class Seen:
+    """What the steps came to."""
+
+    lag: float | None = None
+    """When the last batch was asked for."""
+    memory: list[float] = field(default_factory=list)
+    """In megabytes, after each step."""
+
+
+def check(groups: Sequence[Group]) -> None:
+    failures = {result.failure for group in groups for result in group.results} - {None}
+    assert not failures, failures
 
 
 def resident_mb() -> float:

@@ -58,6 +58,10 @@ class EnvironmentConfig(Section):
     turn_tokens: PositiveInt | None = None
     """Longest reply of one turn, in tokens. rollout.max_tokens bounds the episode: all replies and all that the
     environment said; where another reply of this length would not fit it ends as truncated."""
+    history: Literal["kept", "rerendered"] = "kept"
+    """kept: what was sampled stays as it was in all turns, and the template says what follows it. rerendered: the
+    template writes the whole dialogue before each reply, and where it rewrites what was said (thinking that is cut) a
+    sequence of its own begins, as the model reads it when it is served. With data.chat_template and env.name."""
     order: Literal["waves", "free"] = "waves"
     """waves: all episodes reply, then all environments step, and so on; a killed run has the same metrics in every
     digit. free: each goes on as soon as its own step is there, which keeps engines busy; a killed run has the same

@@ -175,6 +175,7 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
             )
         return
     yield from _tool_problems(config)
+    yield from _history_problems(config)
     if env.turn_tokens is None or env.turn_tokens > rollout.max_tokens:
         yield (
             "env.turn_tokens must say how long one reply may be, at most rollout.max_tokens, which bounds the "
@@ -198,6 +199,14 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
         )
     if config.reward.model.beside_critic:
         yield f"{key} and reward.model.device=critic do not go together. Next: reward.model.device=cpu"
+
+
+def _history_problems(config: RunConfig) -> Iterator[str]:
+    if config.env.history == "rerendered" and (config.env.name is None or not config.data.chat_template):
+        yield (
+            "env.history=rerendered needs env.name, and data.chat_template=true, whose template writes the dialogue; "
+            f"got env.name={config.env.name} and {str(config.data.chat_template).lower()}. Next: env.history=kept"
+        )
 
 
 def _tool_problems(config: RunConfig) -> Iterator[str]:

@@ -29,15 +29,29 @@ _RESULT: Message = {"role": "tool", "name": "tool", "tool_call_id": "call00000",
 class TurnRenderer:
     """Observations to tokens.
 
+    Args:
+        rerenders: before each reply the template writes the whole dialogue; what it says behind one need not be proven.
+
     Raises:
         ConfigError: the chat template says something else behind another reply, or hides the observation.
     """
 
-    def __init__(self, tokenizer: Any, template: ChatTemplate | None) -> None:
-        self.tokenizer, self.template = tokenizer, template
+    def __init__(self, tokenizer: Any, template: ChatTemplate | None, *, rerenders: bool = False) -> None:
+        self.tokenizer, self.template, self.rerenders = tokenizer, template, rerenders
         self._tail = find_tail(template) if template is not None and template.tools else ""
-        if template is not None:
+        if template is not None and not rerenders:
             self._prove()
+
+    def begin(self, observation: Text) -> list[int]:
+        """Token ids of a whole dialogue, up to where the policy replies.
+
+        Raises:
+            DataError: as `render`.
+        """
+        if self.template is None:
+            return list(self.tokenizer(self._plain(observation))["input_ids"])
+        text = self.template.render(as_messages(observation), "a dialogue", add_generation_prompt=True)
+        return self._encode(text)
 
     def render(self, observation: Text, last_token: int | None = None) -> list[int]:
         """Token ids that follow a reply.
@@ -49,13 +63,7 @@ class TurnRenderer:
             DataError: messages without a chat template, or messages that it refuses.
         """
         if self.template is None:
-            if not isinstance(observation, str):
-                raise DataError(
-                    "an observation of messages needs the chat template",
-                    seen="data.chat_template=false",
-                    action="return text from step, or set data.chat_template=true",
-                )
-            return self._encode(observation)
+            return self._encode(self._plain(observation))
         token_ids = self._encode(self._behind(_REPLIES[0], observation))
         return token_ids[1:] if token_ids[:1] == [last_token] else token_ids
 
@@ -65,6 +73,15 @@ class TurnRenderer:
             return None
         [first, *_] = self.render([_RESULT] if self.template.tools else _OBSERVATION)
         return first if first in self.tokenizer.all_special_ids else None
+
+    def _plain(self, observation: Text) -> str:
+        if not isinstance(observation, str):
+            raise DataError(
+                "an observation of messages needs the chat template",
+                seen="data.chat_template=false",
+                action="return text from step, or set data.chat_template=true",
+            )
+        return observation
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])

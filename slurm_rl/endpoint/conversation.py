@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from slurm_rl.data.chat import ChatTemplate
-from slurm_rl.data.prompts import Message
+from slurm_rl.data.prompts import Message, Text
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.endpoint.tools import Schema, parse_calls
@@ -46,6 +46,7 @@ class Sampled(Protocol):
     def content(self) -> str: ...
     @property
     def calls(self) -> tuple[ToolCall, ...]: ...
+    def versions(self) -> list[int]: ...
 
 
 @dataclass(eq=False)
@@ -141,15 +142,14 @@ class DialogueRenderer:
         Raises:
             DataError: the template refuses the messages.
         """
-        if self.template is None:
-            return list(self.tokenizer(join_contents(messages))["input_ids"])
-        text = self.template.render(list(messages), "a request", add_generation_prompt=True)
-        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+        return self.turns.begin(self._text(messages))
 
     def go_on(self, messages: Sequence[Message], last_token: int | None) -> list[int]:
         """Token ids of new messages behind a reply that ended with this token."""
-        new = join_contents(messages) if self.template is None else list(messages)
-        return self.turns.render(new, last_token)
+        return self.turns.render(self._text(messages), last_token)
+
+    def _text(self, messages: Sequence[Message]) -> Text:
+        return join_contents(messages) if self.template is None else list(messages)
 
 
 @dataclass

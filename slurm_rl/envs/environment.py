@@ -92,6 +92,13 @@ class Step:
     """Numbers for the metrics, by name; of several steps the last of a name counts."""
     calls: tuple[ToolCall, ...] = ()
     """What came of the reply's calls, for transcripts and metrics."""
+    agent: str | None = None
+    """Who reads the observation and replies next, where several play with one model; None: who replied last. "" is who
+    read the row's prompt; another name, at its first time, begins a conversation that has this observation alone."""
+    begins: bool = False
+    """What that agent read and said before is cut: it goes on from this observation alone."""
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    """By agent, each for its newest turn, beside `reward`, which is of who replied."""
 
 
 class Environment:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurm_rl.envs.facts import Facts
-from slurm_rl.envs.worker import Answer, Call, Outcome
+from slurm_rl.envs.steps import Outcome
+from slurm_rl.envs.worker import Answer, Call
 
 _LOOK_S = 0.5
 

@@ -7,30 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
-import math
 import os
 import socket
 import threading
 import traceback
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.lines import shorten
-from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
+from slurm_rl.envs.environment import Reply, Row, Step
 from slurm_rl.envs.facts import Refused, read_facts
+from slurm_rl.envs.steps import SHOWN_CHARS, Outcome, check_step, digest_step
 from slurm_rl.envs.tools import MakeToolEnvironment
 from slurm_rl.envs.wire import Wire
 from slurm_rl.functions.load import load_function
 from slurm_rl.rewards.results import Failure
-
-_SHOWN_CHARS = 200
-_LONGEST_CHARS = 1_000_000
-"""Of one observation; no context holds more."""
 
 
 class Snapshot(NamedTuple):
@@ -61,9 +54,6 @@ class NextCall(NamedTuple):
 
     episode: str
     reply: Reply
-
-
-Outcome: TypeAlias = Step | Failure
 
 
 class Answer(NamedTuple):
@@ -195,7 +185,7 @@ class Worlds:
             if isinstance(step, Failure):
                 raise _Failed(step.cause, f"as its replies were played again: {step.detail}")
             if turn < len(call.expected) and digest_step(step) != call.expected[turn]:
-                said = shorten(ascii(step.observation), _SHOWN_CHARS)
+                said = shorten(ascii(step.observation), SHOWN_CHARS)
                 raise _Failed("exception", f"turn {turn + 1}, played again, has another step than before; now {said}")
         return world
 
@@ -208,19 +198,9 @@ class _Failed(Exception):
         self.failure = Failure(cause, detail)
 
 
-def digest_step(step: Step) -> int:
-    """A checksum of all that a step says.
-
-    >>> digest_step(Step("go on", 1.0)) == digest_step(Step("go on", 1.0)) != digest_step(Step("go on", 0.5))
-    True
-    """
-    said = [step.observation, step.reward, step.done, dict(step.scores)]
-    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
-
-
 def _check_snapshot(data: Any) -> bytes:
     if not isinstance(data, bytes):
-        raise _Failed("bad score", f"snapshot() must return bytes; got {shorten(ascii(data), _SHOWN_CHARS)}")
+        raise _Failed("bad score", f"snapshot() must return bytes; got {shorten(ascii(data), SHOWN_CHARS)}")
     return data
 
 
@@ -228,62 +208,7 @@ async def _wait(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def check_step(step: Any) -> Outcome:
-    """A step of plain values, or why it is none.
-
-    >>> check_step(Step("go on", reward=float("nan")))
-    Failure(cause='bad score', detail='Step.reward must be a finite number or None; got nan')
-    """
-    if not isinstance(step, Step):
-        return _nonsense("step(reply) must return a slurm_rl.envs.environment.Step", step)
-    observation = _plain_observation(step.observation)
-    if observation is None:
-        rule = f"Step.observation must be text, or messages with a role and a content, of {_LONGEST_CHARS:,} characters"
-        return _nonsense(f"{rule} at the most and valid Unicode", step.observation)
-    if step.reward is not None and not _is_number(step.reward):
-        return _nonsense("Step.reward must be a finite number or None", step.reward)
-    if not isinstance(step.done, bool):
-        return _nonsense("Step.done must be True or False", step.done)
-    if not all(isinstance(name, str) and _is_number(value) for name, value in dict(step.scores).items()):
-        return _nonsense("Step.scores must be finite numbers by name", step.scores)
-    if not isinstance(step.calls, tuple) or not all(isinstance(call, ToolCall) for call in step.calls):
-        return _nonsense("Step.calls must be a tuple of ToolCall", step.calls)
-    reward = None if step.reward is None else float(step.reward)
-    scores = {str(name): float(value) for name, value in step.scores.items()}
-    return Step(observation, reward, step.done, scores, step.calls)
-
-
-def _plain_observation(value: Any) -> str | list[dict[str, Any]] | None:
-    """As the trainer can read it, which knows no class of the user's; None of what is none."""
-    try:
-        if isinstance(value, str):
-            text = str.__str__(value)
-            text.encode()
-            return text if len(text) <= _LONGEST_CHARS else None
-        if not isinstance(value, list) or not all(map(_is_message, value)):
-            return None
-        written = json.dumps(value, allow_nan=False)
-        messages: list[dict[str, Any]] = json.loads(written)
-        for message in messages:
-            message["content"].encode()
-        return messages if len(written) <= _LONGEST_CHARS else None
-    except (ValueError, TypeError, RecursionError):
-        return None
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _nonsense(rule: str, seen: Any) -> Failure:
-    return Failure("bad score", f"{rule}; got {shorten(ascii(seen), _SHOWN_CHARS)}")
-
-
 def _describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return shorten(f"{type(error).__name__}: {error}", _SHOWN_CHARS) + where
+    return shorten(f"{type(error).__name__}: {error}", SHOWN_CHARS) + where

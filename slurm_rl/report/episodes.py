@@ -47,7 +47,8 @@ def _lines(row: Mapping[str, Any]) -> Iterator[str]:
     turns = row.get("turns") or [{"reply": row.get("completion"), "observation": "", "reward": None}]
     for number, turn in enumerate(turns, 1):
         earned = "" if turn.get("reward") is None else f"   reward {turn['reward']:g}"
-        yield _line(f"turn {number}", turn.get("reply")) + earned
+        who = f" {turn['agent']}" if turn.get("agent") else ""
+        yield _line(f"turn {number}{who}", turn.get("reply")) + earned
         for call in turn.get("calls") or ():
             yield _line("call", f"{call.get('name')}({call.get('arguments')})") + _came_of(call)
         if turn.get("observation") and not turn.get("calls"):

@@ -128,13 +128,14 @@ def _build_part(
     from slurm_rl.engine.load_model import load_tokenizer
 
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
-    renderer = TurnRenderer(tokenizer, open_template(tokenizer, config.data, judge.environments.schemas))
+    template = open_template(tokenizer, config.data, judge.environments.schemas)
+    renderer = TurnRenderer(tokenizer, template, rerenders=config.env.history == "rerendered")
     in_order = FreeEpisodes if config.env.order == "free" else Episodes
     return in_order(
         sampler,
         judge.environments,
         renderer,
-        Limits.of(config.env, config.rollout.max_tokens),
+        Limits.of(config.env, config.rollout.max_tokens, config.data.max_prompt_tokens),
         scorer,
         journal,
     )

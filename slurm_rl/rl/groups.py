@@ -55,14 +55,17 @@ class Turn:
     """Of this turn; None where the environment gave none."""
     calls: tuple[ToolCall, ...] = ()
     """Of tools, with what came of them."""
+    agent: str = ""
+    """Who replied, of several over one model; "" is who read the row's prompt."""
 
 
 @dataclass(frozen=True)
 class Branch:
     """One sequence of an episode: what was read before its first reply, then its part of `Completion.token_ids`.
 
-    A program that rewrites its dialogue, or asks twice from one place, makes several. What two of them share is in
-    the `token_ids` of the first alone, and in the context of the other, so that it is trained on once.
+    A program that rewrites its dialogue, or asks twice from one place, makes several, and so do several agents and an
+    environment that cuts what was said. What two of them share is in the `token_ids` of the first alone, and in the
+    context of the other, so that it is trained on once.
     """
 
     context: list[int]

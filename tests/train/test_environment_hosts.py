@@ -44,15 +44,27 @@ def rays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from ray.cluster_utils import Cluster as Raylets
 
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     small = {"num_cpus": 1, "object_store_memory": 80_000_000, "include_dashboard": False}
     raylets = Raylets()
-    nodes = [raylets.add_node(resources={node_resource(rank): 1}, **small) for rank in range(2)]
+    nodes = [_add_node(raylets, resources={node_resource(rank): 1}, **small) for rank in range(2)]
     ray.init(address=raylets.address, namespace="slurm_rl", log_to_driver=False, logging_level="WARNING")
     try:
         yield SimpleNamespace(raylets=raylets, nodes=nodes)
     finally:
         ray.shutdown()
         raylets.shutdown()
+
+
+def _add_node(raylets: Any, **options: Any) -> Any:
+    """Ray gives a raylet 30 s, which a busy machine may need."""
+    for left in reversed(range(4)):
+        try:
+            return raylets.add_node(**options)
+        except Exception as error:
+            if not left or "timed out" not in str(error):
+                raise
+    raise AssertionError("unreachable")
 
 
 def cluster_of(folder: Path) -> Cluster:

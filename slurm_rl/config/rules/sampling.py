@@ -11,13 +11,6 @@ if TYPE_CHECKING:
 
 def sampling_problems(config: RunConfig) -> Iterator[str]:
     """What samples of another policy than the one that is trained would break."""
-    rounds, staleness = config.algorithm.dynamic_sampling_rounds, config.rollout.max_staleness
-    if rounds > 1 and staleness > 0:
-        yield (
-            "algorithm.dynamic_sampling_rounds must be 1 when rollout.max_staleness is above 0, since which "
-            f"prompts are needed is known only in the step; got {rounds} and {staleness}. "
-            "Next: rollout.max_staleness=0, or algorithm.dynamic_sampling_rounds=1"
-        )
     rollout, coefficient = config.rollout, config.algorithm.kl.coefficient
     if rollout.bends_distribution and coefficient > 0:
         yield (

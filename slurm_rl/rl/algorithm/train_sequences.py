@@ -19,7 +19,7 @@ from slurm_rl.math.losses import aggregation_weights
 from slurm_rl.math.sequences import FloatArray, TrainSequence
 from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rl.algorithm.filters import keep_mask
-from slurm_rl.rl.algorithm.turn_credit import spread_turns, turn_returns
+from slurm_rl.rl.algorithm.turn_credit import first_returns, spread_turns, turn_agents, turn_returns
 from slurm_rl.rl.groups import Branch, Completion, Group
 
 _SHOWN_CHARS = 200
@@ -229,19 +229,24 @@ def compute_advantages(
 def compute_turn_advantages(
     row: AdvantageRow, groups: Sequence[Group], known: torch.Tensor, returns: Sequence[Sequence[float]]
 ) -> list[FloatArray]:
-    """Each turn's return less its episode's baseline, [L] of each completion; 0 where there is nothing to compare.
+    """Each turn's return less its agent's baseline, [L] of each completion; 0 where there is nothing to compare.
 
     Args:
         returns: of each turn of each completion, in order of groups.
     """
-    whole = torch.tensor([turns[0] for turns in returns], dtype=torch.float32).view_as(known)
-    baselines = (whole - compute_scores(row, whole, known)).flatten().tolist()
-    is_compared = (known & (known.sum(-1, keepdim=True) > 1)).flatten().tolist()
     completions = [completion for group in groups for completion in group.completions]
-    return [
-        spread_turns(completion, [(value - baseline) * is_one for value in turns])
-        for completion, turns, baseline, is_one in zip(completions, returns, baselines, is_compared, strict=True)
-    ]
+    wholes = [first_returns(*pair) for pair in zip(completions, returns, strict=True)]
+    advantages = [np.zeros(len(turns), dtype=np.float32) for turns in returns]
+    for agent in dict.fromkeys(agent for whole in wholes for agent in whole):
+        came = torch.tensor([one.get(agent, 0.0) for one in wholes], dtype=torch.float32).view_as(known)
+        has = known & torch.tensor([agent in one for one in wholes]).view_as(known)
+        baselines = (came - compute_scores(row, came, has)).flatten().tolist()
+        is_compared = (has & (has.sum(-1, keepdim=True) > 1)).flatten().tolist()
+        for place, completion in enumerate(completions):
+            for turn, who in enumerate(turn_agents(completion)):
+                if who == agent:
+                    advantages[place][turn] = (returns[place][turn] - baselines[place]) * is_compared[place]
+    return [spread_turns(completion, found) for completion, found in zip(completions, advantages, strict=True)]
 
 
 def compute_scores(row: AdvantageRow, rewards: torch.Tensor, known: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ from slurm_rl.config.sources import each_source
 from slurm_rl.data.curriculum import Rates, choose_rows
 from slurm_rl.data.mixing import Order, build_order, list_candidates
 from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.errors import StopRequested
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.results import FailureWatch
 from slurm_rl.rl.algorithm.filters import has_signal
@@ -142,17 +143,23 @@ class BatchCollector:
             with timer.phase("rollout"):
                 groups = replay_groups(Path(rollout.replay), run_step)
             return Collected(groups, groups, 1)
-        collected = collect_groups(
-            lambda number: self._refill(step, number, timer) if number else self._take_sampled(step, timer),
-            self.config.trainer.prompts_per_step,
-            self.config.algorithm.dynamic_sampling_rounds,
-        )
+        first = self._take_sampled(step, timer)
+        try:
+            collected = collect_groups(
+                lambda number: self._refill(step, number, timer) if number else first.groups,
+                self.config.trainer.prompts_per_step,
+                self.config.algorithm.dynamic_sampling_rounds,
+            )
+        except StopRequested:
+            if self.pipeline.staleness:
+                self.pipeline.put_back(step, first)  # its weights are gone on resume
+            raise
         self.failures.check([result for group in collected.sampled for result in group.results])
         if rollout.dump:
             dump_groups(self.run_dir.rollouts, run_step, collected.groups)
         return collected
 
-    def _take_sampled(self, step: int, timer: Timer) -> list[Group]:
+    def _take_sampled(self, step: int, timer: Timer) -> Batch:
         with timer.phase("rollout"):
             batch = self.pipeline.take(step)
         waited, seconds = timer.seconds["time/rollout_s"], timer.seconds
@@ -162,9 +169,9 @@ class BatchCollector:
             seconds["time/rollout_s"] -= sum(apart.values())
         else:
             seconds["time/hidden_s"] = max(sum(batch.seconds.values()) - waited, 0.0)
-        return batch.groups
+        return batch
 
     def _refill(self, step: int, number: int, timer: Timer) -> list[Group]:
         """Other prompts for dynamic sampling."""
         with timer.phase("refill"):
-            return self.source.finish(self.source.start_refill(step, number), None).groups
+            return self.pipeline.draw(lambda: self.source.start_refill(step, number)).groups

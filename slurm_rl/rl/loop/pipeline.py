@@ -4,6 +4,7 @@ With `rollout.max_staleness` k, step t trains on a batch that was sampled with t
 those of step 0 while t < k). At k = 0 the batch of step t is asked for in step t, and waiting for it is the
 synchronous loop. What is asked for when does not depend on time, so every k repeats in every digit, and a
 checkpoint holds the batches in flight (rollouts.json), because their weights are gone on resume.
+Further prompts for a step (dynamic sampling) are asked for in that step, behind what is in flight, with newer weights.
 With `rollout.continuous` engines begin a batch before the last one ended and take weights as they come, so k is
 a bound, and time decides what below it a token has.
 
@@ -81,6 +82,18 @@ class RolloutPipeline(Generic[Ticket]):
         batch = self._entries[step][1].result()
         del self._entries[step]
         return batch
+
+    def draw(self, start: Callable[[], Ticket]) -> Batch:
+        """Another batch at once, which the engines get behind those that were asked for.
+
+        Args:
+            start: asks for it, in the loop's thread.
+        """
+        return self._threads.submit(self._finish, start(), None).result()
+
+    def put_back(self, step: int, batch: Batch) -> None:
+        """What was taken is to be taken again: the step did not come to an end."""
+        self._done[step] = batch
 
     def settle(self, within_s: float) -> dict[int, list[Group]]:
         """Wait for the batches in flight, for a checkpoint; they stay to be taken.

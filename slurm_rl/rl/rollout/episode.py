@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.data.chat import as_messages
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.envs.environment import Reply, Row
-from slurm_rl.envs.worker import Answer, Call, Outcome, Snapshot, digest_step
+from slurm_rl.envs.environment import Reply, Row, Step
+from slurm_rl.envs.steps import Outcome, digest_step
+from slurm_rl.envs.worker import Answer, Call, Snapshot
+from slurm_rl.errors import DataError
 from slurm_rl.math.schedule import derive_seed
-from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
-from slurm_rl.rewards.scorer import Scorer
-from slurm_rl.rl.groups import Completion, Group, Turn
+from slurm_rl.rewards.results import Failure
+from slurm_rl.rl.groups import Completion, Group
 from slurm_rl.rl.rollout.journal import BatchJournal
-from slurm_rl.rl.rollout.journal_lines import History, TurnPlace, render_outcome, render_reply, render_verdict
+from slurm_rl.rl.rollout.journal_lines import History, TurnPlace, render_outcome, render_reply
+from slurm_rl.rl.rollout.paths import Path, go_on, join_paths
 
 
 @dataclass
@@ -32,14 +34,10 @@ class Episode:
     prompt: EncodedPrompt
     seed: int
     """Of its batch."""
-    versions: list[int] = field(default_factory=list)
-    """Of the weights behind each token of the replies."""
-    token_ids: list[int] = field(default_factory=list)
-    """After the prompt: replies and observations."""
-    logprobs: list[float] = field(default_factory=list)
-    """Of the tokens of the replies."""
+    paths: list[Path] = field(default_factory=list)
+    """Its conversations, as they began; most episodes have one."""
     replies: list[Reply] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
+    """In the order of time, whoever said them."""
     scores: dict[str, float] = field(default_factory=dict)
     failure: Failure | None = None
     ended: bool = False
@@ -51,6 +49,12 @@ class Episode:
     """Of its world, the newest."""
     history: History | None = None
     """What the journal has of it; None as soon as something else was sampled."""
+    checksum: int = 0
+    """Of all tokens behind the prompt, in the order of time."""
+
+    def __post_init__(self) -> None:
+        self.path = Path(self.prompt.token_ids, messages=self.prompt.messages or [])
+        self.paths.append(self.path)
 
     @property
     def name(self) -> str:
@@ -60,28 +64,26 @@ class Episode:
     @property
     def turn(self) -> TurnPlace:
         """The newest."""
-        return TurnPlace(self.place, self.member, len(self.turns) - 1)
+        return TurnPlace(self.place, self.member, len(self.replies) - 1)
 
     @property
     def next_seed(self) -> int:
         """Of the next reply; of the first as vLLM seeds the completions of one prompt."""
-        if not self.turns:
+        if not self.replies:
             return derive_seed(self.seed, self.place) + self.member
-        return derive_seed(self.seed, self.place, self.member, len(self.turns))
+        return derive_seed(self.seed, self.place, self.member, len(self.replies))
 
     def next_prompt(self) -> EncodedPrompt:
         """What the next reply follows."""
-        return replace(self.prompt, token_ids=[*self.prompt.token_ids, *self.token_ids])
+        return replace(self.prompt, token_ids=self.path.whole)
 
     def add_reply(self, completion: Completion) -> None:
         """Append what was sampled."""
-        turn, start = len(self.turns), len(self.token_ids)
-        self.versions += completion.versions()
-        self.token_ids += completion.token_ids
-        self.logprobs += completion.logprobs
-        self.turns.append(Turn(start, len(self.token_ids), completion.text))
+        turn = len(self.replies)
+        self.path.add(completion)
+        self._note(completion.token_ids)
         # With its tokens: who does an effect once a name must not take another reply for one that it has had.
-        call_id = f"{self.name}.{turn}.{zlib.crc32(array('q', self.token_ids).tobytes()):08x}"
+        call_id = f"{self.name}.{turn}.{self.checksum:08x}"
         self.replies.append(
             Reply(
                 text=completion.text,
@@ -95,6 +97,9 @@ class Episode:
         if not known or known[0].token_ids != completion.token_ids:
             self.history = None
 
+    def _note(self, token_ids: Sequence[int]) -> None:
+        self.checksum = zlib.crc32(array("q", token_ids).tobytes(), self.checksum)
+
     def next_call(self) -> Call:
         return Call(
             episode=self.name,
@@ -107,7 +112,7 @@ class Episode:
 
     def recall(self) -> Answer | None:
         """What the journal knows to have come of the newest reply."""
-        history, turn = self.history, len(self.turns) - 1
+        history, turn = self.history, len(self.replies) - 1
         if history is None or turn >= len(history.outcomes):
             return None
         kept = history.snapshot
@@ -127,39 +132,57 @@ class Episode:
             return
         self.digests.append(digest_step(outcome))
         said = outcome.observation if isinstance(outcome.observation, str) else _as_text(outcome.observation)
-        self.turns[-1] = replace(self.turns[-1], observation=said, reward=outcome.reward, calls=outcome.calls)
+        newest = self.path.turns[-1]
+        self.path.turns[-1] = replace(newest, observation=said, reward=outcome.reward, calls=outcome.calls)
         self.scores |= outcome.scores
-        if outcome.done:
-            self.ended = True
-            return
         try:
-            follows = render.render(outcome.observation, self.token_ids[-1] if self.token_ids else None)
-        except Exception as error:  # of a template or a tokenizer that does not take it
-            self.failure, self.ended = Failure("bad score", f"its observation cannot be rendered: {error}"), True
-            return
-        room = limits.max_tokens - len(self.token_ids) - len(follows)
-        if len(self.turns) >= limits.max_turns or room < limits.turn_tokens:
+            self._give(outcome.rewards)
+            if outcome.done:
+                self.ended = True
+            else:
+                self._read(outcome, render, limits)
+        except Exception as error:  # of a template or a tokenizer that does not take it, or of a step that cannot be
+            self.failure, self.ended = Failure("bad score", f"its step cannot be taken: {error}"), True
+
+    def _give(self, rewards: Mapping[str, float]) -> None:
+        """To the newest turn of each agent."""
+        for agent, reward in rewards.items():
+            path = next((path for path in reversed(self.paths) if path.agent == agent and path.turns), None)
+            if path is None:
+                raise DataError("Step.rewards are of agents that have replied", seen=repr(agent))
+            path.turns[-1] = replace(path.turns[-1], reward=(path.turns[-1].reward or 0.0) + reward)
+
+    def _read(self, step: Step, render: TurnRenderer, limits: Limits) -> None:
+        """What who replies next reads; or the end, where no reply would fit behind it."""
+        agent = self.path.agent if step.agent is None else step.agent
+        path = next((path for path in reversed(self.paths) if path.agent == agent), None)
+        if path is None or step.begins:
+            path = Path(render.begin(step.observation), agent, messages=as_messages(step.observation))
+            follows = list[int]()
+        else:
+            path, follows = go_on(path, step.observation, render)
+        is_first = path is self.paths[0]
+        if self.prompt.images and not is_first:
+            raise DataError("rows with images have one conversation an episode", seen=f"another, of {agent!r}")
+        room = limits.room(path, len(follows), is_first=is_first)
+        if len(self.replies) >= limits.max_turns or room < limits.turn_tokens:
             self.ended = self.truncated = True
             return
-        self.token_ids += follows
+        if not any(path is one for one in self.paths):
+            self.paths.append(path)
+            self._note(path.context)
+        path.token_ids += follows
+        self._note(follows)
+        self.path = path
 
     @property
     def reward(self) -> float | None:
-        """What its turns add up to; None where no turn had any."""
-        rewards = [turn.reward for turn in self.turns if turn.reward is not None]
+        """What its turns add up to, of all agents; None where no turn had any."""
+        rewards = [turn.reward for path in self.paths for turn in path.turns if turn.reward is not None]
         return sum(rewards) if rewards else None
 
     def completion(self) -> Completion:
-        first = self.versions[0] if self.versions else -1
-        return Completion(
-            self.token_ids,
-            self.logprobs,
-            self.replies[-1].text,
-            self.truncated,
-            first,
-            self.versions if any(version != first for version in self.versions) else [],
-            turns=self.turns,
-        )
+        return join_paths(self.paths, self.prompt.token_ids, self.replies[-1].text, self.truncated)
 
 
 @dataclass(frozen=True)
@@ -170,12 +193,20 @@ class Limits:
     turn_tokens: int
     """Longest reply."""
     max_tokens: int
-    """Replies and observations together."""
+    """Replies and observations together, behind the row's prompt."""
+    max_prompt_tokens: int = 0
+    """With `max_tokens`, of a conversation that began with something else than the row's prompt."""
 
     @classmethod
-    def of(cls, config: EnvironmentConfig, max_tokens: int) -> Limits:
+    def of(cls, config: EnvironmentConfig, max_tokens: int, max_prompt_tokens: int) -> Limits:
         assert config.turn_tokens is not None, "the config was checked"
-        return cls(config.max_turns, config.turn_tokens, max_tokens)
+        return cls(config.max_turns, config.turn_tokens, max_tokens, max_prompt_tokens)
+
+    def room(self, path: Path, num_new: int, *, is_first: bool) -> int:
+        """Tokens that are left in a conversation behind so many new ones."""
+        if is_first:
+            return self.max_tokens - len(path.token_ids) - num_new
+        return self.max_prompt_tokens + self.max_tokens - len(path.context) - len(path.token_ids) - num_new
 
 
 def begin_episodes(groups: Sequence[Group], seed: int, journal: BatchJournal | None = None) -> list[Episode]:
@@ -191,18 +222,17 @@ def begin_episodes(groups: Sequence[Group], seed: int, journal: BatchJournal | N
 
 def note_reply(episode: Episode) -> bytes:
     """A line of the journal: its newest reply."""
-    turn, first = episode.turns[-1], len(episode.versions)
-    count = turn.end - turn.start
-    versions = episode.versions[first - count :]
+    token_ids, logprobs, versions = episode.path.newest()
+    said = episode.replies[-1]
     reply = Completion(
-        episode.token_ids[turn.start : turn.end],
-        episode.logprobs[first - count :],
-        turn.reply,
-        episode.replies[-1].cut,
+        token_ids,
+        logprobs,
+        said.text,
+        said.cut,
         versions[0] if versions else -1,
         versions if any(version != versions[0] for version in versions) else [],
-        content=episode.replies[-1].content,
-        calls=episode.replies[-1].calls,
+        content=said.content,
+        calls=said.calls,
     )
     return render_reply(episode.turn, reply)
 
@@ -211,41 +241,6 @@ def note_answer(episode: Episode, answer: Answer) -> bytes:
     """A line of the journal: what came of its newest reply."""
     assert answer.outcome is not None
     return render_outcome(episode.turn, answer.outcome, answer.snapshot)
-
-
-def score_episodes(
-    episodes: Sequence[Episode], scorer: Scorer | None, journal: BatchJournal | None = None
-) -> list[RewardResult]:
-    """One a episode; a failed one has a cause and no value. Whom the journal knows a verdict of is not judged again."""
-    items = [item_of(episode) for episode in episodes]
-    judged: dict[int, RewardResult] = {}
-    asked = []
-    for place, one in enumerate(episodes):
-        known = one.history.verdict if one.history is not None else None
-        if known is not None:
-            judged[place] = RewardResult(item=items[place], **known)
-        elif one.failure is None and one.reward is None:
-            asked.append(place)
-    found = scorer.score([items[place] for place in asked]) if scorer is not None and asked else []
-    fresh = dict(zip(asked, found, strict=False))
-    if journal is not None:
-        said = {at: {key: value for key, value in vars(it).items() if key != "item"} for at, it in fresh.items()}
-        journal.write(render_verdict(episodes[at].place, episodes[at].member, said[at]) for at in said)
-    judged |= fresh
-    return [judged.get(place) or result_of(one, items[place]) for place, one in enumerate(episodes)]
-
-
-def gather_groups(
-    prompts: Sequence[EncodedPrompt], episodes: Sequence[Episode], results: Sequence[RewardResult]
-) -> list[Group]:
-    """Groups in the order of the prompts, of episodes in order of place and member."""
-    found = [Group(prompt, [], []) for prompt in prompts]
-    for episode, result in zip(episodes, results, strict=True):
-        group = found[episode.place]
-        found[episode.place] = replace(
-            group, completions=[*group.completions, episode.completion()], results=[*group.results, result]
-        )
-    return found
 
 
 def row_of(prompt: EncodedPrompt) -> Row:
@@ -257,29 +252,6 @@ def row_of(prompt: EncodedPrompt) -> Row:
         info=prompt.info,
         source=prompt.source,
     )
-
-
-def item_of(episode: Episode) -> RewardItem:
-    prompt = episode.prompt
-    return RewardItem(
-        completion=episode.replies[-1].text,
-        answer=prompt.answer,
-        prompt=prompt.text,
-        messages=prompt.messages,
-        truncated=episode.truncated,
-    )
-
-
-def result_of(episode: Episode, item: RewardItem) -> RewardResult:
-    """What the environment said of an episode."""
-    failure = episode.failure
-    if failure is None and episode.reward is None:
-        failure = Failure("bad score", "no step gave a reward, and no reward is configured")
-    elif failure is None and not math.isfinite(episode.reward or 0.0):
-        failure = Failure("bad score", f"the rewards of its turns add up to {episode.reward}")
-    if failure is not None:
-        return RewardResult(item=item, value=None, failure=failure.cause, detail=failure.detail)
-    return RewardResult(item=item, value=episode.reward, parts=episode.scores)
 
 
 def _as_text(messages: Sequence[dict[str, object]]) -> str:

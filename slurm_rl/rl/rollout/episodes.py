@@ -19,14 +19,13 @@ from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.environments import Environments
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Group, SamplingSpec
+from slurm_rl.rl.rollout.ended import gather_groups, score_episodes
 from slurm_rl.rl.rollout.episode import (
     Episode,
     Limits,
     begin_episodes,
-    gather_groups,
     note_answer,
     note_reply,
-    score_episodes,
 )
 from slurm_rl.rl.rollout.journal import BatchJournal, Journal
 from slurm_rl.rl.rollout.sampling import PendingGroups, Sampler

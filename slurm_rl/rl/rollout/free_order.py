@@ -28,13 +28,12 @@ from slurm_rl.errors import TrainingError
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Group, SamplingSpec
+from slurm_rl.rl.rollout.ended import gather_groups, score_episodes
 from slurm_rl.rl.rollout.episode import (
     Episode,
     Limits,
-    gather_groups,
     note_answer,
     note_reply,
-    score_episodes,
 )
 from slurm_rl.rl.rollout.journal import BatchJournal, Journal
 from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler, linger_s
@@ -191,7 +190,7 @@ class FreeEpisodes:
             self._replies.forget(episode.name)
             if episode.truncated:
                 self.pool.forget([episode.name])
-        elif len(episode.digests) < len(episode.turns):
+        elif len(episode.digests) < len(episode.replies):
             self._calls.append(episode.next_call())
         else:
             tokens = episode.next_prompt().tokens

@@ -19,9 +19,12 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from slurm_rl.envs.environment import Step
-from slurm_rl.envs.worker import Outcome, Snapshot
+from slurm_rl.envs.steps import Outcome
+from slurm_rl.envs.worker import Snapshot
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rl.groups import Completion, with_calls
+
+_LEFT_OUT: tuple[tuple[str, Any], ...] = (("content", ""), ("agent", None), ("begins", False), ("rewards", {}))
 
 
 class TurnPlace(NamedTuple):
@@ -151,9 +154,9 @@ def _parse_reply(row: Mapping[str, Any]) -> Completion:
 
 
 def _fields(of: Completion | Step) -> dict[str, Any]:
-    """Without those of lists and of tools that are empty."""
+    """Without those of lists, of tools and of agents that are empty."""
     fields = {**vars(of), "calls": [vars(call) for call in of.calls]}
-    return {name: value for name, value in fields.items() if value != [] and (name, value) != ("content", "")}
+    return {name: value for name, value in fields.items() if value != [] and (name, value) not in _LEFT_OUT}
 
 
 def _at(at: TurnPlace) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_rl.data.tokenize import EncodedPrompt
@@ -13,7 +13,8 @@ from slurm_rl.endpoint.programs import Verdict
 from slurm_rl.envs.environment import ToolCall
 from slurm_rl.envs.tools import check_call
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
-from slurm_rl.rl.groups import Branch, Completion, Turn
+from slurm_rl.rl.groups import Completion
+from slurm_rl.rl.rollout.paths import Path, join_paths
 
 
 @dataclass
@@ -89,40 +90,21 @@ def build_result(one: Played, item: RewardItem, verdict: Verdict | Failure) -> R
     return RewardResult(item=item, value=verdict.reward, parts=dict(verdict.scores))
 
 
-@dataclass
-class _Growing:
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
-    branches: list[Branch] = field(default_factory=list)
-
-
 def build_completion(one: Played) -> Completion:
     """Its branches end to end; one alone behind the row's own prompt needs none."""
-    made = _Growing()
-    branches = conversation_of(one).branches()
-    for branch in branches:
-        start = len(made.token_ids)
+    paths = []
+    for branch in conversation_of(one).branches():
+        path = Path(branch[0].context)
         for number, said in enumerate(branch):
             if number:
-                made.token_ids += said.read
-                made.turns[-1] = replace(made.turns[-1], observation=said.text_read)
-            first = len(made.token_ids)
-            made.token_ids += said.reply.token_ids
-            made.logprobs += said.reply.logprobs
+                path.token_ids += said.read
+                path.turns[-1] = replace(path.turns[-1], observation=said.text_read)
+            path.add(said.reply)
             after = branch[number + 1] if number + 1 < len(branch) else None
-            made.turns.append(Turn(first, len(made.token_ids), said.reply.text, calls=tuple(_calls_of(said, after))))
-        made.branches.append(Branch(branch[0].context, start, len(made.token_ids)))
-    is_plain = [branch.context for branch in made.branches] == [one.prompt.token_ids]
-    return Completion(
-        made.token_ids,
-        made.logprobs,
-        branches[-1][-1].reply.text if branches else "",
-        is_truncated(one),
-        branches[0][0].reply.weight_version if branches else -1,
-        turns=made.turns,
-        branches=[] if is_plain else made.branches,
-    )
+            path.turns[-1] = replace(path.turns[-1], calls=tuple(_calls_of(said, after)))
+        paths.append(path)
+    text = paths[-1].turns[-1].reply if paths else ""
+    return join_paths(paths, one.prompt.token_ids, text, is_truncated(one))
 
 
 def _calls_of(said: Said, after: Said | None) -> Iterator[ToolCall]:

@@ -24,7 +24,7 @@ from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, name_failure
 
 LONGEST_WAIT_S = 60.0
 """Of a poll; an engine that samples nothing in this time has no beat, and its node's agent finds it late."""
-_LINGER_S = 0.005
+_LINGER_S = 0.01
 """So long for each engine of the run requests and replies wait for others to go with: a call to an actor costs the
 driver a tenth of a millisecond and more."""
 _LONGEST_LINGER_S = 0.1
@@ -34,7 +34,7 @@ def linger_s(num_engines: int) -> float:
     """With many engines each has the fewer replies in that time.
 
     >>> linger_s(1), linger_s(8), linger_s(64)
-    (0.005, 0.04, 0.1)
+    (0.01, 0.08, 0.1)
     """
     return min(_LINGER_S * num_engines, _LONGEST_LINGER_S)
 

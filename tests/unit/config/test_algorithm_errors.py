@@ -20,10 +20,6 @@ from slurm_rl.errors import ConfigError
         (["algorithm.correction.kind=tis"], ["algorithm.correction.kind", "token_tis"]),
         (["algorithm.filters.min_tokens=4", "algorithm.filters.max_tokens=3"], ["filters.max_tokens", "3 < 4"]),
         (["algorithm.entropy_bonus=-1"], ["algorithm.entropy_bonus", "-1"]),
-        (
-            ["+algorithm=dapo", "rollout.max_staleness=1"],
-            ["algorithm.dynamic_sampling_rounds", "rollout.max_staleness=0"],
-        ),
         (["rollout.continuous=true"], ["rollout.continuous", "rollout.max_staleness=1"]),
         (["rollout.max_staleness=-1"], ["rollout.max_staleness", "-1"]),
         (["algorithm.clip_low=1"], ["algorithm.clip_low", "less than 1", "got 1"]),

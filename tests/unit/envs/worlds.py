@@ -171,3 +171,39 @@ class Noted(Count):
     def step(self, reply: Reply) -> Step:
         (self.folder / reply.call_id).touch(exist_ok=False)
         return super().step(reply)
+
+
+class Duel(Environment):
+    """Two players in turns: each hears what the other said, and the first to say more than the other wins.
+
+    The row's answer is how often each speaks."""
+
+    def reset(self, row: Row, seed: int) -> None:
+        self.left = 2 * int(row.answer)
+        self.said = {"": 0, "black": 0}
+        self.turn = ""
+
+    def step(self, reply: Reply) -> Step:
+        self.said[self.turn] += len(reply.text)
+        self.left -= 1
+        if self.left == 0:
+            wins = 1.0 if self.said[""] > self.said["black"] else -1.0
+            return Step(done=True, rewards={"": wins, "black": -wins})
+        self.turn = "black" if self.turn == "" else ""
+        return Step(f"it said {reply.text}.", agent=self.turn)
+
+
+class Forgetful(Count):
+    """Cuts what was said after every second reply."""
+
+    def step(self, reply: Reply) -> Step:
+        step = super().step(reply)
+        begins = len(self.replies) % 2 == 0
+        return Step(f"so far {len(self.replies)}: " if begins else "go on: ", step.reward, step.done, begins=begins)
+
+
+class Stranger(Count):
+    """Rewards somebody who has not said anything."""
+
+    def step(self, reply: Reply) -> Step:
+        return Step("x", rewards={"nobody": 1.0})

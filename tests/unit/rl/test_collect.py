@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.errors import StopRequested
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Completion, Group
-from slurm_rl.rl.loop.collect import collect_groups
+from slurm_rl.rl.loop.collect import BatchCollector, collect_groups
+from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline
+from slurm_rl.train.stop import Timer
 
 # Rewards of the two groups of each round: equal ones carry no signal.
 ROUNDS = [[(1.0, 1.0), (1.0, 0.0)], [(0.0, 0.0), (0.0, 0.0)], [(0.0, 1.0), (1.0, 0.0)]]
@@ -22,6 +28,62 @@ def group(index: int, values: tuple[float, float]) -> Group:
 
 def draw(round_number: int) -> list[Group]:
     return [group(2 * round_number + i, values) for i, values in enumerate(ROUNDS[round_number])]
+
+
+class Source:
+    """Batches of `ROUNDS`; a further one may be stopped."""
+
+    def __init__(self, stops: bool) -> None:
+        self.stops, self.asked = stops, list[int]()
+
+    def start(self, step: int) -> int:
+        self.asked.append(0)
+        return 0
+
+    def start_refill(self, step: int, number: int) -> int:
+        self.asked.append(number)
+        return number
+
+    def finish(self, number: int, within_s: float | None) -> Batch:
+        if number and self.stops and within_s is None:
+            raise StopRequested("asked to stop")
+        return Batch(draw(number))
+
+
+def collector_of(source: Any, staleness: int) -> tuple[BatchCollector, RolloutPipeline[Any]]:
+    config: Any = SimpleNamespace(
+        reward=SimpleNamespace(max_failure_rate=1.0),
+        rollout=SimpleNamespace(replay=None, dump=False),
+        warmup=SimpleNamespace(num_steps=0),
+        trainer=SimpleNamespace(prompts_per_step=2),
+        algorithm=SimpleNamespace(dynamic_sampling_rounds=3),
+    )
+    pipeline: RolloutPipeline[Any] = RolloutPipeline(source.start, source.finish, staleness=staleness, num_steps=3)
+    nowhere: Any = None
+    return BatchCollector(config, nowhere, source, pipeline), pipeline
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 2])
+def test_rounds_are_drawn_while_sampling_runs_ahead(staleness: int) -> None:
+    source = Source(stops=False)
+    collector, _ = collector_of(source, staleness)
+    found = collector.take(0, Timer())
+    assert [item.prompt.index for item in found.groups] == [1, 4] and found.num_rounds == 3
+    assert source.asked == [0] * (staleness + 1) + [1, 2]
+
+
+def test_a_stop_between_two_rounds_loses_no_batch_of_weights_that_are_gone() -> None:
+    source = Source(stops=True)
+    collector, pipeline = collector_of(source, 1)
+    with pytest.raises(StopRequested):
+        collector.take(0, Timer())
+    saved = pipeline.settle(60)
+    assert sorted(saved) == [0, 1] and saved[0] == draw(0)
+    again = Source(stops=False)
+    collector, pipeline = collector_of(again, 1)
+    pipeline.restore(saved)
+    assert [item.prompt.index for item in collector.take(0, Timer()).groups] == [1, 4]
+    assert again.asked == [1, 2], "what was sampled before is not asked for again"
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,27 @@ def test_a_checkpoint_waits_for_nobody_whose_turns_are_in_a_journal() -> None:
     assert fake.take(2) == 2 and fake.asked.count("batch 2") == 1
 
 
+def test_further_prompts_come_behind_what_is_in_flight_and_change_no_batch() -> None:
+    fake, plain = Fake(2), Fake(2)
+    plain.run(range(6))
+    for step in range(6):
+        assert fake.take(step) == step
+        [group] = fake.pipeline.draw(lambda step=step: fake.start(100 + step)).groups  # type: ignore[misc]
+        assert group.prompt.index == 100 + step and fake.asked[-1] == f"batch {100 + step}"
+        fake.asked.append(f"weights {step + 1}")
+    assert [word for word in fake.asked if " 10" not in word] == plain.asked
+
+
+def test_a_step_that_was_stopped_takes_the_same_batch_when_it_comes_again() -> None:
+    fake, again = Fake(1), Fake(1)
+    fake.pipeline.put_back(0, fake.pipeline.take(0))
+    saved = fake.pipeline.settle(60)
+    assert sorted(saved) == [0, 1]
+    again.pipeline.restore(saved)
+    again.run(range(2))
+    assert "batch 0" not in again.asked and "batch 1" not in again.asked
+
+
 def test_weights_may_wait_until_nothing_is_in_flight() -> None:
     fake = Fake(1)
     fake.run(range(1))

@@ -1,0 +1,73 @@
+"""What is made of episodes that have ended: verdicts, and groups of completions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
+from slurm_rl.rewards.scorer import Scorer
+from slurm_rl.rl.groups import Group
+from slurm_rl.rl.rollout.episode import Episode
+from slurm_rl.rl.rollout.journal import BatchJournal
+from slurm_rl.rl.rollout.journal_lines import render_verdict
+
+
+def score_episodes(
+    episodes: Sequence[Episode], scorer: Scorer | None, journal: BatchJournal | None = None
+) -> list[RewardResult]:
+    """One a episode; a failed one has a cause and no value. Whom the journal knows a verdict of is not judged again."""
+    items = [item_of(episode) for episode in episodes]
+    judged: dict[int, RewardResult] = {}
+    asked = []
+    for place, one in enumerate(episodes):
+        known = one.history.verdict if one.history is not None else None
+        if known is not None:
+            judged[place] = RewardResult(item=items[place], **known)
+        elif one.failure is None and one.reward is None:
+            asked.append(place)
+    found = scorer.score([items[place] for place in asked]) if scorer is not None and asked else []
+    fresh = dict(zip(asked, found, strict=False))
+    if journal is not None:
+        said = {at: {key: value for key, value in vars(it).items() if key != "item"} for at, it in fresh.items()}
+        journal.write(render_verdict(episodes[at].place, episodes[at].member, said[at]) for at in said)
+    judged |= fresh
+    return [judged.get(place) or result_of(one, items[place]) for place, one in enumerate(episodes)]
+
+
+def gather_groups(
+    prompts: Sequence[EncodedPrompt], episodes: Sequence[Episode], results: Sequence[RewardResult]
+) -> list[Group]:
+    """Groups in the order of the prompts, of episodes in order of place and member."""
+    found = [Group(prompt, [], []) for prompt in prompts]
+    for episode, result in zip(episodes, results, strict=True):
+        group = found[episode.place]
+        found[episode.place] = replace(
+            group, completions=[*group.completions, episode.completion()], results=[*group.results, result]
+        )
+    return found
+
+
+def item_of(episode: Episode) -> RewardItem:
+    prompt = episode.prompt
+    return RewardItem(
+        completion=episode.replies[-1].text,
+        answer=prompt.answer,
+        prompt=prompt.text,
+        messages=prompt.messages,
+        truncated=episode.truncated,
+    )
+
+
+def result_of(episode: Episode, item: RewardItem) -> RewardResult:
+    """What the environment said of an episode."""
+    failure = episode.failure
+    if failure is None and episode.reward is None:
+        failure = Failure("bad score", "no step gave a reward, and no reward is configured")
+    elif failure is None and not math.isfinite(episode.reward or 0.0):
+        failure = Failure("bad score", f"the rewards of its turns add up to {episode.reward}")
+    if failure is not None:
+        return RewardResult(item=item, value=None, failure=failure.cause, detail=failure.detail)
+    return RewardResult(item=item, value=episode.reward, parts=episode.scores)

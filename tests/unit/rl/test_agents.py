@@ -1,0 +1,189 @@
+"""Several agents over one model, and what an environment cuts: each conversation is a path of tokens of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, build_train_sequences, compute_advantages
+from slurm_rl.rl.groups import Branch, Group
+from slurm_rl.rl.loop.pipeline import load_rollouts, save_rollouts
+from slurm_rl.rl.rollout.episode import Limits
+from slurm_rl.rl.rollout.episodes import Episodes
+from slurm_rl.rl.rollout.free_order import FreeEpisodes
+from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.rl.workers.ray_driver import ActorLost
+from slurm_rl.train.stop import Timer
+from tests.unit.rl.episode_kit import SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
+
+LIMITS = Limits(max_turns=20, turn_tokens=4, max_tokens=400, max_prompt_tokens=20)
+
+
+def play(
+    kind: str, sampler: Any, folder: Path, order: Any = Episodes, limits: Limits = LIMITS, lives_on: bool = False
+) -> list[Group]:
+    tokenizer: Any = Letters()
+    with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:{kind}", timeout_s=60.0)) as pool:
+        journal = None
+        if lives_on:
+            journal = Journal(folder / "journal", pool.facts, keeps_all=False, report=lambda *_, **__: None)
+            journal.resume(3, None)
+        episodes = order(sampler, pool, TurnRenderer(tokenizer, None), limits, None, journal)
+        found: list[Group] = episodes.finish(episodes.start(prompts_of(folder), SPEC), Timer())
+        return found
+
+
+@pytest.fixture(scope="module")
+def duels(tmp_path_factory: pytest.TempPathFactory) -> list[Group]:
+    return play("Duel", WaveEngine(), tmp_path_factory.mktemp("duels"))
+
+
+def spell(token_ids: Any) -> str:
+    return "".join(map(chr, token_ids))
+
+
+def test_each_agent_reads_what_it_was_told_and_nothing_else(duels: list[Group]) -> None:
+    two = duels[0]  # each speaks twice
+    for completion in two.completions:
+        white, black = completion.branches
+        first, third, second, fourth = [turn.reply for turn in completion.turns]
+        assert [turn.agent for turn in completion.turns] == ["", "", "black", "black"]
+        assert white.context == two.prompt.token_ids
+        assert spell(completion.token_ids[white.start : white.end]) == f"{first}it said {second}.{third}"
+        assert spell(black.context) == f"it said {first}."
+        assert spell(completion.token_ids[black.start : black.end]) == f"{second}it said {third}.{fourth}"
+
+
+def test_every_reply_is_trained_on_once_and_nothing_that_was_told(duels: list[Group]) -> None:
+    sequences = iter(build_plain_sequences(duels))
+    for group in duels:
+        for completion in group.completions:
+            mine = [next(sequences) for _ in completion.branches]
+            trained = "".join(spell(one.token_ids[one.trained]) for one in mine)
+            assert trained == "".join(turn.reply for turn in completion.turns)
+            assert len(trained) == completion.num_sampled
+    assert next(sequences, None) is None
+
+
+def test_rewards_by_agent_add_up_to_the_episodes_and_teach_each_its_own(duels: list[Group]) -> None:
+    assert all(result.value == 0.0 for group in duels for result in group.results if result.failure is None)
+    config = AlgorithmConfig(advantage="turn_rloo", group_size=3)
+    advantages, _ = compute_advantages(duels, config, None, None)
+    places = iter(advantages)
+    is_taught = False
+    for group in duels:
+        wins = [next(turn.reward for turn in reversed(it.turns) if turn.agent == "") for it in group.completions]
+        assert None not in wins
+        for member, completion in enumerate(group.completions):
+            others = [win or 0.0 for place, win in enumerate(wins) if place != member]
+            mine = np.float32((wins[member] or 0.0) - sum(others) / len(others))
+            found, lengths = next(places), [len(turn.reply) for turn in completion.turns]
+            wanted = [mine if turn.agent == "" else -mine for turn in completion.turns]
+            assert np.allclose(found, np.repeat(wanted, lengths))
+            is_taught = is_taught or bool(mine)
+    assert is_taught
+    # Of the whole episode nobody learns anything: what one wins the other loses.
+    whole = build_train_sequences(duels, AlgorithmConfig(group_size=3), None)
+    assert not any(one.advantages is not None and one.advantages.any() for one in whole)
+
+
+@pytest.mark.parametrize("kind", ["Duel", "Forgetful"])
+def test_in_any_order_and_killed_on_the_way_the_tokens_are_the_same(tmp_path: Path, kind: str) -> None:
+    wanted = [group.completions for group in play(kind, WaveEngine(), tmp_path)]
+    found, lives = None, 0
+    while found is None:
+        assert lives < 30, "it does not get on"
+        try:
+            found = play(kind, sampler_of(Engine(lives, lives=17)), tmp_path, FreeEpisodes, lives_on=True)
+        except ActorLost:
+            lives += 1
+    assert lives > 2
+    assert [group.completions for group in found] == wanted
+
+
+def test_what_an_environment_cuts_is_read_no_more_and_trained_on_once(tmp_path: Path) -> None:
+    group = play("Forgetful", WaveEngine(), tmp_path)[3]  # four replies
+    for completion in group.completions:
+        a, b, c, d = [turn.reply for turn in completion.turns]
+        first, second = completion.branches
+        assert first.context == group.prompt.token_ids and spell(second.context) == "so far 2: "
+        assert spell(completion.token_ids) == f"{a}go on: {b}{c}go on: {d}"
+        assert second.start == len(f"{a}go on: {b}")
+    sequences = build_plain_sequences([group])
+    assert [one.num_trained for one in sequences] == [
+        sum(len(turn.reply) for turn in completion.turns[part : part + 2])
+        for completion in group.completions
+        for part in (0, 2)
+    ]
+
+
+def test_a_cut_makes_room_for_more_than_one_context_would_hold(tmp_path: Path) -> None:
+    small = Limits(max_turns=20, turn_tokens=4, max_tokens=22, max_prompt_tokens=10)
+    group = play("Forgetful", WaveEngine(), tmp_path, limits=small)[4]  # nine replies
+    assert all(len(completion.turns) == 9 and not completion.truncated for completion in group.completions)
+    assert all(len(completion.token_ids) > 22 for completion in group.completions)
+    tight = Limits(max_turns=20, turn_tokens=4, max_tokens=22, max_prompt_tokens=-10)
+    group = play("Forgetful", WaveEngine(), tmp_path, limits=tight)[4]
+    assert all(len(completion.turns) == 2 and completion.truncated for completion in group.completions)
+
+
+def test_a_reward_for_somebody_who_never_spoke_is_a_failure(tmp_path: Path) -> None:
+    for group in play("Stranger", WaveEngine(), tmp_path):
+        assert {result.failure for result in group.results} == {"bad score"}
+        assert all("'nobody'" in str(result.detail) for result in group.results)
+
+
+class Cutting(Letters):
+    """With a template that cuts of earlier replies all up to their last b, as others cut thinking."""
+
+    chat_template = "written below"
+
+    def apply_chat_template(self, messages: Any, **_: Any) -> str:
+        parts = [it["content"].split("b")[-1] if it["role"] == "assistant" else it["content"] for it in messages]
+        return "".join(f"<{it['role'][0]}>{part}" for it, part in zip(messages, parts, strict=True)) + "<a>"
+
+
+def test_where_a_template_rewrites_what_was_said_a_sequence_of_its_own_begins(tmp_path: Path) -> None:
+    tokenizer: Any = Cutting()
+    template = ChatTemplate(tokenizer)
+    renderer = TurnRenderer(tokenizer, template, rerenders=True)
+    prompts = []
+    for prompt in prompts_of(tmp_path):
+        messages = [{"role": "user", "content": "count"}]
+        text = template.render(messages, "a row", add_generation_prompt=True)
+        prompts.append(replace(prompt, messages=messages, token_ids=tokenizer(text)["input_ids"]))
+    with EnvironmentPool(EnvironmentConfig(name=f"{WORLDS}:Count", timeout_s=60.0)) as pool:
+        sampler: Any = WaveEngine()
+        limits = replace(LIMITS, max_tokens=200)
+        groups = Episodes(sampler, pool, renderer, limits, None).sample(prompts, SPEC)
+    counts = set()
+    for group in groups:
+        assert group.prompt.messages is not None
+        for completion in group.completions:
+            counts.add((completion.num_sequences > 1, any("b" in turn.reply for turn in completion.turns[:-1])))
+            dialogue = list(group.prompt.messages)
+            whole = [Branch(group.prompt.token_ids, 0, len(completion.token_ids))]
+            for turn in completion.turns:
+                at = next(one for one in completion.branches or whole if one.start <= turn.start < one.end)
+                read = [*at.context, *completion.token_ids[at.start : turn.start]]
+                assert spell(read) == template.render(dialogue, "it", add_generation_prompt=True)
+                dialogue.append({"role": "assistant", "content": turn.reply})
+                dialogue.append({"role": "user", "content": turn.observation})
+            assert spell(completion.token_ids[place] for place in completion.sampled_places() or []) == "".join(
+                turn.reply for turn in completion.turns
+            )
+    assert counts == {(True, True), (False, False)}, "split where it was rewritten, and nowhere else"
+
+
+def test_agents_survive_a_checkpoint(tmp_path: Path, duels: list[Group]) -> None:
+    save_rollouts(tmp_path, {4: duels})
+    assert load_rollouts(tmp_path) == {4: duels}
