@@ -25,8 +25,8 @@ from benchmarks.grpo_vs_trl import Curve, build_clock, build_config, read_curve,
 from benchmarks.guessing_world import RESPONSE, TEMPLATE, TURNS, TrlGuess
 from slurm_rl.config.model import TinyModelConfig
 
-# `dumy` and what else TRL's probes of a template are made of must be tokens.
-TINY = TinyModelConfig(characters="0123456789:<>=dumy", context_length=64)
+# `dumy{}` is what TRL probes a template with.
+TINY = TinyModelConfig(characters="0123456789:<>=dumy{}", context_length=64)
 PROMPTS, GROUP, ROWS = 32, 8, 1000
 LONGEST = TURNS + 2 * (TURNS - 1)
 """Tokens of an episode: its replies, and between them what is said and `:`."""
