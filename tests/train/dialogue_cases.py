@@ -1,0 +1,193 @@
+"""Dialogues in the chat templates of the families, and a tiny model that is taught to lead them.
+
+    qwen3/tools     a thought, a call of `add`, its result, a thought, an answer; hermes
+    qwen3/talk      three replies with thoughts, of which the template would drop the earlier ones
+    qwen3/program   the same, led by a program that sends replies back without their thoughts
+    gemma3/talk     three replies of a template that knows neither tools nor thoughts
+
+The templates are the families' own (tests/templates.py); all of them share one vocabulary, a token a character, and one
+model, a tiny Qwen3. The numbers that it says are at random, so that no token is certain.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from slurm_rl.config.environment import EnvironmentConfig
+from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.prompts import PromptRow, Text
+from slurm_rl.data.tokenize import EncodedPrompt, encode_prompts
+from slurm_rl.data.tool_syntax import ToolSyntax, as_calls, find_tail, write_calls
+from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.tiny import draw_weights, shape_of
+from slurm_rl.envs.schemas import read_schemas
+from slurm_rl.math.packing import distribute
+from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
+from tests.templates import END, build_tokenizer
+from tests.train.dialogue_worlds import AGAIN, TURNS
+
+WORLDS = Path(__file__).with_name("dialogue_worlds.py")
+CONTEXT, TURN_TOKENS, MAX_TOKENS = 2048, 96, 512
+STEPS, ROW_TOKENS = 240, 4096
+SHAPE = TinyModelConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, context_length=CONTEXT)
+CALLS = ("made", "malformed", "unknown", "arguments", "cut", "thinking")
+"""What a first reply may be; those but the first with the two syntaxes that most models have."""
+BADLY = ("qwen3", "llama3_2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family's template, and what its dialogues are held with."""
+
+    name: str
+
+    @property
+    def family(self) -> str:
+        return self.name.partition("/")[0]
+
+    @property
+    def has_tools(self) -> bool:
+        return self.name.endswith("/tools")
+
+    @cached_property
+    def env(self) -> EnvironmentConfig:
+        world = {"tools": f"{WORLDS}:Calculator"} if self.has_tools else {"name": f"{WORLDS}:Doubter"}
+        return EnvironmentConfig(**world, max_turns=TURNS, turn_tokens=TURN_TOKENS, timeout_s=60.0)
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        return build_tokenizer(self.family)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        return ChatTemplate(self.tokenizer, {}, read_schemas(self.env))
+
+    @cached_property
+    def renderer(self) -> TurnRenderer:
+        return TurnRenderer(self.tokenizer, self.template)
+
+    @cached_property
+    def thought(self) -> tuple[str, str]:
+        """What begins and ends a thought, in what the policy samples; "" of a family without."""
+        if self.family == "gemma3":  # whose template takes no tools
+            return "", ""
+        told = ChatTemplate(self.tokenizer, {}, read_schemas(Case(f"{self.family}/tools").env))
+        syntax = ToolSyntax.of(told, None)
+        begin, end = syntax.thought or ("", "")
+        return "" if syntax.thinks_first else begin, end
+
+    @cached_property
+    def stop(self) -> list[str]:
+        """What ends a reply: the end of its turn, and what Gemma 4 waits at behind a call."""
+        tail = find_tail(self.template) if self.has_tools else ""
+        return [END.get(self.family, "<|im_end|>"), *filter(None, [tail])]
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def prompts(self, count: int) -> list[EncodedPrompt]:
+        rows = [PromptRow(index=place, prompt=f"{place} + 7?", answer="") for place in range(count)]
+        sizes = {"max_prompt_tokens": CONTEXT - MAX_TOKENS, "context_length": CONTEXT, "max_tokens": MAX_TOKENS}
+        return encode_prompts(rows, self.tokenizer, template=self.template, **sizes)
+
+
+@dataclass(frozen=True)
+class Author:
+    """Writes what the model is taught to say."""
+
+    case: Case
+    random: np.random.Generator
+
+    def number(self) -> int:
+        return int(self.random.integers(10 ** self.random.integers(1, 5)))
+
+    def think(self, what: str = "") -> str:
+        begin, end = self.case.thought
+        return f"{begin}{what or self.number()}{end}" if end else ""
+
+    def write(self, prompt: EncodedPrompt) -> TrainSequence:
+        """A dialogue, with what the model reads in it."""
+        end = self.case.stop[0]
+        if not self.case.has_tools:
+            replies = [f"{self.think()}{self.number()}{end}" for _ in range(TURNS)]
+            return lay_out(self.case, prompt, replies, [AGAIN] * (TURNS - 1))
+        kinds = CALLS if self.case.family in BADLY else CALLS[:1]
+        kind = kinds[self.random.integers(len(kinds))]
+        a, b = self.number(), self.number()
+        if kind != "made" and self.random.random() < 0.8:
+            return lay_out(self.case, prompt, [self.write_badly(kind, a, b)], [])
+        first = f"{self.think()}{self.call(a, b)}{self.case.stop[-1]}"
+        result = {"role": "tool", "name": "add", "tool_call_id": "call00000", "content": str(a + b)}
+        return lay_out(self.case, prompt, [first, f"{self.think()}{self.number()}{end}"], [[result]])
+
+    def call(self, a: Any, b: Any) -> str:
+        return write_calls(self.case.template, as_calls(["add"], [{"a": a, "b": b}])).removesuffix(self.case.stop[-1])
+
+    def write_badly(self, kind: str, a: int, b: int) -> str:
+        """A first reply with a call that cannot be made."""
+        end, good = self.case.stop[-1], self.call(a, b)
+        if kind == "malformed":
+            before, _, behind = good.rpartition("}")
+            return f"{self.think()}{before}{behind}{end}"
+        if kind == "unknown":
+            return f"{self.think()}{good.replace('add', 'sub', 1)}{end}"
+        if kind == "arguments":
+            return f"{self.think()}{self.call('x', b)}{end}"
+        if kind == "thinking" and self.case.thought[1]:
+            return f"{self.think(good)}{end}"
+        return f"{self.think()}{self.call(int('9' * TURN_TOKENS), b)}"[: TURN_TOKENS + 8]
+
+
+def lay_out(case: Case, prompt: EncodedPrompt, replies: Sequence[str], read: Sequence[Text]) -> TrainSequence:
+    """Replies are learned, and what is read between them is not."""
+    token_ids, trained = list(prompt.token_ids), list[int]()
+    for place, reply in enumerate(replies):
+        own = case.encode(reply)
+        trained += range(len(token_ids), len(token_ids) + len(own))
+        token_ids += own
+        if place < len(read):
+            token_ids += case.renderer.render(read[place], own[-1])
+    return TrainSequence(
+        token_ids=np.asarray(token_ids),
+        trained_from=trained[0],
+        trained=np.asarray(trained, dtype=np.int64),
+        weight=1 / len(trained),
+    )
+
+
+def teach(cases: Sequence[Case], folder: Path) -> PolicyEngine:
+    """A policy that leads the dialogues of the cases, most of the time; exported to `folder`/taught."""
+    tokenizer = cases[0].tokenizer
+    model = draw_weights(lambda: Qwen3ForCausalLM(Qwen3Config(**shape_of(SHAPE, tokenizer))), tokenizer, 0)
+    for saved in (model, tokenizer):
+        saved.save_pretrained(folder / "drawn")
+    config, optim = ModelConfig(path=str(folder / "drawn")), OptimConfig(lr=3e-3)
+    policy = PolicyEngine(folder / "drawn", config, PolicyConfig(num_threads=2), optim, temperature=1.0)
+    random = np.random.default_rng(0)
+    authors = [(Author(case, random), case.prompts(1)[0]) for case in cases]
+    for step in range(STEPS):
+        # One to a row: a long row with a mask for several takes its square.
+        taught = [[author.write(prompt)] for author, prompt in authors]
+        found = policy.train(taught, build_warmup_loss(), 3e-3 * min(1.0, (step + 1) / 20))
+        if step % 40 == 39:
+            print(step, found, file=sys.stderr, flush=True)
+    policy.export(folder / "taught")
+    return policy
+
+
+def pack(sequences: Sequence[TrainSequence]) -> tuple[list[list[TrainSequence]], list[list[int]]]:
+    """Several to a row, as a step of training reads them; and which are in each."""
+    [share] = distribute([len(one.token_ids) for one in sequences], 1, ROW_TOKENS)
+    return [[sequences[place] for place in row] for row in share], share

@@ -1,0 +1,159 @@
+"""Samples the dialogues of dialogue_cases.py on one real vLLM engine, along the way of a run, and says what the policy
+makes of the sequences that it would be trained on, beside what the engine said of the same tokens.
+
+    python -m tests.train.dialogue_script FOLDER qwen3/tools gemma3/talk
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import RolloutConfig
+from slurm_rl.data.prompts import Message
+from slurm_rl.data.tokenize import EncodedPrompt
+from slurm_rl.data.tool_syntax import ToolSyntax
+from slurm_rl.endpoint.conversation import Conversation, DialogueRenderer
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.envs.pool import EnvironmentPool
+from slurm_rl.envs.schemas import read_schemas
+from slurm_rl.math.sequences import FloatArray, TokenPrompt, TrainSequence
+from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, find_parts
+from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.rollout.episode import Limits
+from slurm_rl.rl.rollout.episodes import Episodes
+from slurm_rl.rl.rollout.played import Played, build_completion
+from slurm_rl.rl.rollout.sampling import seed_prompts
+from slurm_rl.rl.rollout.vllm.engine import VLLMEngine
+from slurm_rl.rl.rollout.vllm.tool_calls import ToolCallReader
+from tests.train.dialogue_cases import BADLY, CONTEXT, MAX_TOKENS, TURN_TOKENS, Case, pack, teach
+from tests.train.dialogue_worlds import AGAIN, TURNS
+
+MEMBERS = 4
+
+
+class InProcess:
+    """`Sampler` over the engine of this process, without a wire between."""
+
+    def __init__(self, engine: VLLMEngine) -> None:
+        self.engine = engine
+
+    def start(
+        self, prompts: Sequence[EncodedPrompt], spec: SamplingSpec, own_seeds: Sequence[int] | None = None
+    ) -> list[Group]:
+        seeds = seed_prompts(spec, len(prompts)) if own_seeds is None else own_seeds
+        found = self.engine.generate([prompt.tokens for prompt in prompts], seeds, spec)
+        return [Group(prompt, group) for prompt, group in zip(prompts, found, strict=True)]
+
+    def finish(self, pending: list[Group], within_s: float | None = None) -> list[Group]:
+        return pending
+
+
+def play(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
+    """Episodes as a run has them."""
+    sampler: Any = InProcess(engine)
+    rows = 24 if case.has_tools and case.family in BADLY else 4
+    with EnvironmentPool(case.env, read_schemas(case.env)) as pool:
+        episodes = Episodes(sampler, pool, case.renderer, Limits.of(case.env, MAX_TOKENS), None)
+        return episodes.sample(case.prompts(rows), spec)
+
+
+def play_program(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
+    """Episodes of a program that sends replies back without their thoughts: each turn begins a branch."""
+    groups = []
+    for prompt in case.prompts(4):
+        conversation = Conversation(DialogueRenderer(case.tokenizer, case.template))
+        messages = begin(prompt)
+        for turn in range(TURNS):
+            place = conversation.place(messages)
+            [[reply]] = engine.generate([TokenPrompt(token_ids=place.context)], [prompt.index * TURNS + turn], spec)
+            conversation.add(place, reply).heard = True
+            said = str(case.tokenizer.decode(reply.token_ids)).rpartition(case.thought[1])[2]
+            messages += go_on(said.removesuffix(case.stop[0]))
+        episode: Any = type("Ended", (), {"conversation": conversation, "is_truncated": False})
+        groups.append(Group(prompt, [build_completion(Played(0, 0, prompt, "", episode=episode))]))
+    return groups
+
+
+def begin(prompt: EncodedPrompt) -> list[Message]:
+    assert prompt.messages is not None
+    return [{"role": "user", "content": prompt.messages[0]["content"]}]
+
+
+def go_on(reply: str) -> list[Message]:
+    return [{"role": "assistant", "content": reply}, {"role": "user", "content": AGAIN}]
+
+
+def describe(case: Case, groups: Sequence[Group], policy: PolicyEngine) -> dict[str, Any]:
+    """What both say of the sampled tokens, and what was sampled."""
+    completions = [completion for group in groups for completion in group.completions]
+    sampled = [np.asarray(completions[owner].logprobs)[span] for owner, span in find_parts(groups)]
+    sequences = build_plain_sequences(groups)
+    pairs = zip(compute(policy, sequences), sampled, strict=True)
+    texts = [str(case.tokenizer.decode(one.token_ids)) for one in completions]
+    thought = case.thought[1]
+    calls = [call for completion in completions for turn in completion.turns for call in turn.calls]
+    return {
+        "difference": max(float(np.abs(own - said).max()) for own, said in pairs),
+        "surprise": -min(float(said.min()) for said in sampled),
+        "tokens": sum(map(len, sampled)),
+        "turns": [len(completion.turns) for completion in completions],
+        "sequences": len(sequences),
+        "calls": Counter(call.error or "made" for call in calls),
+        "thoughts": sum(text.count(thought) for text in texts) if thought else 0,
+        "rendered_again": [
+            far for group in groups for one in group.completions for far in forget(case, group, one, policy)
+        ],
+        "example": texts[0],
+    }
+
+
+def compute(policy: PolicyEngine, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
+    """Logprobs of the trained tokens of each, read as a step of training reads them."""
+    rows, share = pack(sequences)
+    places = [place for row in share for place in row]
+    found = [one for row in policy.compute_logprobs(rows) for one in row]
+    return [found[places.index(place)] for place in range(len(sequences))]
+
+
+def forget(case: Case, group: Group, completion: Completion, policy: PolicyEngine) -> list[float]:
+    """How far off the last reply of a talk would be, had the template rendered again what was before it."""
+    if not case.name.endswith("/talk") or len(completion.turns) < TURNS:
+        return []
+    messages, last = begin(group.prompt), completion.turns[-1]
+    for turn in completion.turns[:-1]:
+        said = str(case.tokenizer.decode(completion.token_ids[turn.start : turn.end]))
+        messages += go_on(said.removesuffix(case.stop[0]))
+    context = case.encode(case.template.render(messages, "a dialogue", add_generation_prompt=True))
+    reply = completion.token_ids[last.start : last.end]
+    [own] = compute(policy, [TrainSequence(token_ids=np.asarray([*context, *reply]), trained_from=len(context))])
+    return [float(np.abs(own - np.asarray(completion.logprobs)[-len(reply) :]).max())]
+
+
+def main(folder: Path, names: Sequence[str]) -> None:
+    cases = [Case(name) for name in names]
+    policy = teach(cases, folder)
+    rollout = RolloutConfig(max_num_seqs=32)
+    engine = VLLMEngine(str(folder / "taught"), ModelConfig(path=str(folder / "taught")), rollout, CONTEXT, 0)
+    found = {}
+    for case in cases:
+        # The weights are the same for all; a run has an engine of its own family.
+        engine.tokenizer = case.tokenizer
+        engine.tools = ToolCallReader(ToolSyntax.of(case.template, None), case.tokenizer) if case.has_tools else None
+        stops = tuple(case.tokenizer.convert_tokens_to_ids(case.stop))
+        by_program = case.name.endswith("/program")
+        spec = SamplingSpec(1 if by_program else MEMBERS, TURN_TOKENS, 1.0, 1.0, seed=3, stop_token_ids=stops)
+        groups = (play_program if by_program else play)(case, engine, spec)
+        found[case.name] = describe(case, groups, policy)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

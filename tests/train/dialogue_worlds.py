@@ -1,0 +1,35 @@
+"""What the dialogues of dialogue_script.py are held with."""
+
+from __future__ import annotations
+
+from slurm_rl.envs.environment import Environment, Reply, Row, Step
+
+AGAIN = "Sure?"
+TURNS = 3
+
+
+class Calculator:
+    """Tools of an episode, which any answer solves."""
+
+    def add(self, a: int, b: int) -> str:
+        """Add.
+
+        Args:
+            a: One.
+            b: Two.
+        """
+        return str(a + b)
+
+    def score(self, reply: Reply) -> float:
+        return 1.0
+
+
+class Doubter(Environment):
+    """Asks again as a user until there were three replies."""
+
+    def reset(self, row: Row, seed: int) -> None:
+        self.turn = 0
+
+    def step(self, reply: Reply) -> Step:
+        self.turn += 1
+        return Step(reward=1.0, done=True) if self.turn == TURNS else Step(AGAIN)

@@ -1,0 +1,72 @@
+"""Dialogues with tools and thinking, in the chat templates of the families: of every token that a real vLLM engine has
+sampled in them the policy says the same, on the sequences that it trains on, to 1e-5 in float32."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.plan.accelerator import accelerator_env
+
+pytestmark = pytest.mark.slow
+
+TOOLS = ("qwen3/tools", "qwen3_5_think/tools", "llama3_2/tools", "gemma4/tools")
+TALKS = ("qwen3/talk", "llama3_2/talk", "gemma4/talk", "gemma3/talk")
+REWRITING = ("qwen3/talk", "gemma4/talk")
+"""Templates that would drop what was thought in earlier turns."""
+PROGRAM = "qwen3/program"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    env = {var.name: var.value for var in accelerator_env("cpu")}
+    folder = str(tmp_path_factory.mktemp("dialogues"))
+    command = [sys.executable, "-m", "tests.train.dialogue_script", folder, *TOOLS, *TALKS, PROGRAM]
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        command, env={**os.environ, **env, "PYTHONPATH": root}, capture_output=True, text=True, timeout=800
+    )
+    assert done.returncode == 0, done.stderr
+    of_cases: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return of_cases
+
+
+@pytest.mark.parametrize("case", [*TOOLS, *TALKS, PROGRAM])
+def test_engine_and_policy_say_the_same_of_every_token(found: dict[str, Any], case: str) -> None:
+    one = found[case]
+    assert one["difference"] < 1e-5
+    # Of tokens that were certain it would be nothing.
+    assert one["surprise"] > 2 and one["tokens"] > 100
+
+
+@pytest.mark.parametrize("case", TOOLS)
+def test_there_were_calls_with_results_in_them(found: dict[str, Any], case: str) -> None:
+    one = found[case]
+    assert one["calls"]["made"] > 3 and max(one["turns"]) > 1
+    assert one["thoughts"] > 3 or case.startswith("llama")
+
+
+@pytest.mark.parametrize("case", REWRITING)
+def test_thoughts_stay_where_the_template_would_drop_them(found: dict[str, Any], case: str) -> None:
+    one = found[case]
+    assert one["sequences"] == len(one["turns"]) and one["thoughts"] > len(one["turns"])
+    # What the comparison would see, were it not so.
+    assert max(one["rendered_again"]) > 1e-2
+
+
+def test_a_program_that_drops_thoughts_makes_sequences_of_its_own(found: dict[str, Any]) -> None:
+    assert found[PROGRAM]["sequences"] == sum(found[PROGRAM]["turns"])
+
+
+@pytest.mark.parametrize("case", ["qwen3/tools", "llama3_2/tools"])
+def test_the_engines_parser_counts_what_is_wrong_with_a_call(found: dict[str, Any], case: str) -> None:
+    """hermes and llama3_json, on replies that were sampled."""
+    kinds = {"made", "malformed", "unknown", "arguments", "cut"}
+    assert {kind for kind, count in found[case]["calls"].items() if count} >= kinds
+    assert case.startswith("llama") or found[case]["calls"]["thinking"] > 0
