@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from slurm_rl.data.tool_syntax import ToolSyntax, as_calls, find_tail, write_cal
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import draw_weights, shape_of
-from slurm_rl.envs.schemas import read_schemas
+from slurm_rl.envs.schemas import Schema, read_schemas
 from slurm_rl.math.packing import distribute
 from slurm_rl.math.sequences import TrainSequence
 from slurm_rl.rl.algorithm.policy_loss import build_warmup_loss
@@ -45,6 +45,12 @@ SHAPE = TinyModelConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=
 CALLS = ("made", "malformed", "unknown", "arguments", "cut", "thinking")
 """What a first reply may be; those but the first with the two syntaxes that most models have."""
 BADLY = ("qwen3", "llama3_2")
+
+
+@cache
+def tell_tools() -> list[Schema]:
+    """Of the one world with tools."""
+    return read_schemas(EnvironmentConfig(tools=f"{WORLDS}:Calculator"))
 
 
 @dataclass(frozen=True)
@@ -66,13 +72,17 @@ class Case:
         world = {"tools": f"{WORLDS}:Calculator"} if self.has_tools else {"name": f"{WORLDS}:Doubter"}
         return EnvironmentConfig(**world, max_turns=TURNS, turn_tokens=TURN_TOKENS, timeout_s=60.0)
 
+    @property
+    def schemas(self) -> list[Schema]:
+        return tell_tools() if self.has_tools else []
+
     @cached_property
     def tokenizer(self) -> Any:
         return build_tokenizer(self.family)
 
     @cached_property
     def template(self) -> ChatTemplate:
-        return ChatTemplate(self.tokenizer, {}, read_schemas(self.env))
+        return ChatTemplate(self.tokenizer, {}, self.schemas)
 
     @cached_property
     def renderer(self) -> TurnRenderer:
@@ -83,7 +93,7 @@ class Case:
         """What begins and ends a thought, in what the policy samples; "" of a family without."""
         if self.family == "gemma3":  # whose template takes no tools
             return "", ""
-        told = ChatTemplate(self.tokenizer, {}, read_schemas(Case(f"{self.family}/tools").env))
+        told = ChatTemplate(self.tokenizer, {}, tell_tools())
         syntax = ToolSyntax.of(told, None)
         begin, end = syntax.thought or ("", "")
         return "" if syntax.thinks_first else begin, end
@@ -147,7 +157,7 @@ class Author:
             return f"{self.think()}{self.call('x', b)}{end}"
         if kind == "thinking" and self.case.thought[1]:
             return f"{self.think(good)}{end}"
-        return f"{self.think()}{self.call(int('9' * TURN_TOKENS), b)}"[: TURN_TOKENS + 8]
+        return f"{self.think()}{self.call(int('9' * TURN_TOKENS), b)}"[: TURN_TOKENS + 40]
 
 
 def lay_out(case: Case, prompt: EncodedPrompt, replies: Sequence[str], read: Sequence[Text]) -> TrainSequence:

@@ -23,7 +23,6 @@ from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.endpoint.conversation import Conversation, DialogueRenderer
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.envs.pool import EnvironmentPool
-from slurm_rl.envs.schemas import read_schemas
 from slurm_rl.math.sequences import FloatArray, TokenPrompt, TrainSequence
 from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, find_parts
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
@@ -60,7 +59,7 @@ def play(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
     """Episodes as a run has them."""
     sampler: Any = InProcess(engine)
     rows = 24 if case.has_tools and case.family in BADLY else 4
-    with EnvironmentPool(case.env, read_schemas(case.env)) as pool:
+    with EnvironmentPool(case.env, case.schemas) as pool:
         episodes = Episodes(sampler, pool, case.renderer, Limits.of(case.env, MAX_TOKENS), None)
         return episodes.sample(case.prompts(rows), spec)
 
