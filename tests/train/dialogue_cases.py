@@ -40,7 +40,7 @@ from tests.train.dialogue_worlds import AGAIN, TURNS
 
 WORLDS = Path(__file__).with_name("dialogue_worlds.py")
 CONTEXT, TURN_TOKENS, MAX_TOKENS = 2048, 96, 512
-STEPS, ROW_TOKENS = 300, 4096
+STEPS, ROW_TOKENS = 240, 4096
 SHAPE = TinyModelConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, context_length=CONTEXT)
 CALLS = ("made", "malformed", "unknown", "arguments", "cut", "thinking")
 """What a first reply may be; those but the first with the two syntaxes that most models have."""
@@ -184,7 +184,7 @@ def teach(cases: Sequence[Case], folder: Path) -> PolicyEngine:
     for saved in (model, tokenizer):
         saved.save_pretrained(folder / "drawn")
     config, optim = ModelConfig(path=str(folder / "drawn")), OptimConfig(lr=3e-3)
-    policy = PolicyEngine(folder / "drawn", config, PolicyConfig(num_threads=2), optim, temperature=1.0)
+    policy = PolicyEngine(folder / "drawn", config, PolicyConfig(num_threads=1), optim, temperature=1.0)
     random = np.random.default_rng(0)
     authors = [(Author(case, random), case.prompts(1)[0]) for case in cases]
     # Calls are the longest to learn.

@@ -16,7 +16,7 @@ from slurm_rl.plan.accelerator import accelerator_env
 
 pytestmark = pytest.mark.slow
 
-TOOLS = ("qwen3/tools", "qwen3_5_think/tools", "llama3_2/tools", "gemma4/tools")
+TOOLS = ("qwen3/tools", "llama3_2/tools", "gemma4/tools")
 TALKS = ("qwen3/talk", "llama3_2/talk", "gemma4/talk", "gemma3/talk")
 REWRITING = ("qwen3/talk", "gemma4/talk")
 """Templates that would drop what was thought in earlier turns."""
