@@ -102,6 +102,10 @@ def test_a_node_that_is_lost_costs_what_its_episodes_replay(rays: Any, tmp_path:
         assert len(here) == 2 and len(theirs) == 1
         assert numbers(environments.play(calls_of(2)), "pid") == where, "a world stays"
         rays.raylets.remove_node(rays.nodes[1], allow_graceful=False)
+        deadline = time.monotonic() + 60
+        while any(map(_is_alive, theirs)):
+            assert time.monotonic() < deadline, "its processes outlived the node"
+            time.sleep(0.1)
         found = environments.play(calls_of(3))
         assert [step.observation for step in found if isinstance(step, Step)] == ["a b c"] * 20
         assert set(numbers(found, "pid")) <= here
@@ -109,10 +113,6 @@ def test_a_node_that_is_lost_costs_what_its_episodes_replay(rays: Any, tmp_path:
         assert [now for now, before in zip(numbers(found, "pid"), where, strict=True) if before in here] == stayed
         [(kind, fields)] = events
         assert kind == "environments/node_lost" and fields["episodes"] == len(where) - len(stayed)
-        deadline = time.monotonic() + 60
-        while any(map(_is_alive, theirs)):
-            assert time.monotonic() < deadline, "its processes outlived the node"
-            time.sleep(0.1)
     assert not any(map(_is_alive, here))
 
 
