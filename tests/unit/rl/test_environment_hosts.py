@@ -6,7 +6,7 @@ Ray is stood in for by calls in this process; tests/train/test_environment_hosts
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,7 +61,7 @@ class HereCluster:
 
 
 @pytest.fixture(autouse=True)
-def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def get(answer: Any, timeout: float) -> Any:
         if isinstance(answer, Exception):
             raise answer
@@ -69,8 +69,13 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ray, "get", get)
     monkeypatch.setattr(ray, "wait", lambda answers, **_: (answers, []))
-    main = sys.modules["__main__"]
-    monkeypatch.setattr(main, "__file__", getattr(main, "__file__", ""), raising=False)
+    # A host takes it away in its own process; here that is the tests', which may have none to begin with.
+    main = vars(sys.modules["__main__"])
+    file = main.get("__file__")
+    yield
+    main.pop("__file__", None)
+    if file is not None:
+        main["__file__"] = file
 
 
 def calls_of(num_replies: int) -> list[Call]:
