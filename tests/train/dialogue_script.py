@@ -60,7 +60,7 @@ def play(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
     sampler: Any = InProcess(engine)
     rows = 24 if case.has_tools and case.family in BADLY else 4
     with EnvironmentPool(case.env, case.schemas) as pool:
-        episodes = Episodes(sampler, pool, case.renderer, Limits.of(case.env, MAX_TOKENS), None)
+        episodes = Episodes(sampler, pool, case.renderer, Limits.of(case.env, MAX_TOKENS, CONTEXT - MAX_TOKENS), None)
         return episodes.sample(case.prompts(rows), spec)
 
 
