@@ -32,7 +32,7 @@ class OurGuess(Environment):
     def step(self, reply: Reply) -> Step:
         self.turn += 1
         guess = reply.text.strip()
-        said = self.game.say(int(guess)) if guess and guess in DIGITS else None
+        said = self.game.say(int(guess)) if guess in set(DIGITS) else None
         if said is None or self.turn == TURNS:
             return Step(reward=float(self.game.found), done=True)
         return Step(f"{said}:")
