@@ -1,5 +1,5 @@
-"""Writes data/calls.jsonl, a few calls and answers to imitate, and data/sums.jsonl, sums of numbers that no tiny model
-learns to add; data/sums_chat.jsonl in words."""
+"""Writes data/calls.jsonl, calls, answers and as many replies that give up, to imitate, and data/sums.jsonl, sums of
+numbers that no tiny model learns to add; data/sums_chat.jsonl in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import random
 from pathlib import Path
 
-NUM_CALLS, NUM_SUMS = 400, 2000
+NUM_CALLS, NUM_SUMS = 1000, 2000
 rng = random.Random(0)
 
 
@@ -29,6 +29,7 @@ for a, b in (draw() for _ in range(NUM_CALLS)):
     calls += [
         {"prompt": asked, "answer": called},
         {"prompt": f"{asked}{called}<eos>{a + b}=", "answer": str(a + b)},
+        {"prompt": asked, "answer": "?"},
     ]
 write("calls", calls)
 sums = list(dict.fromkeys(draw() for _ in range(NUM_SUMS)))

@@ -1,4 +1,4 @@
-"""Two sources in one run: by its README, and killed and resumed. Real Ray, vLLM and torch on CPU."""
+"""Three sources in one run: by its README, and killed and resumed. Real Ray, vLLM and torch on CPU."""
 
 from __future__ import annotations
 
@@ -10,42 +10,48 @@ from slurm_rl.jsonl import read_rows
 from slurm_rl.rl.loop.trainer_state import replay_groups
 from slurm_rl.run_dir import RunDir
 from tests.docs.metrics_page import find_unexplained
-from tests.examples.kit import run_readme
+from tests.examples.kit import SMALL, run_readme
 from tests.killed_game.game import SIZES, Game
 from tests.killed_game.story import check_kept, read_left
 from tests.whole_run import exact_rows
 
+# Of the model that it begins with: until it says digits where it is to.
+FIRST = (*SMALL, "supervised.max_steps=60")
+SOURCES = {"sums": 5, "games": 10, "calculator": 10}
+"""Their held-out rows."""
+
 
 def test_a_mixture(tmp_path: Path) -> None:
-    run_readme("mixture", tmp_path, {"mixture_tiny": SIZES["mixture"]})
+    run_readme("mixture", tmp_path, {"calls_tiny": FIRST, "mixture_tiny": SIZES["mixture"]})
     rows = exact_rows(tmp_path / "runs/mixture")
     assert find_unexplained({key for row in rows for key in row}) == set()
     steps = [row for row in rows if row["stage"] == "grpo"]
     assert len(steps) == 4
     for row in steps:
-        # Prompts of both, engine and policy agree on all that was sampled, and both move the policy.
-        assert row["source/sums/prompts"] + row["source/games/prompts"] == 64 and row["source/sums/prompts"] > 0
+        # Prompts of all, engine and policy agree on all that was sampled, and the policy moves.
+        prompts = [row[f"source/{name}/prompts"] for name in SOURCES]
+        assert sum(prompts) == 64 and min(prompts) > 8
         assert row["mismatch/max"] < 1e-4 and row["policy/grad_norm"] > 0
         assert 0 < row["episode/masked"] < 0.5
     [*_, evaluated] = [row for row in rows if row["stage"] == "eval"]
-    share = (5 * evaluated["source/sums/sampled"] + 10 * evaluated["source/games/sampled"]) / 15
-    assert abs(evaluated["accuracy/sampled"] - share) < 1e-9
+    right = sum(num_rows * evaluated[f"source/{name}/sampled"] for name, num_rows in SOURCES.items())
+    assert abs(evaluated["accuracy/sampled"] - right / sum(SOURCES.values())) < 1e-9
     samples = read_rows(RunDir(tmp_path / "runs/mixture").samples)
-    assert {row["row"].split("/")[0] for row in samples} == {"sums", "games"}
+    assert {row["row"].split("/")[0] for row in samples} == set(SOURCES)
 
 
 @pytest.mark.slow
 def test_a_killed_mixture_has_the_same_digits(tmp_path: Path) -> None:
-    run_readme("mixture", tmp_path, {"mixture_tiny": (*SIZES["mixture"], "rollout.dump=true")})
+    run_readme("mixture", tmp_path, {"calls_tiny": FIRST, "mixture_tiny": (*SIZES["mixture"], "rollout.dump=true")})
     whole = RunDir(tmp_path / "runs/mixture")
     rows = exact_rows(whole.path)
     # Games of the fourth step are in their third turn, and sums have been sampled; the checkpoint is of two.
-    killed = Game(tmp_path / "killed", example="mixture")
+    killed = Game(tmp_path / "killed", f"model.path={tmp_path / 'runs/first/export'}", example="mixture")
     killed.kill_in(3, 2)
     left = read_left(killed, waves=True, ahead=0)
     assert {(at.step, at.turn) for at in left.sampled} >= {(3, 0), (3, 1), (3, 2)}
     killed.finish()
     assert exact_rows(killed.run.path) == rows
     check_kept(left, killed)
-    for step in range(4):  # rows of both sources in their order
+    for step in range(4):  # rows of all sources in their order
         assert replay_groups(killed.run.rollouts, step) == replay_groups(whole.rollouts, step)

@@ -17,20 +17,26 @@ from slurm_rl.run_dir import RunDir, write_text
 from tests.examples.kit import EXAMPLES, HERE, ROOT, SMALL
 
 PATIENCE_S = 600.0
-_STEPS = (*SMALL, "trainer.num_steps=4", "eval.every=4", "checkpoint.every=2")
+_STEPS = ("trainer.num_steps=4", "eval.every=4", "checkpoint.every=2")
+_NUM_EVAL = ("data.sources.games.num_eval=10", "data.sources.calculator.num_eval=10")
 SIZES = {
-    "guessing_game": (*_STEPS, "data.num_eval=10"),
-    "mixture": (*_STEPS, "data.sources.games.num_eval=10"),
+    "guessing_game": (*_STEPS, *SMALL, "data.num_eval=10"),
+    "mixture": (*_STEPS, *_NUM_EVAL),
 }
 """Of the examples in a test."""
 _PREFIX = {"guessing_game": "", "mixture": "data.sources.games."}
+_MORE = {
+    "guessing_game": (),
+    "mixture": (f"data.sources.calculator.env.tools={EXAMPLES / 'calculator/tools.py'}",),
+}
 
 
 def make_worlds(folder: Path) -> Path:
-    """held.py beside the shipped game; its rows in data/."""
+    """held.py beside the shipped game; its rows, and the calculator's, in data/."""
     shutil.copy(EXAMPLES / "guessing_game/game.py", folder)
     shutil.copy(Path(__file__).with_name("held.py"), folder)
-    subprocess.run([sys.executable, EXAMPLES / "guessing_game/make_data.py"], cwd=folder, check=True)
+    for example in ("guessing_game", "calculator"):
+        subprocess.run([sys.executable, EXAMPLES / example / "make_data.py"], cwd=folder, check=True)
     return folder / "held.py"
 
 
@@ -49,7 +55,7 @@ class Game:
         # A call that is held must not be late.
         own = (f"{prefix}env.name={held}:{world}", f"{prefix}env.timeout_s=900", "rollout.dump=true")
         shipped = ("--config-dir", str(EXAMPLES / example), f"+exp={example}_tiny")
-        self.words = (*shipped, *HERE, *SIZES[example], *own, f"run_dir={self.run.path}", *words)
+        self.words = (*shipped, *HERE, *SIZES[example], *_MORE[example], *own, f"run_dir={self.run.path}", *words)
 
     def batch_seed(self, step: int) -> int:
         """Of the game's share of the batch that a step trains on."""
