@@ -5,11 +5,12 @@ from __future__ import annotations
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.words import read_words
 from slurm_rl.plan.explain import render_explanation
-from slurm_rl.runs.model_shape import find_shape
+from slurm_rl.runs.model_shape import find_shape, find_shape_at
 
 
 def run(words: list[str]) -> int:
     told = read_words("explain", words)
     config, plan, _ = compose_run(told.rest, told.flags.config_dir)
-    print(render_explanation(config, plan, None if config.external else find_shape(config.model)))
+    shape = None if config.external else find_shape(config.model)
+    print(render_explanation(config, plan, shape, find_shape_at(config.reference.path)))
     return 0

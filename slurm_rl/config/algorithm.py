@@ -58,9 +58,10 @@ class KLConfig(Section):
     """Weight of the KL term; at 0 no reference model is loaded."""
     estimator: KLEstimatorName = "k3"
     """Schulman's estimators (http://joschu.net/blog/kl-approx.html)."""
-    where: Literal["loss", "reward"] = "loss"
+    where: Literal["loss", "reward", "advantage"] = "loss"
     """Add it to the loss (k2 or k3), or take it from the reward before the advantage; with gae, reinforce_pp and
-    reinforce_pp_baseline from that of each token."""
+    reinforce_pp_baseline from that of each token. advantage (k1): from each token's own advantage and no other's, which
+    is on-policy distillation where reference.path is a teacher."""
     target: PositiveFloat | None = None
     """With where=reward, change the coefficient after each step until the KL of a completion, summed over its
     tokens, comes to so many nats (Ziegler et al. 2019); null: it stays as it is."""
@@ -74,6 +75,11 @@ class KLConfig(Section):
                 f"algorithm.kl.estimator must be {' or '.join(fit)} with algorithm.kl.where=loss, since the expected "
                 f"gradient of {self.estimator} is 0 whatever the distance; got {self.estimator!r}. "
                 f"Next: algorithm.kl.estimator={fit[0]}, or algorithm.kl.where=reward"
+            )
+        if self.coefficient > 0 and self.where == "advantage" and self.estimator != "k1":
+            yield (
+                "algorithm.kl.estimator must be k1 with algorithm.kl.where=advantage, since as an advantage k1 alone "
+                f"makes the gradient of the KL; got {self.estimator!r}. Next: algorithm.kl.estimator=k1"
             )
         if self.target is not None and (self.coefficient == 0 or self.where != "reward"):
             yield (
@@ -153,7 +159,7 @@ class AlgorithmConfig(Section):
 
     advantage: AdvantageName = "group_norm"
     """How rewards of a group become advantages: group_norm, dr_grpo, rloo, turn_rloo, gae, reinforce_pp,
-    reinforce_pp_baseline, or `file.py:name`, a function (rewards, known)."""
+    reinforce_pp_baseline, none (they have no part in it), or `file.py:name`, a function (rewards, known)."""
     turn_discount: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Of the next turn's return, with advantage=turn_rloo; 1: a reward counts the same however many turns before."""
     loss: LossName = "grpo"

@@ -145,7 +145,8 @@ def resolve_spec(spec: str) -> str:
         return spec
 
 
-_PATHS = ("data.train", "data.eval", "model.path", "model.init_from", "critic.init_from", "reward.model.path")
+_MODELS = ("model.path", "model.init_from", "critic.init_from", "reference.path", "reward.model.path")
+_PATHS = ("data.train", "data.eval", *_MODELS)
 _OWN_PATHS = ("train", "eval", "data", "reward.model.path")
 """Files and folders, or names of the hub and of built-in data."""
 

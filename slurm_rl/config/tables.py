@@ -102,6 +102,7 @@ ADVANTAGES: Final[dict[str, AdvantageRow]] = {
     "gae": AdvantageRow(f"{_ADVANTAGES}:plain", per_token=True, needs_values=True),
     "reinforce_pp": AdvantageRow(f"{_ADVANTAGES}:plain", per_token=True),
     "reinforce_pp_baseline": AdvantageRow(f"{_ADVANTAGES}:dr_grpo", needs_group=True, per_token=True),
+    "none": AdvantageRow(f"{_ADVANTAGES}:nothing"),
 }
 
 POLICY_LOSSES: Final[dict[str, LossRow]] = {

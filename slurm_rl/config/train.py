@@ -66,6 +66,9 @@ class PolicyConfig(Section):
 class ReferenceConfig(Section):
     """The frozen model that algorithm.kl measures against."""
 
+    path: str | None = None
+    """Folder, or name on the hub, of another model whose tokens are the policy's, a teacher; null: the policy as GRPO
+    found it."""
     num_workers: PositiveInt | None = None
     """Processes of one GPU each that hold it, apart from the policy; null: every policy worker holds it as well."""
     node_feature: str | None = None

@@ -6,7 +6,7 @@ and its own score is 0. To add one, write a function and a row in `ADVANTAGES` o
 
 What follows depends on the row:
 
-    group_norm, dr_grpo, rloo                   the score is the advantage of all tokens of the completion
+    group_norm, dr_grpo, rloo, none             the score is the advantage of all tokens of the completion
     turn_rloo                                   an episode's reward less its score is the baseline of each of its turns
     gae, reinforce_pp, reinforce_pp_baseline    the score is the reward of the last token; GAE makes an advantage of
                                                 each token, gae with a critic's values, the others without
@@ -73,6 +73,11 @@ def rloo(rewards: Tensor, known: Tensor) -> Tensor:
 def plain(rewards: Tensor, known: Tensor) -> Tensor:
     """The reward as it is: the baseline comes later, from a critic or from the batch."""
     return torch.where(known, rewards, 0.0)
+
+
+def nothing(rewards: Tensor, known: Tensor) -> Tensor:
+    """0: rewards are measured and not learned from, as where a teacher alone is."""
+    return torch.zeros_like(rewards)
 
 
 def _subtract_mean(rewards: Tensor, known: Tensor) -> Tensor:

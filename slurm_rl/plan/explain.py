@@ -30,9 +30,16 @@ WIDTH = 80
 _INDENT = 14
 
 
-def render_explanation(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> str:
-    """Some 30 lines of 80 columns."""
-    reasons = [line for why in list_reasons(config, plan, shape) for line in _wrap(": ".join(why) + ".", "  ", "    ")]
+def render_explanation(
+    config: RunConfig, plan: JobPlan, shape: ModelShape | None, teacher: ModelShape | None = None
+) -> str:
+    """Some 30 lines of 80 columns.
+
+    Args:
+        teacher: of reference.path, where there is one and this machine sees it.
+    """
+    found = list_reasons(config, plan, shape, teacher)
+    reasons = [line for why in found for line in _wrap(": ".join(why) + ".", "  ", "    ")]
     lines = [
         *_section("what", _what(config, shape)),
         *_section("where", _where(config, plan)),

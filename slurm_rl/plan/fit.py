@@ -44,6 +44,8 @@ class Setting:
 
     config: RunConfig
     shape: ModelShape
+    reference_shape: ModelShape
+    """Of the policy as GRPO found it, or of a teacher."""
     num_workers: Mapping[str, int]
     """By role."""
     tensor_parallel_size: int
@@ -65,11 +67,11 @@ class Setting:
 
     def needs(self) -> dict[str, PolicyMemory]:
         """Of a worker of each role but the engines."""
-        found = {"policy": policy_memory(self.config, self.shape, self.num_workers["policy"])}
+        found = {"policy": policy_memory(self.config, self.shape, self.reference_shape, self.num_workers["policy"])}
         if critic_is_apart(self.config):
             found["critic"] = critic_memory(self.config, self.shape, self.num_workers["critic"])
         if self.num_workers.get("reference"):
-            found["reference"] = reference_memory(self.config, self.shape)
+            found["reference"] = reference_memory(self.config, self.reference_shape)
         return found
 
     def rooms(self, role: str) -> dict[str, float]:

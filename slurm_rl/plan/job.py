@@ -50,6 +50,8 @@ class SubmitFacts:
     """From the model's config.json, where this machine can see it."""
     reward_shape: ModelShape | None = None
     """The same of reward.model.path."""
+    reference_shape: ModelShape | None = None
+    """The same of reference.path."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +245,7 @@ def _lay_out(config: RunConfig, facts: SubmitFacts, cpus: int | None) -> tuple[t
     check_heads(config, shape)
     tensor_parallel_size = choose_tensor_parallel_size(config, shape)
     actors = place_actors(config, cpus, tensor_parallel_size)
-    layout = build_layout(config, shape, actors, tensor_parallel_size)
+    layout = build_layout(config, shape, facts.reference_shape, actors, tensor_parallel_size)
     return actors, replace(layout, service=fit_services(config, actors, facts.reward_shape))
 
 

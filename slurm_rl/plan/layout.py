@@ -157,9 +157,16 @@ def check_heads(config: RunConfig, shape: ModelShape | None) -> None:
 
 
 def build_layout(
-    config: RunConfig, shape: ModelShape | None, actors: Sequence[ActorPlan], tensor_parallel_size: int
+    config: RunConfig,
+    shape: ModelShape | None,
+    teacher: ModelShape | None,
+    actors: Sequence[ActorPlan],
+    tensor_parallel_size: int,
 ) -> LayoutPlan:
     """The sizes of this placement; of what was left open the fastest that fits in every phase.
+
+    Args:
+        teacher: of reference.path; None: the reference is as large as the policy.
 
     Raises:
         ConfigError: a phase fits neither a GPU nor a node; the message holds both numbers, and what would fit.
@@ -173,7 +180,7 @@ def build_layout(
         # Not knowing, a GPU's memory is spared.
         settled = fill_in(config, sparing=not on_cpu and config.model.path is not None)
         return LayoutPlan(tensor_parallel_size, *_sizes_of(settled), unknown=_what_is_unknown(config, shape))
-    asked = ask_for(config, shape, actors, tensor_parallel_size)
+    asked = ask_for(config, shape, teacher, actors, tensor_parallel_size)
     found = replace(asked, config=fill_in(config, sparing=False)) if on_cpu else find_fitting(asked)
     if found is None:
         raise _refuse(asked)
@@ -201,11 +208,17 @@ def build_layout(
     )
 
 
-def ask_for(config: RunConfig, shape: ModelShape, actors: Sequence[ActorPlan], tensor_parallel_size: int) -> Setting:
+def ask_for(
+    config: RunConfig,
+    shape: ModelShape,
+    teacher: ModelShape | None,
+    actors: Sequence[ActorPlan],
+    tensor_parallel_size: int,
+) -> Setting:
     """What is to fit, with what was left open still open; GPUs of an unknown size, and none, hold anything."""
     roles = Counter(actor.role for actor in actors)
     known = {role: math.inf if size is None else size for role, size in _capacities(config, actors).items()}
-    return Setting(config, shape, roles, tensor_parallel_size, known)
+    return Setting(config, shape, teacher or shape, roles, tensor_parallel_size, known)
 
 
 def _capacities(config: RunConfig, actors: Sequence[ActorPlan]) -> dict[str, float | None]:

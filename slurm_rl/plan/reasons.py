@@ -23,13 +23,19 @@ Reason = tuple[str, str]
 """What was chosen, and why."""
 
 
-def list_reasons(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> list[Reason]:
-    """Of a task that is ours; others place and size everything themselves."""
+def list_reasons(
+    config: RunConfig, plan: JobPlan, shape: ModelShape | None, teacher: ModelShape | None
+) -> list[Reason]:
+    """Of a task that is ours; others place and size everything themselves.
+
+    Args:
+        teacher: of reference.path, where there is one and this machine sees it.
+    """
     if plan.external is not None:
         return []
     if config.eval.only:
         return [_explain_engines(config, plan)]
-    found = [_explain_placement(config, plan), *_explain_sizes(config, plan, shape)]
+    found = [_explain_placement(config, plan), *_explain_sizes(config, plan, shape, teacher)]
     if plan.torchrun is None:
         found += [_explain_engines(config, plan), _explain_weights(config, plan), *_explain_models(config)]
         exactness = explain_exactness(config)
@@ -57,7 +63,9 @@ def _explain_placement(config: RunConfig, plan: JobPlan) -> Reason:
     return workers, why or "policy.num_workers"
 
 
-def _explain_sizes(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -> list[Reason]:
+def _explain_sizes(
+    config: RunConfig, plan: JobPlan, shape: ModelShape | None, teacher: ModelShape | None
+) -> list[Reason]:
     layout = plan.layout
     parts = [f"micro-batches of {layout.micro_batch_tokens} tokens"]
     parts += ["gradient checkpointing"] if layout.gradient_checkpointing else []
@@ -67,7 +75,7 @@ def _explain_sizes(config: RunConfig, plan: JobPlan, shape: ModelShape | None) -
     elif shape is None or layout.gpu_mem_gb is None:
         why = "sparing, since memory is not estimated"
     else:
-        asked = ask_for(config, shape, plan.actors, layout.tensor_parallel_size)
+        asked = ask_for(config, shape, teacher, plan.actors, layout.tensor_parallel_size)
         found = search_fitting(asked)
         assert found is not None  # or there were no plan
         why = _explain_fitting(found, is_only=len(list_choices(asked)) == 1)
@@ -112,12 +120,13 @@ def _explain_weights(config: RunConfig, plan: JobPlan) -> Reason:
 def _explain_models(config: RunConfig) -> list[Reason]:
     """The reference, and what corrects for the sampler."""
     coefficient, apart = config.algorithm.kl.coefficient, config.reference.num_workers
+    what = "reference" if config.reference.path is None else f"teacher {config.reference.path}"
     if coefficient == 0:
         found = [("no reference model", "algorithm.kl.coefficient=0")]
     elif apart is not None:
-        found = [(f"reference on {apart} GPUs of its own", "reference.num_workers")]
+        found = [(f"{what} on {apart} GPUs of its own", "reference.num_workers")]
     elif holds_reference(config):
-        found = [("reference beside the policy", f"algorithm.kl.coefficient={coefficient:g}")]
+        found = [(f"{what} beside the policy", f"algorithm.kl.coefficient={coefficient:g}")]
     else:
         found = [("reference without a copy", "it is the base under the adapters")]
     kind = config.correction_kind

@@ -23,13 +23,13 @@ if TYPE_CHECKING:  # the node agent imports this without pydantic
 DEFAULT_MICRO_BATCH_TOKENS = 8192
 
 
-def policy_memory(config: RunConfig, shape: ModelShape, num_workers: int) -> PolicyMemory:
+def policy_memory(config: RunConfig, shape: ModelShape, reference: ModelShape, num_workers: int) -> PolicyMemory:
     """Of a policy worker with what else its process, or another, keeps on the GPU."""
     estimate = estimate_critic if config.task == "rm" else estimate_policy
     memory = estimate(shape, _load(config, num_workers))
     if holds_reference(config):
         num_parts = build_parallel_dims(config.policy, num_workers).shard
-        memory = with_frozen_model(memory, shape, bytes_per_value(config), num_parts)
+        memory = with_frozen_model(memory, reference, bytes_per_value(config), num_parts)
     if config.algorithm.needs_values and config.task not in TORCHRUN_TASKS and not critic_is_apart(config):
         memory = with_second_model(memory)
     return memory
@@ -56,7 +56,7 @@ def holds_reference(config: RunConfig) -> bool:
     if config.task in TORCHRUN_TASKS:
         return config.task == "dpo" and config.dpo.reference == "live"
     # Under adapters the base is there anyway, unless the warm-up changes what the policy begins as.
-    is_base = config.model.lora is not None and config.warmup.num_steps == 0
+    is_base = config.model.lora is not None and config.warmup.num_steps == 0 and config.reference.path is None
     return config.algorithm.kl.coefficient > 0 and config.reference.num_workers is None and not is_base
 
 

@@ -134,6 +134,7 @@ def _check_model(config: RunConfig) -> None:
         "model.path": config.model.path,
         "model.init_from": config.model.init_from,
         "critic.init_from": config.critic.init_from,
+        "reference.path": config.reference.path,
         "reward.model.path": config.reward.model.path,
     }
     comes = None if config.job.after is None else RunDir(expand_user(config.job.after)).export

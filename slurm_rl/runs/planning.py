@@ -50,6 +50,7 @@ def plan_in(config: RunConfig, run: RunDir) -> JobPlan:
         version=__version__,
         model_shape=find_shape(config.model),
         reward_shape=find_shape_at(config.reward.model.path) if config.reward.services_on_gpus else None,
+        reference_shape=find_shape_at(config.reference.path),
     )
     root = config.cluster.remote_root
     plan = build_plan(config, path if root is None else str(Path(root) / run.path.name), facts)

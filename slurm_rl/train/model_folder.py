@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from slurm_rl.config.run import RunConfig
+from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir import RunDir, append_event
 
 if TYPE_CHECKING:
@@ -34,6 +35,28 @@ def load_text_config(model_path: str, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     return AutoConfig.from_pretrained(model_path, trust_remote_code=trust_remote_code).get_text_config()
+
+
+def require_same_tokens(field: str, other: str, model_path: str, trust_remote_code: bool) -> None:
+    """Refuse a model to which a token id says something else.
+
+    Raises:
+        ConfigError: names a token that only one of them has, or has elsewhere.
+    """
+    from transformers import AutoTokenizer
+
+    own, its = (
+        dict(AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code).get_vocab())
+        for path in (model_path, other)
+    )
+    differing = sorted(own.items() ^ its.items(), key=lambda pair: pair[1])
+    if differing:
+        token = differing[0][0]
+        raise ConfigError(
+            f"{field} must be a model with the tokens of the policy, which it is asked about",
+            seen=f"{token!r} is token {own.get(token)} of the policy and {its.get(token)} of {other}",
+            action=f"take a model of the same family, or {field}=null",
+        )
 
 
 def tell_rows(run: RunDir, role: str, check: RowCheck) -> None:

@@ -147,9 +147,9 @@ class Game:
             time.sleep(0.02)
 
     def ask_to_stop(self) -> None:
-        """As a node's agent asks its trainer to save and leave."""
-        [trainer] = filter(_is_trainer, self._processes())
-        os.kill(trainer, signal.SIGUSR2)
+        """As Slurm asks before a time limit: the process that leads the job, which submitit's own has started."""
+        leads = [pid for pid in self._processes() if _runs(pid, b"submitit.core._submit\0")]
+        os.kill(max(leads), signal.SIGUSR2)
 
     def _processes(self) -> list[int]:
         """Living processes whose environment or command line names the run."""
@@ -167,6 +167,10 @@ class Game:
 
 
 def _is_trainer(pid: int) -> bool:
+    return _runs(pid, b"slurm_rl.rl.main\0")
+
+
+def _runs(pid: int, module: bytes) -> bool:
     with contextlib.suppress(OSError):
-        return b"slurm_rl.rl.main\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return module in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False

@@ -19,11 +19,12 @@ def sampling_problems(config: RunConfig) -> Iterator[str]:
             f"{rollout.repetition_penalty} and algorithm.kl.coefficient={coefficient}. "
             "Next: leave these out, or algorithm.kl.coefficient=0"
         )
-    if config.reference.num_workers is not None and config.algorithm.kl.coefficient == 0:
-        yield (
-            "reference.num_workers needs algorithm.kl.coefficient > 0, which alone asks the reference; got 0. "
-            "Next: reference.num_workers=null"
-        )
+    for name, value in (("num_workers", config.reference.num_workers), ("path", config.reference.path)):
+        if value is not None and config.algorithm.kl.coefficient == 0:
+            yield (
+                f"reference.{name} needs algorithm.kl.coefficient > 0, which alone asks the reference; got 0. "
+                f"Next: reference.{name}=null"
+            )
 
 
 def transfer_problems(config: RunConfig) -> Iterator[str]:

@@ -153,9 +153,13 @@ def build_train_sequences(
     values = None if values is None else join_parts(parts, values)
     old = [np.asarray(item.logprobs, dtype=np.float32) for group in groups for item in group.completions]
     kl = None
-    if ref_logprobs is not None and config.kl.where == "reward":
+    if ref_logprobs is not None and config.kl.where != "loss":
         kl = kl_of_tokens(old, ref_logprobs, config)
-    advantages, returns = compute_advantages(groups, config, kl, values)
+    if kl is None or config.kl.where == "reward":
+        advantages, returns = compute_advantages(groups, config, kl, values)
+    else:
+        advantages, returns = compute_advantages(groups, config, None, values)
+        advantages = distill(advantages, kl, config.kl.coefficient)
     return [
         replace(
             sequence,
@@ -167,6 +171,19 @@ def build_train_sequences(
         )
         for sequence, (owner, span) in zip(build_plain_sequences(groups), parts, strict=True)
     ]
+
+
+def distill(advantages: Sequence[FloatArray], kl: Sequence[FloatArray], coefficient: float) -> list[FloatArray]:
+    """`A_t - coefficient * (log p_t - log q_t)`, [L] of each completion: of a token's distance to the teacher q, which
+    the tokens before it are not credited with (https://thinkingmachines.ai/blog/on-policy-distillation).
+
+    Summed over the policy's own tokens its expected gradient is that of the reverse KL of each next token.
+
+    Args:
+        advantages: of each completion, [1] or [L].
+        kl: of each completion's tokens by k1, [L].
+    """
+    return [(one - coefficient * far).astype(np.float32) for one, far in zip(advantages, kl, strict=True)]
 
 
 def kl_of_tokens(

@@ -37,8 +37,9 @@ class ReferenceHolder:
         from slurm_rl.engine.frozen import FrozenModel
 
         config = self.config
-        # After a warm-up the reference is what that made, whatever the policy began from.
-        model = config.model.model_copy(update={"init_from": None} if config.warmup.num_steps else {})
+        # After a warm-up the reference is what that made, whatever the policy began from; a teacher is itself.
+        is_other = config.warmup.num_steps or config.reference.path is not None
+        model = config.model.model_copy(update={"init_from": None} if is_other else {})
         self.reference = FrozenModel(model_path, model, config.policy, config.rollout.temperature, self.device)
         return self.reference.rows
 

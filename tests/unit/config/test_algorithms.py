@@ -23,7 +23,7 @@ def test_a_preset_is_valid_and_names_its_paper(preset: Path) -> None:
 
 def test_presets_differ() -> None:
     found = [load_config(["+exp=demo", f"+algorithm={preset.stem}"]).algorithm for preset in PRESETS]
-    assert len({repr(algorithm) for algorithm in found}) == len(PRESETS) == 10
+    assert len({repr(algorithm) for algorithm in found}) == len(PRESETS) == 11
 
 
 def test_values_that_papers_are_known_by() -> None:

@@ -1,0 +1,100 @@
+"""A teacher in the advantages: each token by its own distance, against a formula written apart and a direct forward."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
+from slurm_rl.config.load import load_config
+from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.train import PolicyConfig
+from slurm_rl.engine.frozen import FrozenModel
+from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.errors import ConfigError
+from slurm_rl.math.sequences import FloatArray
+from slurm_rl.rl.algorithm.filters import drop_without_gradient
+from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, build_train_sequences
+from slurm_rl.train.model_folder import require_same_tokens
+from tests.unit.rl.batch_kit import make_group
+
+LENGTHS = [[3, 5, 2], [1, 4, 6]]
+REWARDS = [[1.0, 0.0, 0.5], [0.2, 0.9, -0.3]]
+GROUPS = [make_group(index, *pair) for index, pair in enumerate(zip(REWARDS, LENGTHS, strict=True))]
+SAMPLED = [np.asarray(item.logprobs) for group in GROUPS for item in group.completions]
+TINY = TinyModelConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=1)
+
+
+def draw_teacher() -> list[FloatArray]:
+    draw = np.random.default_rng(0)
+    return [draw.normal(-1.0, 0.5, len(one)).astype(np.float32) for one in SAMPLED]
+
+
+def advantages_of(config: AlgorithmConfig, teacher: list[FloatArray] | None) -> list[FloatArray]:
+    found = [sequence.advantages for sequence in build_train_sequences(GROUPS, config, teacher)]
+    return [one for one in found if one is not None]
+
+
+def test_the_preset_is_the_teacher_alone() -> None:
+    config, teacher = load_config(["+exp=demo", "+algorithm=distill"]).algorithm, draw_teacher()
+    found = advantages_of(config, teacher)
+    for one, own, its in zip(found, SAMPLED, teacher, strict=True):
+        assert one == pytest.approx(its - own, abs=1e-6)
+    # Nothing of it is left out as without a gradient, whatever the rewards were.
+    assert len(drop_without_gradient(build_train_sequences(GROUPS, config, teacher), config)) == len(SAMPLED)
+
+
+@pytest.mark.parametrize("name", ["group_norm", "reinforce_pp", "turn_rloo"])
+def test_it_is_added_to_what_rewards_make(name: str) -> None:
+    rewarded = AlgorithmConfig(advantage=name, group_size=3)
+    both = rewarded.model_copy(update={"kl": KLConfig(coefficient=0.25, estimator="k1", where="advantage")})
+    teacher = draw_teacher()
+    plain = advantages_of(rewarded, None)
+    for one, before, own, its in zip(advantages_of(both, teacher), plain, SAMPLED, teacher, strict=True):
+        assert one == pytest.approx(before + 0.25 * (its - own), abs=1e-6)
+
+
+def test_advantages_are_a_direct_forward_of_the_teacher(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    build_tiny_model(TINY, 3, tmp_path / "teacher")
+    device, folder = torch.device("cpu"), tmp_path / "teacher"
+    frozen = FrozenModel(folder, ModelConfig(path=str(folder)), PolicyConfig(), 1.0, device)
+    sequences = build_plain_sequences(GROUPS)
+    [asked] = frozen.compute_logprobs([sequences])
+    found = advantages_of(load_config(["+exp=demo", "+algorithm=distill"]).algorithm, asked)
+    teacher = AutoModelForCausalLM.from_pretrained(folder).eval()
+    for one, sequence, own in zip(found, sequences, SAMPLED, strict=True):
+        tokens = torch.from_numpy(sequence.token_ids)
+        with torch.no_grad():
+            logprobs = torch.log_softmax(teacher(tokens[None]).logits[0].double(), -1)
+        first = sequence.trained_from
+        direct = logprobs[first - 1 : -1].gather(-1, tokens[first:, None])[:, 0].numpy()
+        assert one == pytest.approx(direct - own, abs=1e-5)
+
+
+def test_a_teacher_with_other_tokens_is_refused(tmp_path: Path) -> None:
+    build_tiny_model(TINY, 0, tmp_path / "policy")
+    build_tiny_model(TINY, 1, tmp_path / "same")
+    build_tiny_model(TINY.model_copy(update={"characters": "0123456789=+"}), 1, tmp_path / "other")
+    policy = str(tmp_path / "policy")
+    require_same_tokens("reference.path", str(tmp_path / "same"), policy, False)
+    with pytest.raises(
+        ConfigError, match=r"reference.path must be a model with the tokens of the policy.*'[+=]' is token"
+    ):
+        require_same_tokens("reference.path", str(tmp_path / "other"), policy, False)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["reference.path=/teacher"], "reference.path needs algorithm.kl.coefficient > 0"),
+        (["+algorithm=distill", "algorithm.kl.estimator=k3"], "must be k1 with algorithm.kl.where=advantage"),
+    ],
+)
+def test_what_cannot_teach_is_refused(words: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load_config(["+exp=demo", *words])
