@@ -22,6 +22,6 @@ def test_a_calculator(tmp_path: Path) -> None:
     assert find_unexplained({key for row in rows for key in row}) == set()
     steps = [row for row in rows if row["stage"] == "grpo"]
     assert len(steps) == 2 and all(row["tools/calls_mean"] > 0 and row["episode/turns_mean"] > 1 for row in steps)
-    assert all(row["reward/mean"] > 0 and row["tools/failed_malformed"] > 0 for row in steps)
+    assert all(0 < row["reward/mean"] < 1 for row in steps)
     # Over calls and results the policy says of each sampled token what the engine said.
     assert all(row["mismatch/max"] < 1e-4 for row in steps)
