@@ -54,20 +54,18 @@ def test_an_environment_of_gymnasium_is_played() -> None:
 
 
 class Calling(Engine):
-    """Asks the tool for the sum, and says what it said, or nothing; a reply is read as the stand-in of test_tools.py
-    reads it."""
+    """Asks the tool for the sum, and says what it said; a reply is read as the stand-in of test_tools.py reads it."""
 
-    def __init__(self, tools: ToolEngine, *, is_silent: bool = False) -> None:
+    def __init__(self, tools: ToolEngine) -> None:
         super().__init__()
-        self.tools, self.is_silent = tools, is_silent
+        self.tools = tools
 
     def _begin(self, client: str, requests: Sequence[ReplyRequest]) -> Any:
         for request in requests:
             text = self.tools.tokenizer.decode(request.prompt.token_ids)
             first, second = re.findall(r"(\d+) \+ (\d+)\?", text)[-1]
             told = re.findall(r"<tool_response>\n(\d+)", text)
-            asked = called(first).replace("}}", f', "b": {second}}}}}')
-            said = "" if told and self.is_silent else told[-1] if told else asked
+            said = told[-1] if told else called(first).replace("}}", f', "b": {second}}}}}')
             self._ended.put((request.episode, complete(self.tools.tokenizer, said, reads=request.tools is not None)))
         return _answered(list)
 
@@ -88,17 +86,6 @@ def test_an_environment_of_verifiers_is_played_with_its_tools_and_scored_by_its_
     groups = play_prompts(
         prompts, argv, Calling(tools), rows=8, renderer=tools.renderer, bounds=Bounds(4, 4000), turn_tokens=64
     )
-    silent = play_prompts(
-        prompts[:1],
-        argv,
-        Calling(tools, is_silent=True),
-        rows=8,
-        renderer=tools.renderer,
-        bounds=Bounds(4, 4000),
-        turn_tokens=64,
-    )
-    # A reply of nothing is the policy's own, and is judged.
-    assert [(result.value, result.failure) for result in silent[0].results] == [(0.0, None)] * 2
     for group in groups:
         for result, completion in zip(group.results, group.completions, strict=True):
             assert result.value == 1.0 and result.parts["right"] == 1.0, result.detail
