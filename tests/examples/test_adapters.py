@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import shlex
 import subprocess
@@ -18,7 +19,7 @@ from tests.examples.kit import EXAMPLES, HERE, ROOT, SMALL, read_commands
 from tests.whole_run import exact_rows
 
 SIZES = (*HERE, *SMALL, "trainer.num_steps=2", "data.num_eval=8", "eval.every=2", "eval.num_samples=1")
-SIZES += ("trainer.prompts_per_step=4", "algorithm.group_size=4", "warmup.num_steps=4", "env.program_at_once=2")
+SIZES += ("trainer.prompts_per_step=4", "algorithm.group_size=4", "warmup.num_steps=40", "env.program_at_once=2")
 
 
 def run(words: list[str], folder: Path, *, out: str | None = None) -> str:
@@ -32,8 +33,9 @@ def run(words: list[str], folder: Path, *, out: str | None = None) -> str:
 
 
 def run_commands(part: str, folder: Path, *sizes: str) -> str:
-    """The README's commands with this among their words; those of rows are for the test to run."""
-    (folder / "examples").symlink_to(EXAMPLES)
+    """The README's commands with this in one of their words; those of rows are for the test to run."""
+    if not (folder / "examples").exists():
+        (folder / "examples").symlink_to(EXAMPLES)
     mine = [command for command in read_commands("adapters") if any(part in word for word in command)]
     starts = [command for command in mine if "plan" not in command]
     assert starts
@@ -42,12 +44,25 @@ def run_commands(part: str, folder: Path, *sizes: str) -> str:
 
 
 def check(folder: Path) -> list[dict[str, Any]]:
-    """The steps of a run in which nothing failed, and engine and policy agreed."""
+    """The steps of a run in which nothing failed; it was trained where rewards differed, by what the engine said."""
     rows = exact_rows(folder)
     assert find_unexplained({key for row in rows for key in row}) == set()
     steps = [row for row in rows if row["stage"] == "grpo"]
-    assert len(steps) == 2 and all(row["reward/failed"] == 0 and row["mismatch/max"] < 1e-4 for row in steps)
+    assert len(steps) == 2 and all(row["reward/failed"] == 0 for row in steps)
+    trained = [row for row in steps if "mismatch/max" in row]
+    assert trained and all(row["mismatch/max"] < 1e-4 and row["policy/grad_norm"] > 0 for row in trained)
     return steps
+
+
+def run_package(adapter: str, rows: str, folder: Path, *program: str) -> list[dict[str, Any]]:
+    """The README's two commands of a package, both with the python of its own environment; the steps of the run."""
+    python = adapters_python()
+    (folder / "data").mkdir()
+    [made] = [command for command in read_commands("adapters") if f"play_{adapter}.py" in command[1]]
+    (folder / "examples").symlink_to(EXAMPLES)
+    run([python, str(ROOT / made[1]), *made[2:]], folder, out=f"data/{rows}.jsonl")
+    run_commands(f"runs/{rows}", folder, f"env.program=[{','.join([python, f'adapter:{adapter}', *program])}]")
+    return check(folder / "runs" / rows)
 
 
 @pytest.mark.slow
@@ -55,19 +70,25 @@ def test_frozen_lake(tmp_path: Path) -> None:
     if importlib.util.find_spec("gymnasium") is None:
         pytest.skip("gymnasium is not installed; it comes with the extra dev")
     run([sys.executable, str(EXAMPLES / "adapters/make_data.py")], tmp_path)
-    printed = run_commands("frozen_lake", tmp_path)
+    # A lake of two by two, where a model of few steps finds a goal, too: where no reward differs nothing is trained.
+    words = json.dumps({"is_slippery": False, "desc": ["SG", "GF"]})
+    world = ["python", "adapter:gymnasium", "FrozenLake-v1", "--words", words, "--max-steps", "10"]
+    printed = run_commands("frozen_lake", tmp_path, f"env.program={json.dumps(world)}")
     assert "turn 1" in printed and "it said" in printed
     for row in check(tmp_path / "runs/frozen_lake"):
         assert 1 < row["episode/turns_mean"] <= 10 and row["score/steps"] == pytest.approx(row["episode/turns_mean"])
 
 
+def test_a_task_of_reasoning_gym(tmp_path: Path) -> None:
+    steps = run_package("reasoning_gym", "words", tmp_path)
+    # By the letter: thirds, of which a model that knows little has few.
+    assert all(row["episode/turns_mean"] == 1 and 0 < row["reward/mean"] < 1 for row in steps)
+
+
 @pytest.mark.slow
-def test_spell_backward(tmp_path: Path) -> None:
-    python = adapters_python("reasoning-gym==0.1.25")
-    (tmp_path / "data").mkdir()
-    [rows] = [command for command in read_commands("adapters") if "rows" in command]
-    run([python, str(ROOT / rows[1]), *rows[2:]], tmp_path, out="data/words.jsonl")
-    run_commands("spell_backward_tiny", tmp_path, f"env.program=[{python},adapter:reasoning_gym]")
-    steps = check(tmp_path / "runs/spell_backward")
-    # By the letter: thirds, of which a model that knows nothing has few.
-    assert all(row["episode/turns_mean"] == 1 and row["reward/mean"] < 1 for row in steps)
+def test_an_environment_of_verifiers(tmp_path: Path) -> None:
+    steps = run_package("verifiers", "stones", tmp_path, "examples/adapters/stones.py:load_environment")
+    assert all(1 <= row["episode/turns_mean"] <= 4 and row["score/moves"] > 0 for row in steps)
+    # The sum of its rubric.
+    for row in steps:
+        assert row["reward/mean"] == pytest.approx(row["score/won"] + 0.1 * row["score/moves"])

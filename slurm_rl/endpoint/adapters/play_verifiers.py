@@ -5,7 +5,8 @@ them: rows of its data set, played by its own rollout against the run's endpoint
     env.program=[/envs/vf/bin/python, adapter:verifiers, my-env, --words, '{"level": 2}'] env.program_rows=64
         data.info_keys=[input]
 
-A rollout that ended in an error has failed; one that is too long for the model is scored as it is.
+A rollout that ended in an error has failed; one that is too long for the model, or that the policy ended by an empty
+reply, is scored as it is.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import argparse
 import asyncio
 import json
 import threading
+from functools import cache
 from typing import Any
 
 import verifiers
 from endpoint_client import find_in_file, serve, write_rows
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 
 def load(name: str, words: dict[str, Any]) -> Any:
@@ -41,13 +43,21 @@ def without_nulls(prompt: Any) -> Any:
     return [{key: value for key, value in message.items() if value is not None} for message in prompt]
 
 
+@cache
+def connections() -> DefaultAsyncHttpxClient:
+    """Of all episodes: to make one loads certificates for 50 ms, and each episode has but a key of its own."""
+    return DefaultAsyncHttpxClient(timeout=None)
+
+
 async def play(row: dict[str, Any], world: Any) -> dict[str, Any]:
-    async with AsyncOpenAI(base_url=row["base_url"], api_key=row["api_key"], timeout=None) as client:
-        ask = verifiers.OpenAIChatCompletionsClient(client)
-        # A retry of the whole rollout would be a second episode.
-        said = await world.run_rollout(row["info"]["input"], ask, "policy", {}, max_retries=0)
-    if said.get("error") is not None:
-        raise RuntimeError(str(said["error"]))
+    client = AsyncOpenAI(base_url=row["base_url"], api_key=row["api_key"], timeout=None, http_client=connections())
+    ask = verifiers.OpenAIChatCompletionsClient(client)
+    # A retry of the whole rollout would be a second episode.
+    said = await world.run_rollout(row["info"]["input"], ask, "policy", {}, max_retries=0)
+    error = said.get("error")
+    # verifiers plays on from no empty reply, which is the policy's own doing and no failure of the environment.
+    if error is not None and error["error"] != "EmptyModelResponseError":
+        raise RuntimeError(str(error))
     return {"reward": said["reward"], "scores": numbers_of(said.get("metrics") or {})}
 
 

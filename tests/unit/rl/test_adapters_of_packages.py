@@ -26,7 +26,7 @@ VF_WORLD = f"{Path(__file__).with_name('vf_world.py')}:load_environment"
 
 @pytest.mark.slow
 def test_tasks_of_reasoning_gym_make_rows_and_score_replies() -> None:
-    python = adapters_python("reasoning-gym==0.1.25")
+    python = adapters_python()
     rows = [python, str(ADAPTERS / "play_reasoning_gym.py"), "rows", "spell_backward", "3", "--head", "no" * 2]
     made = subprocess.run(rows, capture_output=True, text=True, check=True).stdout
     found = [json.loads(line) for line in made.splitlines()]
@@ -72,7 +72,7 @@ class Calling(Engine):
 
 @pytest.mark.slow
 def test_an_environment_of_verifiers_is_played_with_its_tools_and_scored_by_its_rubric() -> None:
-    python = adapters_python("verifiers==0.3.0")
+    python = adapters_python()
     adapter = str(ADAPTERS / "play_verifiers.py")
     made = subprocess.run([python, adapter, "rows", VF_WORLD, "3"], capture_output=True, text=True, check=True).stdout
     rows = [json.loads(line) for line in made.splitlines()]
