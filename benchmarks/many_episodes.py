@@ -1,17 +1,18 @@
 """Does one trainer keep engines busy with 10,000 episodes in flight? The product's loop over episodes in free order.
 
     python -m benchmarks.many_episodes                                      10,000 in flight, environments of 0.1 to 5 s
-    python -m benchmarks.many_episodes --seconds 60                         the same, looked at after a minute
+    python -m benchmarks.many_episodes --seconds 300                        the same, ended after so long
     python -m benchmarks.many_episodes --episodes 400 --steps 100 --speed 50      memory over 100 steps
 
 Engines are Ray actors of this machine that sleep as long as sampling would take (`--slots` places each, log-normal
 times), environments are processes that await as long as a tool would. All else is what a run has: FreeEpisodes, the
-pool of environments, the journal with its fsync, RolloutPipeline with one batch ahead. Half of the episodes are of the
-batch that is waited for, half of the next one.
+pool of environments, the journal with its fsync, RolloutPipeline with `--staleness` batches ahead, among which the
+episodes are shared. A step trains for as long as its replies take all places together; a trainer that takes no time
+would have all batches begin and end at once, and nobody to fill the places of those that end early (`--train 0`).
 
 Busy is the share of time in which an engine samples at least one reply, `places` the share of its places that are
-taken, both as means over engines, until the last batch is asked for. Driver is the CPU time of this process, with all
-its threads, by time and by turn, once all episodes have begun.
+taken, both as means over engines, from the end of the first batch, since all begin at once in the first, until the last
+one is asked for. Driver is the CPU time of this process, with all its threads, by time and by turn, in the same time.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ from slurm_rl.train.stop import StopFlag, Timer
 
 WORLD = Path(__file__).with_name("sleeping_world.py")
 REPLY_TOKENS, PROMPT_TOKENS, GROUP_SIZE = 32, 128, 8
+MEAN_TURNS = 4
+"""Of an episode in that world."""
 
 
 class SleepingEngine:
@@ -111,7 +114,9 @@ class Letters:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--episodes", type=int, default=10_000, help="in flight")
-    parser.add_argument("--steps", type=int, default=4, help="batches, each half of what is in flight")
+    parser.add_argument("--steps", type=int, default=12, help="batches")
+    parser.add_argument("--staleness", type=int, default=3, help="batches ahead of the one that is waited for")
+    parser.add_argument("--train", type=float, default=1.0, help="time of training a batch, of that of sampling it")
     parser.add_argument("--engines", type=int, default=8)
     parser.add_argument("--reply-s", type=float, default=8.0, help="mean time of a reply")
     parser.add_argument("--spread", type=float, default=0.5, help="standard deviation of the logarithm of that time")
@@ -158,7 +163,9 @@ def run_steps(
 ) -> None:
     import ray
 
-    count = args.episodes // 2 // GROUP_SIZE
+    in_flight = args.staleness + 1
+    count = args.episodes // in_flight // GROUP_SIZE
+    train_s = args.train * count * GROUP_SIZE * MEAN_TURNS * args.reply_s / args.speed / (slots * args.engines)
     tokens = [65] * PROMPT_TOKENS
     prompts = [EncodedPrompt(index=i, token_ids=tokens, text="A" * PROMPT_TOKENS, answer="") for i in range(count)]
     batches: list[FreeBatch] = []
@@ -170,27 +177,34 @@ def run_steps(
         return batches[-1]
 
     def finish(batch: FreeBatch, within_s: float | None) -> Batch:
-        return Batch(rollouts.finish(batch, Timer(), within_s))
+        groups = rollouts.finish(batch, Timer(), within_s)
+        seen.num_events += batch.num_events
+        batches.remove(batch)
+        return Batch(groups)
 
     def take_all() -> None:
         for step in range(args.steps):
-            if step == args.steps - 2:
+            if step == args.steps - in_flight:
                 seen.lag = time.time()  # from here on nothing new is asked for
             check(pipeline.take(step).groups)
+            time.sleep(train_s)
             journal.prune(step + 1, 0)
             seen.memory.append(resident_mb())
 
-    pipeline = RolloutPipeline(start, finish, staleness=1, num_steps=args.steps)
+    def count_events() -> int:
+        return seen.num_events + sum(batch.num_events for batch in list(batches))
+
+    pipeline = RolloutPipeline(start, finish, staleness=args.staleness, num_steps=args.steps)
     steps = threading.Thread(target=take_all, daemon=True)
     steps.start()
-    while len(batches) < 2 or any(len(batch.episodes) < count * GROUP_SIZE for batch in batches[:2]):
+    while not seen.memory:
         time.sleep(0.01)
-    begun, cpu, before = time.time(), time.process_time(), sum(batch.num_events for batch in batches)
+    begun, cpu, before = time.time(), time.process_time(), count_events()
     steps.join(args.seconds)
     elapsed, cpu = time.time() - begun, time.process_time() - cpu
     end = seen.lag or time.time()
     seen.memory.append(resident_mb())
-    turns = (sum(batch.num_events for batch in batches) - before) / 2  # a reply and a step
+    turns = (count_events() - before) / 2  # a reply and a step
     found = ray.get([engine.handle.measure.remote(begun, end) for engine in engines])
     busy, places = (sum(values) / (end - begun) / args.engines for values in zip(*found, strict=True))
     few = [f"{seen.memory[at]:.0f}" for at in sorted({0, len(seen.memory) // 2, len(seen.memory) - 1})]
@@ -209,6 +223,8 @@ class Seen:
 
     lag: float | None = None
     """When the last batch was asked for."""
+    num_events: int = 0
+    """Of batches that have ended."""
     memory: list[float] = field(default_factory=list)
     """In megabytes, after each step."""
 

@@ -7,8 +7,9 @@
         pool.forget(["12.0.1", ...])               # these episodes are over
 
 An episode stays in one process. Which steps had begun in one that died, or says nothing for `env.timeout_s`, is known:
-one alone is to blame and has failed; of several each is tried again by itself. All others go to a new process, where an
-environment is brought back.
+one alone that hangs has failed; else each is tried again by itself, and who then takes the process along is to blame.
+So a process that something else has killed costs nothing. All others go to a new one, where an environment is brought
+back.
 """
 
 from __future__ import annotations
@@ -58,6 +59,8 @@ class _Process:
     """Of `num_begun` when it was looked at last."""
     parts: deque[list[Call]] = field(default_factory=deque)
     """What may be asked for when nothing is open: those that may be to blame come alone."""
+    suspected: set[str] = field(default_factory=set)
+    """Episodes of those; one that takes a process along again is to blame."""
     holds: set[str] = field(default_factory=set)
     """Episodes whose worlds are there."""
     heard_at: float = 0.0
@@ -89,6 +92,7 @@ class _Process:
 
     def take(self, answer: Answer) -> None:
         del self.open[answer.episode]
+        self.suspected.discard(answer.episode)
         if isinstance(answer.outcome, Failure) or answer.outcome.done:
             self.holds.discard(answer.episode)
         else:
@@ -248,13 +252,15 @@ class EnvironmentPool(Environments):
         self._greet(fresh)
         if self.facts.resume == "restart":
             guilty, suspects, left = left, [], []
-        elif len(suspects) <= 1:
-            guilty, suspects = suspects or left[:1], []
         else:
-            guilty = []
-        apart = {call.episode for call in [*suspects, *guilty]}
+            suspects = suspects or left[:1]
+            is_sure = cause.cause == "hang" or any(call.episode in old.suspected for call in suspects)
+            guilty = suspects if len(suspects) == 1 and is_sure else []
+        again = [] if guilty else suspects
+        fresh.suspected = (old.suspected | names(again)) - names(guilty)
+        apart = names(again) | names(guilty)
         others = [call for call in left if call.episode not in apart]
-        fresh.parts.extend([*([others] if others else []), *([call] for call in suspects), *old.parts])
+        fresh.parts.extend([*([others] if others else []), *([call] for call in again), *old.parts])
         return [Answer(call.episode, cause) for call in guilty]
 
     def _start(self) -> _Process:
@@ -290,3 +296,8 @@ class EnvironmentPool(Environments):
             key = "env.tools" if self.config.name is None else "env.name"
             raise ConfigError(f"{key}: {answer.rule}", seen=answer.seen, action=answer.action)
         self.facts = answer
+
+
+def names(calls: Sequence[Call]) -> set[str]:
+    """Of their episodes."""
+    return {call.episode for call in calls}

@@ -20,7 +20,6 @@ from tests.killed_game.game import PATIENCE_S, Game
 from tests.killed_game.modes import MODES, Mode
 from tests.killed_game.story import Left
 from tests.train.test_engine_run import find_beats
-from tests.whole_run import exact_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 LONG = ("trainer.num_steps=12", "eval.every=6")
@@ -92,7 +91,7 @@ def test_asked_to_stop_in_a_turn(name: str, tmp_path: Path, undisturbed: Callabl
 
 
 def test_without_the_process_of_its_worlds_it_goes_on(tmp_path: Path, undisturbed: Callable[..., Game]) -> None:
-    """It is killed in the second turn of a step: where one world alone had begun a step, that one is to blame."""
+    """It is killed in the second turn of a step, which is tried again."""
     game = Game(tmp_path)
     game.hold(1, 1)
     process = game.start()
@@ -102,11 +101,7 @@ def test_without_the_process_of_its_worlds_it_goes_on(tmp_path: Path, undisturbe
     game.release()
     assert process.wait(timeout=PATIENCE_S) == 0, game.output
     assert game.run.attempt_numbers() == [1]
-    rows = exact_rows(game.run.path)
-    failed = [row.get("reward/failed", 0.0) for row in rows if row["stage"] == "grpo"]
-    assert failed[1] <= 1 and sum(failed) == failed[1] == sum(row.get("reward/failed_crash", 0.0) for row in rows)
-    if not sum(failed):
-        MODES["waves"].check(game, [], undisturbed(MODES["waves"]))
+    MODES["waves"].check(game, [], undisturbed(MODES["waves"]))
 
 
 @pytest.mark.parametrize("name", ["waves", "free"])

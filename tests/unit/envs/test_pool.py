@@ -109,6 +109,14 @@ def test_an_observation_of_a_class_of_the_users_arrives_as_text(odd: Environment
     assert isinstance(step, Step) and type(step.observation) is str and step.observation == "mine"
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_process_that_something_else_has_killed_costs_nothing(tmp_path: Path, count: int) -> None:
+    with EnvironmentPool(config("DiesOnce")) as pool:
+        found = pool.play([call(str(place), "x", last=1, prompt=str(tmp_path)) for place in range(count)])
+    assert found == [Step("x", 1.0, True, {"replies": 1.0})] * count
+    assert len(list(tmp_path.iterdir())) == count
+
+
 def test_a_world_that_cannot_begin_costs_its_episode() -> None:
     with EnvironmentPool(config("NoReset")) as pool:
         [failed] = pool.play([call("a", "x")])

@@ -173,6 +173,17 @@ class Noted(Count):
         return super().step(reply)
 
 
+class DiesOnce(Noted):
+    """Takes its process along, as if something else had killed it, and not when it is asked again."""
+
+    def step(self, reply: Reply) -> Step:
+        note = self.folder / reply.call_id
+        if not note.exists():
+            note.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Count.step(self, reply)
+
+
 class Duel(Environment):
     """Two players in turns: each hears what the other said, and the first to say more than the other wins.
 
