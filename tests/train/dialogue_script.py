@@ -67,7 +67,7 @@ def play(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
 def play_program(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Group]:
     """Episodes of a program that sends replies back without their thoughts: each turn begins a branch."""
     groups = []
-    for prompt in case.prompts(4):
+    for prompt in case.prompts(8):
         conversation = Conversation(DialogueRenderer(case.tokenizer, case.template))
         messages = begin(prompt)
         for turn in range(TURNS):
@@ -90,17 +90,24 @@ def go_on(reply: str) -> list[Message]:
     return [{"role": "assistant", "content": reply}, {"role": "user", "content": AGAIN}]
 
 
-def describe(case: Case, groups: Sequence[Group], policy: PolicyEngine) -> dict[str, Any]:
-    """What both say of the sampled tokens, and what was sampled."""
+def describe(case: Case, groups: Sequence[Group], policy: PolicyEngine, exact: Any) -> dict[str, Any]:
+    """What both say of the sampled tokens, and what was sampled.
+
+    Args:
+        exact: the same model in float64, a Hugging Face one.
+    """
     completions = [completion for group in groups for completion in group.completions]
     sampled = [np.asarray(completions[owner].logprobs)[span] for owner, span in find_parts(groups)]
     sequences = build_plain_sequences(groups)
-    pairs = zip(compute(policy, sequences), sampled, strict=True)
+    own = compute(policy, sequences)
+    right = [compute_exactly(exact, sequence) for sequence in sequences]
     texts = [str(case.tokenizer.decode(one.token_ids)) for one in completions]
     thought = case.thought[1]
     calls = [call for completion in completions for turn in completion.turns for call in turn.calls]
     return {
-        "difference": max(float(np.abs(own - said).max()) for own, said in pairs),
+        "difference": farthest(own, sampled),
+        "policy_rounding": farthest(own, right),
+        "engine_rounding": farthest(sampled, right),
         "surprise": -min(float(said.min()) for said in sampled),
         "tokens": sum(map(len, sampled)),
         "turns": [len(completion.turns) for completion in completions],
@@ -122,6 +129,22 @@ def compute(policy: PolicyEngine, sequences: Sequence[TrainSequence]) -> list[Fl
     return [found[places.index(place)] for place in range(len(sequences))]
 
 
+def compute_exactly(exact: Any, sequence: TrainSequence) -> FloatArray:
+    """The same of one sequence in float64, without packing."""
+    import torch
+
+    tokens = torch.as_tensor(sequence.token_ids)[None]
+    with torch.no_grad():
+        logprobs = exact(tokens).logits[0, :-1].log_softmax(-1)
+    places = np.arange(sequence.trained_from, tokens.shape[1]) if sequence.trained is None else sequence.trained
+    found: FloatArray = logprobs.gather(1, tokens[0, 1:, None])[:, 0].numpy()[places - 1]
+    return found
+
+
+def farthest(some: Sequence[FloatArray], others: Sequence[FloatArray]) -> float:
+    return max(float(np.abs(one - other).max()) for one, other in zip(some, others, strict=True))
+
+
 def forget(case: Case, group: Group, completion: Completion, policy: PolicyEngine) -> list[float]:
     """How far off the last reply of a talk would be, had the template rendered again what was before it."""
     if not case.name.endswith("/talk") or len(completion.turns) < TURNS:
@@ -137,8 +160,11 @@ def forget(case: Case, group: Group, completion: Completion, policy: PolicyEngin
 
 
 def main(folder: Path, names: Sequence[str]) -> None:
+    from transformers import AutoModelForCausalLM
+
     cases = [Case(name) for name in names]
     policy = teach(cases, folder)
+    exact = AutoModelForCausalLM.from_pretrained(str(folder / "taught"), attn_implementation="eager").double()
     rollout = RolloutConfig(max_num_seqs=32)
     engine = VLLMEngine(str(folder / "taught"), ModelConfig(path=str(folder / "taught")), rollout, CONTEXT, 0)
     found = {}
@@ -150,7 +176,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
         by_program = case.name.endswith("/program")
         spec = SamplingSpec(1 if by_program else MEMBERS, TURN_TOKENS, 1.0, 1.0, seed=3, stop_token_ids=stops)
         groups = (play_program if by_program else play)(case, engine, spec)
-        found[case.name] = describe(case, groups, policy)
+        found[case.name] = describe(case, groups, policy, exact)
     print(json.dumps(found))
 
 
