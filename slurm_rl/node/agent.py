@@ -148,15 +148,20 @@ class NodeAgent:
     def check_terminated(self) -> None:
         """After SIGTERM: leave before SIGKILL, and when the controller says that a node died: then nobody saves.
 
-        At any time when another controller has the run: the own one may be cut off.
+        At any time when another controller has the run: the own one may be cut off. And on the head when a node died,
+        since Slurm's SIGTERM is lost on a task that has not been launched yet.
         """
         if self.role.is_head and time.monotonic() > self.look_at:
             self.look_at = time.monotonic() + _LEASE_S
             self.run_dir.require_ours()
+            self._leave_with_the_others()
         if self.must_leave_at is None:
             return
         if time.monotonic() > self.must_leave_at:
             raise Leaving("the trainer must save and leave before Slurm's SIGKILL", seen="it has not")
+        self._leave_with_the_others()
+
+    def _leave_with_the_others(self) -> None:
         # Listing, not opening: NFS may remember for a minute that a file it was asked for is absent.
         if self.attempt.abort in set(self.attempt.path.iterdir()):
             raise Leaving("another node died", seen=read_json(self.attempt.abort)["cause"])

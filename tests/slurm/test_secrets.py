@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Cluster
+from tests.slurm.light.runs import wait_until_clean
 from tests.slurm.light_python import make_light_python
 from tests.slurm.submitting import submit, wait_for_end, wait_for_step
 
@@ -60,6 +61,7 @@ def test_secrets_stand_nowhere(cluster: Cluster, shared_dir: Path) -> None:
     assert trainer
     (run / "finish").touch()
     assert wait_for_end(run)["state"] == "finished"
+    wait_until_clean(cluster)  # until then files go
     assert files_with_canary(shared_dir) == []
     private = [path for path in (run / "submitit").rglob("*.pkl") if path.stat().st_mode & 0o077]
     assert private == []
