@@ -18,6 +18,7 @@ from slurm_rl.hang import Watch, run_beside
 from slurm_rl.job.attempts import EXIT_INTERRUPTED
 from slurm_rl.run_dir import RunDir, write_json
 from tests.hanging_disk import HangingDisk, hanging_disk
+from tests.slurm.cluster.waiting import wait_until
 
 # A supervisor whose child, and a child of that, wait for the disk; what it tells of it goes elsewhere.
 SUPERVISED = """
@@ -71,7 +72,8 @@ def test_a_job_that_is_asked_to_stop_ends_although_its_disk_hangs(disk: HangingD
             assert process.poll() is None
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == EXIT_INTERRUPTED
-            assert not any(Path(f"/proc/{pid}").exists() for pid in (child, grandchild))
+            # They were killed; who hangs in the kernel is gone when it lets go.
+            wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in (child, grandchild)), "them to be gone")
             assert f"{disk.path} has not answered for 0.5 s" in told.read_text()
         finally:
             process.kill()
