@@ -1,7 +1,7 @@
 """Does one trainer keep engines busy with 10,000 episodes in flight? The product's loop over episodes in free order.
 
     python -m benchmarks.many_episodes                                      10,000 in flight, environments of 0.1 to 5 s
-    python -m benchmarks.many_episodes --seconds 300                        the same, ended after so long
+    python -m benchmarks.many_episodes --seconds 300                        the same, ended so long after the first batch
     python -m benchmarks.many_episodes --episodes 400 --steps 100 --speed 50      memory over 100 steps
 
 Engines are Ray actors of this machine that sleep as long as sampling would take (`--slots` places each, log-normal
@@ -197,7 +197,7 @@ def run_steps(
     pipeline = RolloutPipeline(start, finish, staleness=args.staleness, num_steps=args.steps)
     steps = threading.Thread(target=take_all, daemon=True)
     steps.start()
-    while not seen.memory:
+    while not seen.memory and steps.is_alive():
         time.sleep(0.01)
     begun, cpu, before = time.time(), time.process_time(), count_events()
     steps.join(args.seconds)

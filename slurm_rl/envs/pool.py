@@ -257,8 +257,8 @@ class EnvironmentPool(Environments):
             is_sure = cause.cause == "hang" or any(call.episode in old.suspected for call in suspects)
             guilty = suspects if len(suspects) == 1 and is_sure else []
         again = [] if guilty else suspects
-        fresh.suspected = (old.suspected | names(again)) - names(guilty)
-        apart = names(again) | names(guilty)
+        fresh.suspected = (old.suspected | _names(again)) - _names(guilty)
+        apart = _names(again) | _names(guilty)
         others = [call for call in left if call.episode not in apart]
         fresh.parts.extend([*([others] if others else []), *([call] for call in again), *old.parts])
         return [Answer(call.episode, cause) for call in guilty]
@@ -298,6 +298,6 @@ class EnvironmentPool(Environments):
         self.facts = answer
 
 
-def names(calls: Sequence[Call]) -> set[str]:
+def _names(calls: Sequence[Call]) -> set[str]:
     """Of their episodes."""
     return {call.episode for call in calls}
