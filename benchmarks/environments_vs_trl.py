@@ -108,7 +108,7 @@ def run_trl(seed: int, folder: Path, steps: int, lr: float) -> None:
         args=build_config(
             output_dir=str(out / "trl"), num_generations=GROUP, per_device_train_batch_size=PROMPTS * GROUP,
             max_completion_length=LONGEST, max_steps=steps, learning_rate=lr, seed=seed,
-            max_tool_calling_iterations=TURNS - 1, generation_kwargs={"max_new_tokens": 1},
+            max_tool_calling_iterations=TURNS, generation_kwargs={"max_new_tokens": 1},
         ),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
@@ -116,6 +116,8 @@ def run_trl(seed: int, folder: Path, steps: int, lr: float) -> None:
         callbacks=[build_clock(curve, lambda: 0.0)],
     )  # fmt: skip
     trainer.train()
+    # A call beyond its number of iterations is not made: with one less the last guess would not be played.
+    assert TrlGuess.most_guesses == TURNS, TrlGuess.most_guesses
     logged = [entry for entry in trainer.state.log_history if "reward" in entry]
     for point, entry in zip(curve, logged, strict=True):
         point["reward"] = entry["reward"]

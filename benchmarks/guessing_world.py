@@ -41,8 +41,11 @@ class OurGuess(Environment):
 class TrlGuess:
     """As TRL's `environment_factory` wants it."""
 
+    most_guesses = 0
+    """That were made in one game, of all games."""
+
     def reset(self, **row: Any) -> None:
-        self._game = Game(row["answer"])
+        self._game, self._guesses = Game(row["answer"]), 0
 
     def guess(self, number: int) -> str:
         """Guess the digit.
@@ -50,6 +53,8 @@ class TrlGuess:
         Args:
             number: The digit.
         """
+        self._guesses += 1
+        TrlGuess.most_guesses = max(TrlGuess.most_guesses, self._guesses)
         return self._game.say(int(number))
 
     def get_reward(self) -> float:

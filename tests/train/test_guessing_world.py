@@ -35,7 +35,7 @@ def play_trl(tokenizer: Any, replies: str, secret: str) -> tuple[str, float]:
             break
         [call] = found["tool_calls"]
         told = world.guess(**call["function"]["arguments"])
-        if turn < TURNS - 1:  # TRL does the call of a last reply, too, and reads nothing behind it
+        if turn < TURNS - 1:  # TRL makes the call of a last reply, too, and drops what is said to it
             dialogue = [asked[0], {"role": "assistant", "content": "", "tool_calls": found["tool_calls"]}]
             before = tokenizer.apply_chat_template(dialogue, **{**words, "add_generation_prompt": False})
             after = tokenizer.apply_chat_template([*dialogue, {"role": "tool", "content": told}], **words)
