@@ -13,10 +13,11 @@ a bound, and time decides what below it a token has.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -103,22 +104,31 @@ class RolloutPipeline(Generic[Ticket]):
         """
         if self.is_journalled:
             return {}
-        deadline = time.monotonic() + within_s
-        for step, (ticket, future) in sorted(self._entries.items()):
-            try:
-                batch = future.result()
-            except StopRequested:
-                try:
-                    batch = self._finish(ticket, max(deadline - time.monotonic(), 0.0))
-                except TrainingError:
-                    continue
-            self._done[step] = batch
+        self._let_end(within_s)
+        self._done |= {step: future.result() for step, (_, future) in sorted(self._entries.items())}
         self._entries.clear()
         return {step: batch.groups for step, batch in sorted(self._done.items())}
 
-    def wait(self) -> None:
-        """Until nothing is in flight; what went wrong is told when it is taken."""
-        wait([future for _, future in self._entries.values()])
+    def wait(self, within_s: Callable[[], float]) -> None:
+        """Until nothing is in flight; what went wrong is told when it is taken.
+
+        A batch that a stop signal interrupted has turns to come, which must not be of newer weights than those it has
+        had: it ends first, as for a checkpoint.
+
+        Args:
+            within_s: seconds that it may take from the stop on, asked for where there is such a batch.
+        """
+        if any(isinstance(future.exception(), StopRequested) for _, future in self._entries.values()):
+            self._let_end(within_s())
+
+    def _let_end(self, within_s: float) -> None:
+        """Wait for what is in flight; of what a stop interrupted for so long, then it is forgotten."""
+        deadline = time.monotonic() + within_s
+        for step, (ticket, future) in sorted(self._entries.items()):
+            if isinstance(future.exception(), StopRequested):
+                del self._entries[step]
+                with contextlib.suppress(TrainingError):
+                    self._done[step] = self._finish(ticket, max(deadline - time.monotonic(), 0.0))
 
     def restore(self, batches: dict[int, list[Group]]) -> None:
         """Go on with the batches of a checkpoint."""

@@ -179,7 +179,7 @@ class GRPOTrainer:
         """Send the weights; returns at once, but for episodes in waves, between whose turns no weights may come."""
         if episode_order(self.config) == "waves":
             with timer.phase("rollout"):
-                self.pipeline.wait()
+                self.pipeline.wait(self.saver.settle_s)
         with timer.phase("sync"):
             self.sync.push(self.state.step)
 

@@ -32,6 +32,7 @@ class Fake:
 
     def __init__(self, staleness: int, num_steps: int = 6, *, is_journalled: bool = False) -> None:
         self.asked: list[str] = []
+        self.ended: list[int] = []
         self.gate = threading.Event()
         self.gate.set()
         self.is_stopped = False
@@ -50,6 +51,7 @@ class Fake:
                 raise StopRequested("asked to stop")
         elif within_s == 0:
             raise TrainingError("sampling must end in time")
+        self.ended.append(step)
         return Batch([group_of(step)])
 
     def take(self, step: int) -> int:
@@ -115,10 +117,27 @@ def test_a_batch_that_does_not_end_in_time_is_left_out() -> None:
     assert fake.pipeline.settle(0) == {}
 
 
+@pytest.mark.parametrize("within_s", [60, 0])
+def test_what_a_stop_interrupted_ends_before_newer_weights_come_or_begins_anew(within_s: float) -> None:
+    fake = Fake(1)
+    fake.take(0)
+    fake.pipeline.wait(lambda: 60)
+    fake.gate.clear()
+    fake.take(1)
+    fake.is_stopped = True
+    threading.Timer(0.05, fake.gate.set).start()
+    fake.pipeline.wait(lambda: within_s)
+    assert fake.ended == ([0, 1, 2] if within_s else [0, 1]), "before the caller sends weights"
+    assert sorted(fake.pipeline.settle(60)) == ([2] if within_s else [])
+    fake.is_stopped = False
+    assert fake.take(2) == 2
+    assert fake.asked.count("batch 2") == (1 if within_s else 2)
+
+
 def test_a_checkpoint_waits_for_nobody_whose_turns_are_in_a_journal() -> None:
     fake = Fake(1, is_journalled=True)
     fake.run(range(1))
-    fake.pipeline.wait()
+    fake.pipeline.wait(lambda: 60)
     fake.gate.clear()
     fake.take(1)
     assert fake.pipeline.settle(60) == {}, "batch 2 is under way"
@@ -150,11 +169,11 @@ def test_a_step_that_was_stopped_takes_the_same_batch_when_it_comes_again() -> N
 def test_weights_may_wait_until_nothing_is_in_flight() -> None:
     fake = Fake(1)
     fake.run(range(1))
-    fake.pipeline.wait()
+    fake.pipeline.wait(lambda: 60)
     fake.gate.clear()
     fake.take(1)
     threading.Timer(0.1, fake.gate.set).start()
-    fake.pipeline.wait()
+    fake.pipeline.wait(lambda: 60)
     assert fake.gate.is_set()
 
 
