@@ -23,16 +23,19 @@ while sleep {look_s}; do
   # Nothing, while Slurm's controller is away.
   nodes=$(squeue -h -t R -j {job} -o %N) && [ -n "$nodes" ] || continue
   scontrol show hostnames "$nodes" | grep -qxF {host} && continue
+  # Slurm may have started the job again already, elsewhere, and a step of a node that was away outlives that.
+  job=$(scontrol show job {job}) || continue
+  case "$job" in *" Restarts={restarts} "*) ;; *) exit 0;; esac
   # It ends this step, too.
   scontrol requeue {job} || scancel {job}
 done
 """
 
 
-def render_guard(host: str, job_id: str) -> str:
+def render_guard(host: str, job_id: str, restarts: int) -> str:
     """Plain sh: until the job's nodes are known and this host is none of them, then a requeue, or the end where none is
-    allowed."""
-    return _SCRIPT.format(job=shlex.quote(job_id), host=shlex.quote(host), look_s=_LOOK_S)
+    allowed; nothing once the job has been restarted more often than so."""
+    return _SCRIPT.format(job=shlex.quote(job_id), host=shlex.quote(host), restarts=restarts, look_s=_LOOK_S)
 
 
 class Guard:
@@ -49,6 +52,7 @@ class Guard:
         is_there = self._step is not None and self._step.poll() is None
         if is_there or not own or not others or not self.plan.sbatch.get("no-kill"):
             return
-        guard = ["--no-kill", "--output=none", "/bin/sh", "-c", render_guard(own, self.job_id)]
+        restarts = int(env.get("SLURM_RESTART_COUNT", 0))
+        guard = ["--no-kill", "--output=none", "/bin/sh", "-c", render_guard(own, self.job_id, restarts)]
         # srun ends its task at SIGTERM: when this process dies, its successor starts another.
         self._step = start_child(srun_argv(self.plan, others[-1:], guard), env, log, signal.SIGTERM)
