@@ -59,6 +59,23 @@ def list_keys() -> dict[str, Key]:
     return {key.name: key for key in _walk(schema, {}, schema["$defs"], "")}
 
 
+def has_key(key: str) -> bool:
+    """Whether a config may have it, entries of tables included, which `list_keys` cannot name.
+
+    >>> has_key("data.sources.games.env.timeout_s"), has_key("data.sources.games.env.timeout")
+    (True, False)
+    """
+    schema = RunConfig.model_json_schema()
+    section: Schema = schema
+    for part in key.split("."):
+        [entries] = section.get("patternProperties", {"": section.get("additionalProperties")}).values()
+        field = section["properties"].get(part) if "properties" in section else entries
+        if not isinstance(field, dict):
+            return False
+        section = _find_section(field, schema["$defs"]) or field
+    return True
+
+
 def _walk(section: Schema, defaults: Mapping[str, Any], models: Mapping[str, Schema], prefix: str) -> Iterator[Key]:
     for name, field in section["properties"].items():
         default = defaults.get(name, field.get("default"))

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from slurm_rl.config.external import ExternalConfig
 from slurm_rl.config.functions import with_absolute_files
-from slurm_rl.config.keys import list_keys, nearest_keys
+from slurm_rl.config.keys import has_key, list_keys, nearest_keys
 from slurm_rl.config.overrides import no_secrets_in_configs, normalise_words, render_words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reads import check_reads, check_required, check_sampling
@@ -251,6 +251,8 @@ def _unknown_key(key: str) -> ConfigError:
         # Hydra appends to a table such as cluster.env only with a plus.
         entry = f"{key}.<name>" if key in keys else key
         return ConfigError("a table takes new entries one by one", seen=key, action=f"add an entry: +{entry}=<value>")
+    if key not in keys and has_key(key):
+        return ConfigError("a key that its entry has not takes a plus", seen=key, action=f"write +{key}=<value>")
     if section == "external" and key not in keys:
         return ConfigError(
             f"external has {', '.join(ExternalConfig.model_fields)}, and the program's arguments by their own names",
