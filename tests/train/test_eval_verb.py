@@ -17,7 +17,7 @@ from tests.examples.kit import HERE, ROOT, SMALL
 SETS = ("+eval.sets.sums.data=addition", "+eval.sets.sums.largest_addend=4", "+eval.sets.sums.num_samples=4")
 ENGINE = ("data.max_prompt_tokens=6", "rollout.max_tokens=4", "rollout.max_num_seqs=64", "model.dtype=float32")
 # Sums so small that a minute of training gets some of them right.
-ROWS = ("data.largest_addend=9", "data.num_eval=10")
+ROWS = ("data.largest_addend=9", "data.num_eval=10", "supervised.batch_size=64", "supervised.num_epochs=60")
 TRAIN = ("+exp=sft_tiny", "supervised.max_steps=60", "checkpoint.every=30", *ROWS, "run_dir=runs/sft")
 
 
