@@ -53,8 +53,8 @@ class Game:
         (self.seen / "effects").mkdir(parents=True)
         held, prefix = make_worlds(folder), _PREFIX[example]
         # A call that is held must not be late.
-        # A plus: its source says nothing of it.
-        own = (f"{prefix}env.name={held}:{world}", f"+{prefix}env.timeout_s=900", "rollout.dump=true")
+        # Pluses: the source of a mixture says nothing of it yet.
+        own = (f"{prefix}env.name={held}:{world}", f"++{prefix}env.timeout_s=900", "rollout.dump=true")
         shipped = ("--config-dir", str(EXAMPLES / example), f"+exp={example}_tiny")
         self.words = (*shipped, *HERE, *SIZES[example], *_MORE[example], *own, f"run_dir={self.run.path}", *words)
 

@@ -55,7 +55,10 @@ def read_left(game: Game, *, waves: bool, ahead: int) -> Left:
     saved = newest.step if newest is not None else 0
     sampled, answered = dict[Place, Sampled](), set[Place]()
     for file in game.run.journal.glob("rollout-*.journal"):
-        step = int(file.name.split("-")[1])
+        _, number, seed = file.stem.split("-")
+        step = int(number)
+        if int(seed, 16) != game.batch_seed(step):
+            continue  # of a mixture's calculator, whose places are others
         rows = parse_lines(file.read_bytes())[0]
         twice = Counter((row["p"], row["m"], row["t"]) for row in rows if row["k"] == "reply")
         assert waves or max(twice.values(), default=1) == 1, f"{file.name}: sampled twice: {twice.most_common(3)}"
@@ -74,7 +77,7 @@ def read_trained(run: RunDir) -> dict[Place, Sampled]:
     found: dict[Place, Sampled] = {}
     for file in run.rollouts.glob("step-*.jsonl"):
         step = int(file.stem.removeprefix("step-"))
-        groups = [group for group in replay_groups(run.rollouts, step) if group.completions[0].turns]
+        groups = [group for group in replay_groups(run.rollouts, step) if group.prompt.source in ("", "games")]
         for place, group in enumerate(groups):
             for member, one in enumerate(group.completions):
                 versions, first = one.versions(), 0
