@@ -39,10 +39,12 @@ class Resident:
         assert self.process.stdin is not None
         os.set_blocking(self.process.stdin.fileno(), False)
         self.is_over = False
+        self._told = Failure("crash", "the program was ended while it played")
         self._lock, self._writing, self._ending = threading.Lock(), threading.Lock(), threading.Lock()
         self._waiting: dict[str, Future[Verdict | Failure]] = {}
         self._errors = b""
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._listen, self._listen_to_errors)]
+        self._error_listener = threading.Thread(target=self._listen_to_errors, daemon=True)
+        self._threads = [self._error_listener, threading.Thread(target=self._listen, daemon=True)]
         for thread in self._threads:
             thread.start()
 
@@ -56,7 +58,7 @@ class Resident:
         with self._lock:
             self._waiting[name] = done
             if self.is_over:
-                self._answer(name, Failure("crash", "the program ended before it had its row"))
+                self._answer(name, self._told)
         line = json.dumps(row).encode() + b"\n"
         self._write(line, lambda: done.done() or stop.is_set() or time.monotonic() > deadline)
         while not done.done() and not stop.is_set() and time.monotonic() < deadline:
@@ -96,14 +98,16 @@ class Resident:
         with contextlib.suppress(OSError, ValueError):
             while line := self.process.stdout.readline(_LONGEST_LINE):
                 self._take(line.decode("utf-8", "replace"))
-        told = Failure("crash", "the program was ended while it played")
+        told = self._told
         with contextlib.suppress(ChildProcessError):  # whoever ended it has waited for it
             found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
             if found is not None and not self.is_over:
                 status = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+                # Its last words are in the pipe; only a child that outlives it holds that open for longer.
+                self._error_listener.join(_EXIT_S)
                 told = describe_end(status, self._errors)
         with self._lock:
-            self.is_over = True
+            self.is_over, self._told = True, told
             for name in list(self._waiting):
                 self._answer(name, told)
 
