@@ -39,7 +39,7 @@ def copy_attempt(run: RunDir, attempt: AttemptDir, remote: RemoteFolder) -> list
     with tempfile.TemporaryDirectory(prefix="srl-final-") as folder:
         # Agents write still; a manifest is of files that do not change.
         still = Path(folder) / "attempt"
-        shutil.copytree(attempt.path, still, ignore=_no_plain_files)
+        _copy_what_stays(attempt.path, still)
         beside = [path for path in (run.config, run.plan, run.events, run.metrics) if path.is_file()]
         extra = [Path(shutil.copy(path, folder)) for path in beside]
         copied = [_copy(run, remote, f"attempt-{attempt.number}-{_started(attempt)}", still, extra)]
@@ -65,6 +65,16 @@ def _started(attempt: AttemptDir) -> str:
     # Of an agent that never spoke: when the controller began the attempt.
     start = attempt.start.stat().st_mtime if attempt.start.is_file() else 0
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime(record.get("phases", {}).get("starting", start)))
+
+
+def _copy_what_stays(source: Path, target: Path) -> None:
+    """All but what goes meanwhile: agents write their records beside and rename them."""
+    try:
+        shutil.copytree(source, target, ignore=_no_plain_files)
+    except shutil.Error as error:
+        # It has gone through all of them; each with its source, its target and what was wrong.
+        if any(os.path.lexists(path) for path, *_ in error.args[0]):
+            raise
 
 
 def _no_plain_files(folder: str, names: list[str]) -> set[str]:

@@ -66,11 +66,13 @@ def test_ranks_of_any_program_are_started_and_started_again(cluster: Cluster, sh
     assert "rank 0 of 2 sum 3.0 []" in (first / "driver.log").read_text()
     assert "rank 0 of 2 sum 3.0 ['--again']" in (second / "driver.log").read_text()
     assert "rank 1 of 2 sum 3.0 ['--again']" in (second / "torchrun-1.log").read_text()
-    causes = [row["cause"] for row in read_rows(run / "events.jsonl") if row["kind"] == "attempt/ended"]
+    events = read_rows(run / "events.jsonl")
+    causes = [row["cause"] for row in events if row["kind"] == "attempt/ended"]
     assert "ended with exit status" in causes[0], causes
     # After a rank's failure Slurm ends the step, and the head's copy with it where KillWait is too short for that.
     copies = sorted((shared_dir / "bucket/run").iterdir())
-    assert [copy.name[:10] for copy in copies] == ["attempt-1-", "attempt-2-"]
+    told = [row for row in events if row["kind"].startswith("run/cop")]
+    assert [copy.name[:10] for copy in copies] == ["attempt-1-", "attempt-2-"], told
     assert all((copy / "complete.json").is_file() for copy in copies)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.checkpoints import final_copy
 from slurm_rl.checkpoints.final_copy import copy_attempt
 from slurm_rl.checkpoints.remote import RemoteFolder
 from slurm_rl.config.load import load_config
@@ -67,6 +68,30 @@ def test_what_is_no_file_stays_behind(run: RunDir) -> None:
         remote = remote_of(f"memory://{secrets.token_hex(4)}/run")
         [name] = copy_attempt(run, run.attempt(1), remote)
     assert not [path for path in remote.fs.find(f"{remote.root}/{name}") if "sock" in path or "elsewhere" in path]
+
+
+def test_a_record_that_is_renamed_meanwhile_is_passed_over(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another node's agent does, whose record is written beside and renamed after the folder was listed."""
+    beside, record = run.attempt(1).node(1).with_name(".node-1.json.a1b2"), run.attempt(1).node(1)
+    beside.write_text("{}")
+    ignore = final_copy._no_plain_files
+
+    def ignore_then_rename(folder: str, names: list[str]) -> set[str]:
+        ignored = ignore(folder, names)
+        beside.replace(record) if beside.exists() else None
+        return ignored
+
+    monkeypatch.setattr(final_copy, "_no_plain_files", ignore_then_rename)
+    remote = remote_of(f"memory://{secrets.token_hex(4)}/run")
+    [name] = copy_attempt(run, run.attempt(1), remote)
+    assert remote.is_complete(name)
+
+
+def test_a_log_that_cannot_be_read_is_no_copy(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(final_copy, "_no_plain_files", lambda folder, names: set())
+    (run.attempt(1).logs / "nowhere").symlink_to("/nowhere/at/all")
+    with pytest.raises(OSError, match="nowhere"):
+        copy_attempt(run, run.attempt(1), remote_of(f"memory://{secrets.token_hex(4)}/run"))
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
