@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 GIVEN = "SLURM_RL_ADAPTERS_PYTHON"
-PACKAGES = ("reasoning-gym==0.1.25", "verifiers==0.3.0")
+PACKAGES = ("reasoning-gym==0.1.25", "skyrl-gym==0.4.0", "verifiers==0.3.0")
 """Their pins fit together."""
 
 

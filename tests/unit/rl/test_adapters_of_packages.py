@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,36 @@ def test_tasks_of_reasoning_gym_make_rows_and_score_replies() -> None:
     wrong = play_prompts(prompts, argv, Engine(say=lambda text: "?"), rows=8)
     assert [result.value for group in right for result in group.results] == [1.0] * 6
     assert all((result.value or 0.0) < 0.5 and result.failure is None for group in wrong for result in group.results)
+
+
+@pytest.mark.slow
+def test_an_environment_of_skyrl_gym_is_played_and_is_worth_the_sum_of_its_steps() -> None:
+    """Its own game over gsm8k: 1 for the answer, a third of 0.2 for another one in the right form, nothing for none."""
+    argv = find_argv([adapters_python(), "adapter:skyrl_gym", "gsm8k_multi_turn", "--max-turns", "3"])
+    engine = Engine(say=lambda text: f"#### {7 if 'only' in text else 5}" if "tentative" in text else "hm")
+    info = [{"reward_spec": {"ground_truth": truth}, "extra_info": {}} for truth in ("7", "5", "9")]
+    prompts = [EncodedPrompt(index=i, token_ids=[63], text="?", answer="", info=one) for i, one in enumerate(info)]
+    third, second, never = play_prompts(prompts, argv, engine, rows=8, bounds=Bounds(8, 4000))
+    for group, value, steps in ((third, 1.0 + 0.2 / 3, 3), (second, 1.0, 2), (never, 0.4 / 3, 3)):
+        assert [result.value for result in group.results] == pytest.approx([value] * 2), group.results
+        assert all(result.parts == {"steps": steps} for result in group.results)
+    # Cut by the run after a reply, it is worth what it was so far.
+    [cut] = play_prompts(prompts[1:2], argv, engine, rows=8, bounds=Bounds(1, 4000))
+    assert [result.value for result in cut.results] == [0.0] * 2 and all(one.truncated for one in cut.completions)
+
+
+@pytest.mark.slow
+def test_a_class_of_skyrl_gym_in_a_file_may_rewrite_replies_and_what_it_raises_is_told() -> None:
+    world = f"{Path(__file__).with_name('skyrl_world.py')}:Polite"
+    argv = find_argv([adapters_python(), "adapter:skyrl_gym", world, "--words", '{"greeting": "hello"}'])
+    prompts = [EncodedPrompt(index=0, token_ids=[63], text="?", answer="", info={"who": "you"})]
+    engine = Engine(say=lambda text: text[-3:])
+    [group] = play_prompts(prompts, argv, engine, rows=8, bounds=Bounds(8, 4000))
+    assert [result.value for result in group.results] == [2.0] * 2, group.results
+    # The rewritten reply is not what was sampled: what follows it begins a sequence of its own.
+    assert all(completion.num_sequences == 2 for completion in group.completions)
+    [failed] = play_prompts([replace(prompts[0], info={})], argv, engine, rows=8)
+    assert all(result.failure == "exception" and "KeyError" in result.detail for result in failed.results)
 
 
 def test_an_environment_of_gymnasium_is_played() -> None:
