@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.cli.find import find_run, find_sweep
+from slurm_rl.cli.status_picture import draw_runs
 from slurm_rl.cli.status_table import STYLES, RunLine, format_age, join_row, render_runs
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
-from slurm_rl.errors import SlurmRLError
+from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.goodput.learned_file import read_learned
 from slurm_rl.goodput.read import read_ledger
 from slurm_rl.goodput.words import render_line
@@ -23,7 +24,7 @@ from slurm_rl.launchers.jobs import count_states, read_far_log, read_states
 from slurm_rl.node.hang import read_told, tell_silent
 from slurm_rl.report.columns import find_screen
 from slurm_rl.report.summary import format_seconds
-from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.run_dir import RunDir, expect_writable, read_json, write_text
 from slurm_rl.runs.find import parse_path
 from slurm_rl.runs.pipeline import find_stages
 from slurm_rl.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
@@ -34,24 +35,48 @@ _WATCHED = {"reward/mean": "reward", "policy/loss": "loss"}
 
 
 def run(words: list[str]) -> int:
-    rest = read_words("status", words).rest
+    told = read_words("status", words)
+    head, table, what = _look_at(told.rest)
+    if head:
+        print(show_plainly(head))
+    if table:
+        _print_table(table)
+    if told.flags.svg:
+        save_picture(told.flags.svg, table, what)
+    return 0
+
+
+def _look_at(rest: list[str]) -> tuple[str, list[RunLine], str]:
+    """What is said above the table, its lines, and of what they are, as it was typed; of one run there is no table."""
+    now, named = time.time(), show_plainly(" ".join(rest))
     if sweep := find_sweep(rest):
         runs = runs_of(sweep)
         states = read_states(runs)
-        print(show_plainly(f"sweep   {sweep.path}\nruns    {count_states(states)}"))
-        told, now = zip(runs, states, _name_runs(sweep), strict=True), time.time()
-        _print_table([_look(run, state, name, now) for run, state, name in told])
-        return 0
+        told = zip(runs, states, _name_runs(sweep), strict=True)
+        head = f"sweep   {sweep.path}\nruns    {count_states(states)}"
+        return head, [_look(run, state, name, now) for run, state, name in told], named or str(sweep.path)
     folder = parse_path(rest[0]) if len(rest) == 1 else None
     if folder is not None and (stages := find_stages(folder)):
-        in_order, now = zip(stages, read_states(stages), strict=True), time.time()
-        _print_table([_look(run, state, run.path.name, now) for run, state in in_order])
-        return 0
+        in_order = zip(stages, read_states(stages), strict=True)
+        return "", [_look(run, state, run.path.name, now) for run, state in in_order], named
     if folder is not None and (lines := look_below(folder)):
-        _print_table(lines)
-        return 0
-    print(show_plainly(render_status(find_run(rest))))
-    return 0
+        return "", lines, named
+    run = find_run(rest)
+    return render_status(run), [], named or str(run.path)
+
+
+def save_picture(path: Path, table: list[RunLine], what: str) -> None:
+    """The table as a file.
+
+    Raises:
+        ConfigError: there is none, as of one run.
+        RunDirError: it cannot be written there.
+    """
+    if not table:
+        action = "python -m slurm_rl status <folder> --svg FILE; a run has its pictures in report.html"
+        raise ConfigError("--svg is for a pipeline, a sweep or a folder of runs", seen=what, action=action)
+    with expect_writable(path, "or name another file", what="--svg"):
+        write_text(path, draw_runs(table, f"{what}, {time.strftime('%Y-%m-%d %H:%M')}"))
 
 
 def look_below(folder: Path) -> list[RunLine]:

@@ -176,9 +176,10 @@ VERBS = {
         + _OVERRIDES,
     ),
     "status": Verb(
-        "state of a run, or of all runs under a folder",
+        "state of a run, or of all runs under a folder (--svg: the table as a picture)",
         "[run | sweep | folder]",
         "status runs",
+        (flag("--svg", type=Path, metavar="FILE", help="draw the table of a pipeline, a sweep or a folder, too"),),
         details=_RUN,
     ),
     "logs": Verb(

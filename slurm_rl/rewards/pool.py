@@ -9,7 +9,9 @@ Items of all requests wait in one line and go to the workers in chunks as large 
 an item would cost more than most verifiers: a busy service pays for few messages and an idle one answers at once. A
 chunk that crashes or hangs does not say which item did it, so its items are run again one by one; only an item that
 fails alone is a failure. Such suspects never hold the last worker, so others are scored while each of them waits for
-its deadline. A worker that has spent its budget returns early, so slow items never look like one hung item:
+its deadline. A reward model's chunk that crashed is run again as it was, once, before anybody is suspected: most likely
+its process was killed from outside, and the last digits of a model's score depend on what it reads together. A worker
+that has spent its budget returns early, so slow items never look like one hung item:
 
     budget = timeout_s / 10        deadline of a chunk = timeout_s + budget, of one item = timeout_s
 
@@ -64,6 +66,8 @@ class _Unit:
 class _Task:
     units: list[_Unit]
     is_suspect: bool
+    is_again: bool
+    """The same units crashed together before."""
     submitted_at: float
 
 
@@ -79,6 +83,7 @@ class RewardPool:
         chosen, self._weights = choose_verifiers(config, table)
         self._processes = VerifierProcesses(config.num_workers, chosen, config.start_timeout_s)
         self._num_workers, self._timeout_s = config.num_workers, config.timeout_s
+        self._has_model = config.model.path is not None
         self._budget_s = config.timeout_s * _BUDGET_SHARE
         self._lock = threading.Lock()
         self._waiting: deque[_Unit] = deque()
@@ -187,14 +192,14 @@ class RewardPool:
                 return
             self._submit(units, is_suspect=False)
 
-    def _submit(self, units: list[_Unit], *, is_suspect: bool) -> None:
+    def _submit(self, units: list[_Unit], *, is_suspect: bool, is_again: bool = False) -> None:
         units = [unit for unit in units if not unit.request.future.done()]
         if not units:
             return
         deadline_s = self._timeout_s + (self._budget_s if len(units) > 1 else 0)
         items = [unit.item for unit in units]
         future = self._processes.submit(items, budget_s=self._budget_s, deadline_s=deadline_s)
-        self._pending[future] = _Task(units, is_suspect, time.monotonic())
+        self._pending[future] = _Task(units, is_suspect, is_again, time.monotonic())
 
     def _settle_next(self) -> None:
         """Wait for a task or a new request; keep what was scored, and line up again what was not."""
@@ -206,6 +211,9 @@ class RewardPool:
         if task is None:  # a new request, or the end
             return
         self._restarts = 0
+        if self._has_model and not task.is_again and isinstance(future.exception(), ProcessExpired):
+            self._submit(task.units, is_suspect=task.is_suspect, is_again=True)
+            return
         outcomes = _read_outcomes(future, len(task.units), self._timeout_s)
         for unit, outcome in zip(task.units, outcomes, strict=False):
             try:
@@ -253,7 +261,7 @@ class RewardPool:
         self._processes.restart()
         lost, self._pending = list(self._pending.values()), {}
         for task in lost:
-            self._submit(task.units, is_suspect=task.is_suspect)
+            self._submit(task.units, is_suspect=task.is_suspect, is_again=task.is_again)
 
 
 def _read_outcomes(future: Future[Outcomes], num_items: int, timeout_s: float) -> Outcomes:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from slurm_rl.job.record import RunState
+from slurm_rl.jsonl import read_rows
 from slurm_rl.launchers.jobs import cancel_runs, read_states
 from tests.docs.markdown import DOCS, read_blocks
 from tests.slurm.cluster import Cluster
@@ -81,28 +83,50 @@ def test_a_pipeline_goes_on_where_a_stage_has_failed(cluster: Cluster, shared_di
     assert cli(cluster, shared_dir, "resume", str(folder)).stderr == "", "there is nothing left to do"
 
 
-# Of the page, with other sizes: 2 minutes in place of 10.
+# Of the page, with other sizes: 4 minutes in place of 12.
 SMALL = {
     "sft": "data.largest_addend=9 data.num_eval=20 supervised.num_epochs=5 supervised.batch_size=32",
-    "grpo": "data.largest_addend=9 data.num_eval=20 trainer.num_steps=4 trainer.prompts_per_step=8",
+    "grpo": "data.largest_addend=9 data.num_eval=20 trainer.num_steps=40 trainer.prompts_per_step=8",
+    "measure": "+eval.sets.sums.largest_addend=9",
 }
+PAGE = DOCS / "pipelines.md"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(700)
 def test_sft_then_grpo_from_its_export(cluster: Cluster, shared_dir: Path) -> None:
-    [text] = [block.text for block in read_blocks(DOCS / "pipelines.md") if block.language == "yaml"]
+    """And then a measurement; in the middle the page's picture is drawn."""
+    [text] = [block.text for block in read_blocks(PAGE) if block.language == "yaml"]
     lines = [f"{line} {SMALL[line.partition(':')[0]]}" for line in text.splitlines()]
     (shared_dir / "sft-then-grpo.yaml").write_text("\n".join(lines))
     folder = shared_dir / "runs" / "both"
-    words = ["+cluster=slurm_cpu", "cluster.num_nodes=1", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=4"]
-    words += ["logging.wandb.mode=disabled", "--dir=runs/both"]
-    done = cli(cluster, shared_dir, "pipeline", "sft-then-grpo.yaml", *words)
+    start, picture = [
+        words[3:] for block in read_blocks(PAGE) if block.language == "bash" for words in block.commands()
+    ][:2]
+    small = ["cluster.num_nodes=1", "cluster.cpus_per_node=1", "cluster.mem_gb_per_node=4"]
+    done = cli(cluster, shared_dir, *start, *small, "logging.wandb.mode=disabled")
     assert done.returncode == 0, done.stderr
-    first = LightRun.open(cluster, folder / "sft")
+    first, second, third = (LightRun.open(cluster, folder / stage) for stage in SMALL)
     first.wait_for_events("attempt/started")
     assert cluster.run(["scontrol", "requeue", first.job]).returncode == 0
-    assert wait_for_end(folder / "grpo", timeout_s=390)["state"] == "finished"
+    second.wait_for_step(2, timeout_s=390)
+    draw_picture(cluster, shared_dir, picture)
+    assert third.wait_for_end(timeout_s=390)["state"] == "finished"
     assert len(first.events("attempt/started")) >= 2, "the first was killed once"
-    starts = [row["time"] for row in LightRun.open(cluster, folder / "grpo").events("attempt/started")]
-    assert min(starts) > max(row["time"] for row in first.events("job/ended"))
+    for before, after in ((first, second), (second, third)):
+        starts = [row["time"] for row in after.events("attempt/started")]
+        assert min(starts) > max(row["time"] for row in before.events("job/ended"))
     assert (folder / "grpo" / "export" / "config.json").is_file()
+    assert any("set/sums/avg@8" in row for row in read_rows(third.run_dir.metrics))
+
+
+def draw_picture(cluster: Cluster, shared_dir: Path, words: list[str]) -> None:
+    """As docs/pipeline.svg was made: one stage has finished, one runs, one waits."""
+    done = cli(cluster, shared_dir, *words)
+    assert done.returncode == 0, done.stderr
+    states = [line.split()[:2] for line in done.stdout.splitlines()[1:]]
+    assert states == [["sft", "finished"], ["grpo", "running"], ["measure", "pending"]]
+    assert words[-2] == "--svg" and (DOCS / words[-1]).is_file(), "the page shows what the command makes"
+    for svg in (shared_dir / words[-1], DOCS / words[-1]):
+        texts = [text.text or "" for text in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
+        assert {word for state in states for word in state} <= set(texts) and texts[0].startswith("runs/both, ")

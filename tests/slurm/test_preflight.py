@@ -102,6 +102,41 @@ def test_a_sick_node_is_remembered_over_two_requeues_and_by_the_next_run(cluster
     check_verb(cluster, shared_dir, second, site)
 
 
+@pytest.mark.versions
+def test_a_sick_node_of_one_kind_is_left_out_of_all_components_after_one_requeue(
+    cluster: Cluster, shared_dir: Path
+) -> None:
+    """Of two old nodes and two new ones the job has one each; Slurm gives it the first of them."""
+    make_nvidia_smi(shared_dir)
+    sick, well = cluster.nodes[:2]
+    (shared_dir / sick).write_text(REMAP_FAILED)
+    kinds = ["+cluster.nodes.old.count=1", "+cluster.nodes.new.count=1", "policy.node_feature=new"]
+    run, job = start(cluster, shared_dir, *kinds)
+    wait_until(lambda: (run / "end.json").is_file() or events(run, "attempt/started")[1:], "the second attempt")
+    wait_for_step(run, attempt=2)
+    (unfit,) = events(run, "node/unfit")
+    assert (unfit["node"], unfit["check"], unfit["strength"]) == (sick, "ecc", "hard")
+    [passed] = events(run, "preflight/passed")
+    assert passed["nodes"][0] in cluster.nodes[2:] and passed["nodes"][1:] == [well]
+    assert [row["nodes"] for row in events(run, "nodes/excluded")] == [[sick]] and not events(run, "nodes/kept")
+    shown = cluster.run(["scontrol", "show", "job", job]).stdout
+    assert shown.count(f"ExcNodeList={sick}\n") == 2, shown
+    assert finish(run)["state"] == "finished"
+    assert [row["outcome"] for row in events(run, "attempt/ended")] == ["lost", "finished"]
+
+
+def test_a_kind_that_needs_all_of_its_nodes_is_told_which_is_kept(cluster: Cluster, shared_dir: Path) -> None:
+    make_nvidia_smi(shared_dir)
+    (shared_dir / cluster.nodes[0]).write_text(REMAP_FAILED)
+    kinds = ["cluster.num_nodes=3", "+cluster.nodes.old.count=2", "+cluster.nodes.new.count=1"]
+    run, job = start(cluster, shared_dir, *kinds, "policy.node_feature=new", "job.max_failures=0")
+    end = wait_for_end(run)
+    assert end["state"] == "failed"
+    assert f"{cluster.nodes[0]} is not excluded: without it 1 node is left for the 2 of old" in end["cause"]
+    assert "cluster.nodes" in end["cause"] and "num_spare_nodes" not in end["cause"], end
+    assert (excluded(cluster, job), events(run, "job/requeued")) == ("(null)", [])
+
+
 def ask_to_leave(cluster: Cluster, node: str, run: Path) -> None:
     """As Slurm does before a time limit."""
     words = f"submitit.core._submit {run / 'submitit'}"

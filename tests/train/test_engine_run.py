@@ -23,22 +23,33 @@ pytestmark = pytest.mark.slow
 
 
 def wait_for_engine(run: RunDir, process: subprocess.Popen[str], *, is_known: bool) -> int:
-    """The engine's pid while it samples, after two steps; by its own beats, since the whole run takes seconds.
+    """The engine's pid while it samples, after two steps.
 
     Args:
         is_known: it has sampled often enough to have a deadline of its own.
     """
+    return wait_for_phase(run, process, "rollout-0", "generate", 5 if is_known else 0)
+
+
+def wait_for_phase(run: RunDir, process: subprocess.Popen[str], name: str, phase: str, num_calls: int = 0) -> int:
+    """The pid of an actor while it does this, after two steps; by its own beats, since the whole run takes seconds.
+
+    Args:
+        num_calls: that it has ended before.
+    """
     deadline, folder = time.monotonic() + 600, None
     while time.monotonic() < deadline:
         assert process.poll() is None, process.communicate()[0]
-        folder = folder or find_beats(run)
-        if folder and len([row for row in read_rows(run.metrics) if row.get("stage") == "grpo"]) >= 2:
-            for beat in read_beats(folder, time.monotonic()):
-                is_it = beat.name == "rollout-0" and beat.phase == "generate"
-                if is_it and (not is_known or beat.num_calls >= 5):
-                    return beat.pid
-        time.sleep(0.005)
-    raise AssertionError("the engine never sampled")
+        if folder is None:
+            time.sleep(0.05)
+            has_trained = len([row for row in read_rows(run.metrics) if row.get("stage") == "grpo"]) >= 2
+            folder = find_beats(run) if has_trained else None
+            continue
+        for beat in read_beats(folder, time.monotonic()):
+            if (beat.name, beat.phase) == (name, phase) and beat.num_calls >= num_calls:
+                return beat.pid
+        time.sleep(0.001)
+    raise AssertionError(f"{name} was never seen in {phase}")
 
 
 def find_beats(run: RunDir) -> Path | None:

@@ -113,10 +113,13 @@ class Hosts:
         return BringUpError(
             f"the run needs exactly {self.plan.num_nodes} nodes that pass the preflight",
             seen=f"{len(self.fit)} of {len(self.names)}: {troubles or ', '.join(self.names)}{why}",
-            action="the job is requeued without them"
-            if self.lacks_good
-            else "exclude the node (cluster.slurm.exclude), or hold spares (job.num_spare_nodes)",
+            action="the job is requeued without them" if self.lacks_good else self._advise(),
         )
+
+    def _advise(self) -> str:
+        """What helps where no requeue would: a job of several kinds can hold no spares."""
+        fewer = "ask for fewer of its kind (cluster.nodes)" if self.plan.kinds else "hold spares (job.num_spare_nodes)"
+        return f"exclude the node (cluster.slurm.exclude), or {fewer}"
 
     def note_losses(self, named: list[str]) -> list[str]:
         """Take out the nodes that Slurm gave up; returns them.

@@ -65,8 +65,8 @@ class NodeMemory:
             SlurmRLError: Slurm does not answer.
         """
         bad = {**self.recall(), **self.now_bad}
-        if not bad or (self.plan.het and alike):
-            return Exclusion()  # `scontrol update` of a component that was requeued was tried on no Slurm yet
+        if not bad:
+            return Exclusion()
         return choose_excluded(
             bad,
             _list_parts(self.plan, list(alike)),
@@ -82,8 +82,6 @@ class NodeMemory:
 
     def tell_slurm(self, job_id: str, found: Exclusion, within_s: float) -> None:
         """Right after a requeue: the job's next start gets none of these nodes."""
-        if self.plan.het:
-            return  # it keeps what it was submitted with
         if found.kept:
             append_event(self.run_dir, "nodes/kept", job=job_id, why=found.kept)
         try:

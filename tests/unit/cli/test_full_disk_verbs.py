@@ -32,6 +32,7 @@ WRITES = {
     "report": ["report @/run", "report @/sweep"],
     "convert": ["convert @/run"],
     "goodput": ["goodput @/begun --svg @/bar.svg"],
+    "status": ["status @ --svg @/runs.svg"],
     "nodes": ["nodes add n1 --why slow --site-dir @/site"],
     "pipeline": ["pipeline @/stages --dir @/new"],
     "export": ["export dstack +exp=demo +cluster=dstack --out @/train.dstack.yml"],
@@ -39,9 +40,9 @@ WRITES = {
 ELSEWHERE = {"image": "unit/image/test_make_image.py", "prepare": "unit/prepare/test_text_sets.py"}
 ELSEWHERE |= {"site": "unit/cli/test_site.py"}
 """Those that need an engine, a hub or a Slurm."""
-READS = {"plan", "explain", "config", "completion", "status", "logs", "tunnel", "attach", "results", "reward-server"}
+READS = {"plan", "explain", "config", "completion", "logs", "tunnel", "attach", "results", "reward-server"}
 READS |= {"episodes"}
-"""They make no file; `status` leaves out to note what it found."""
+"""They make no file."""
 ASKS = {"cancel"}
 """Writes, for a job that waited, how it ended; the job is cancelled before."""
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from pebble import ProcessExpired
 from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
 from slurm_rl.config.load import load_config
@@ -19,6 +22,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.classifier import load_model, require_loadable, specify_model
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem
+from slurm_rl.rewards.worker_processes import Outcomes, VerifierProcesses
 from slurm_rl.rl.workers.critic import Critic, CriticWorker, read_unit
 from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.rl.workers.worker_group import WorkerGroup, WorkerRank
@@ -62,6 +66,31 @@ def test_the_reward_is_the_logit_at_the_end_of_the_text_whatever_is_in_the_batch
             assert result.value == pytest.approx(model(ids).logits.item(), abs=1e-5)
         assert result.parts == {"model": result.value}
     assert len({round(result.value or 0.0, 3) for result in results}) > 5
+
+
+@pytest.mark.parametrize("deaths", [1, 2])
+def test_what_a_killed_worker_had_is_read_together_again_once(
+    deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read one by one, 31 of 32 scores differed in the last digits, by up to 4e-7."""
+    submit, read = VerifierProcesses.submit, list[int]()
+
+    def die(self: VerifierProcesses, items: Sequence[RewardItem], **limits: Any) -> Future[Outcomes]:
+        read.append(len(items))
+        if len(read) > deaths:
+            return submit(self, items, **limits)
+        future = Future[Outcomes]()
+        future.set_exception(ProcessExpired("killed", code=-9))
+        self._done.put(future)
+        return future
+
+    build_model(tmp_path)
+    with build_pool(tmp_path) as pool:
+        whole = [result.value for result in pool.score(ITEMS)]
+        monkeypatch.setattr(VerifierProcesses, "submit", die)
+        found = [result.value for result in pool.score(ITEMS)]
+    assert read == [7, 7, *([1] * 7 if deaths == 2 else [])]
+    assert found == (whole if deaths == 1 else pytest.approx(whole, abs=1e-5))
 
 
 def test_a_classifier_with_several_outputs_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bad nodes of a job of several kinds: what it is submitted with."""
+"""Bad nodes of a job of several kinds: what it is submitted with, and what Slurm is told at a requeue."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from slurm_rl.config.load import load_config
+from slurm_rl.jsonl import read_rows
 from slurm_rl.launchers.slurm import memory
 from slurm_rl.launchers.slurm.memory import NodeMemory, avoid_bad_nodes
 from slurm_rl.launchers.slurm.partitions import parse_nodes
 from slurm_rl.nodes.evidence import Evidence, note_evidence
-from slurm_rl.nodes.exclusion import Exclusion
 from slurm_rl.plan.job import JobPlan, SubmitFacts, build_plan
 from slurm_rl.run_dir import RunDir
 
@@ -55,6 +55,29 @@ def test_a_kind_that_needs_all_of_its_nodes_keeps_them(run: RunDir) -> None:
     assert not any("exclude" in options for options in (plan.sbatch, *plan.het))
 
 
-def test_at_a_requeue_nothing_is_excluded_yet(run: RunDir) -> None:
+def test_at_a_requeue_the_whole_job_is_told_once_by_its_first_component(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     find_bad(run, "b")
-    assert NodeMemory(run, plan_of(run, 1)).choose(["c", "b"]) == Exclusion()
+    lists: dict[str, list[str]] = {"7": ["x9"]}
+    monkeypatch.setattr(memory, "excluded_nodes", lambda job: lists[job])
+    monkeypatch.setattr(memory, "exclude_nodes", lambda job, names, within_s: lists.update({job: list(names)}))
+    known = NodeMemory(run, plan_of(run, 1, "cluster.slurm.exclude=x9"))
+    for _ in range(2):
+        known.tell_slurm("7", known.choose(["c", "b"]), 1.0)
+    assert lists == {"7": ["b", "x9"]}
+    assert [row["nodes"] for row in read_rows(run.events) if row["kind"] == "nodes/excluded"] == [["b"]]
+
+
+def test_at_a_requeue_what_is_left_is_counted_by_kind(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the nodes that the job has, in the order of its kinds: the policy's is the first."""
+    for node in "cb":
+        find_bad(run, node)
+    monkeypatch.setattr(memory, "excluded_nodes", lambda job: [])
+    monkeypatch.setattr(memory, "exclude_nodes", lambda *_: None)
+    known = NodeMemory(run, plan_of(run, 2, "preflight.max_excluded_share=0.5"))
+    found = known.choose(["c", "a", "b"])
+    assert (found.names, found.kept) == (["c"], {"b": "without it 1 node is left for the 2 of o"})
+    known.tell_slurm("7", found, 1.0)
+    told = [row["kind"] for row in read_rows(run.events) if row["kind"].startswith("nodes/")]
+    assert told == ["nodes/kept", "nodes/excluded"]

@@ -1,0 +1,107 @@
+"""A reward model that judges, killed in the middle of a run: its worker, then its service. Real Ray, vLLM, torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.jsonl import read_rows
+from slurm_rl.run_dir import RunDir
+from tests.train.test_run import find_processes
+from tests.whole_run import OVERRIDES, exact_rows, start_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+
+@pytest.fixture(scope="module")
+def judged_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Of a run whose completions a model scores, with a head that begins at random."""
+    from slurm_rl.engine.policy import PolicyEngine
+    from slurm_rl.engine.tiny import build_tiny_model
+
+    folder = tmp_path_factory.mktemp("judge")
+    build_tiny_model(load_config(OVERRIDES).model.require_tiny(), 0, folder / "model")
+    config = ModelConfig(path=str(folder / "model"))
+    engine = PolicyEngine(
+        folder / "model", config, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0, score_seed=1
+    )
+    engine.export(folder / "rm")
+    return (f"reward.model.path={folder / 'rm'}", "trainer.num_steps=20", "ray.dashboard=false")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(judged_words: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model in a worker of the trainer."""
+    run_dir = tmp_path_factory.mktemp("judged") / "run"
+    output, _ = (process := start_run(run_dir, *judged_words)).communicate(timeout=600)
+    assert process.returncode == 0, output
+    return run_dir
+
+
+def test_a_killed_judge_is_replaced_and_costs_no_digit(
+    judged_words: tuple[str, ...], undisturbed: Path, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "run")
+    process = start_run(run.path, *judged_words, "reward.service.enabled=true")
+
+    def has_steps(count: int) -> bool:
+        return sum(row.get("stage") == "grpo" for row in read_rows(run.metrics)) >= count
+
+    wait_for(lambda: has_steps(2), process)
+    [service] = [row["pid"] for row in events(run, "reward/service_up")]
+    kill_at_work(find_worker(service), process)
+    steps = len(read_rows(run.metrics))
+    wait_for(lambda: len(read_rows(run.metrics)) >= steps + 3, process)
+    assert not events(run, "reward/service_died"), "its worker alone was killed"
+    os.kill(service, signal.SIGKILL)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    assert run.attempt_numbers() == [1] and not find_processes(run.path)
+    assert [row["how"] for row in events(run, "reward/service_died")] == ["exit status -9"]
+    assert len(events(run, "reward/service_up")) == 2
+    rows = exact_rows(run.path)
+    assert len({row["score/model"] for row in rows if row["stage"] == "grpo"}) > 10, "one score would prove nothing"
+    assert rows == exact_rows(undisturbed)
+
+
+def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
+    return [row for row in read_rows(run.events) if row["kind"] == kind]
+
+
+def wait_for(is_true: Callable[[], bool], process: subprocess.Popen[str], pause_s: float = 0.05) -> None:
+    deadline = time.monotonic() + 600
+    while not is_true():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "it does not get on"
+        time.sleep(pause_s)
+
+
+def find_worker(service: int) -> int:
+    """The process that holds the model: a child of the server that the service's workers are forked off."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+    [worker] = [pid for pid, parent in parents.items() if parents.get(parent) == service]
+    return worker
+
+
+def kill_at_work(pid: int, process: subprocess.Popen[str]) -> None:
+    """While it scores, by the time that it has computed: it waits for its next completions without any."""
+    schedstat = Path(f"/proc/{pid}/schedstat")
+    began = int(schedstat.read_text().split()[0])
+    wait_for(lambda: int(schedstat.read_text().split()[0]) > began + 3e6, process, pause_s=0.001)
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,58 @@
+"""A teacher that is killed in the middle of a run, on a worker of its own or in the policy's. Real Ray, vLLM, torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.config.load import load_config
+from slurm_rl.run_dir import RunDir, read_json
+from tests.train.test_engine_run import wait_for_phase
+from tests.train.test_run import find_processes
+from tests.whole_run import OVERRIDES, exact_rows, start_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+WORDS = ("+algorithm=distill", "algorithm.kl.coefficient=1.0", "warmup.num_steps=0", "ray.dashboard=false")
+
+
+@pytest.fixture(scope="module")
+def taught_words(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Of a policy that learns from another model with its tokens; both begin at random."""
+    from slurm_rl.engine.tiny import build_tiny_model
+
+    teacher = tmp_path_factory.mktemp("teacher") / "model"
+    build_tiny_model(load_config(OVERRIDES).model.require_tiny(), 1, teacher)
+    return (*WORDS, f"reference.path={teacher}", "job.max_failures=1")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(taught_words: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("taught") / "run"
+    output, _ = (process := start_run(run_dir, *taught_words, "reference.num_workers=1")).communicate(timeout=600)
+    assert process.returncode == 0, output
+    return run_dir
+
+
+@pytest.mark.parametrize(
+    ("words", "holder"),
+    [(("reference.num_workers=1",), "reference-0"), ((), "policy-0")],
+    ids=["apart", "beside-the-policy"],
+)
+def test_a_killed_teacher_costs_an_attempt_and_no_digit(
+    words: tuple[str, ...], holder: str, taught_words: tuple[str, ...], undisturbed: Path, tmp_path: Path
+) -> None:
+    run = RunDir(tmp_path / "run")
+    process = start_run(run.path, *taught_words, *words)
+    os.kill(wait_for_phase(run, process, holder, "reference_logprobs"), signal.SIGKILL)
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output
+    assert run.attempt_numbers() == [1, 2] and not find_processes(run.path)
+    end = read_json(run.attempt(1).end)
+    assert end["outcome"] == "failed" and f"{holder} must live through reference logprobs" in end["cause"], end
+    rows = exact_rows(run.path)
+    assert all(row["kl/reference"] > 0 for row in rows if row["stage"] == "grpo")
+    assert rows == exact_rows(undisturbed)
