@@ -23,7 +23,7 @@ class SourceConfig(RowsConfig, WaysConfig):
     weight: PositiveFloat = 1.0
     """Its share of the prompts is this over the sum of all weights."""
     temperature: PositiveFloat | None = None
-    """As rollout.temperature, with which the policy's logprobs of its rows are computed; null: that."""
+    """As rollout.temperature, also in the policy's logprobs of its rows; null: that."""
 
 
 class EvalSetConfig(ColumnsConfig, WaysConfig):

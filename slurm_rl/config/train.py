@@ -104,7 +104,7 @@ class RolloutConfig(Section):
     max_tokens: PositiveInt = 1024
     """Longest completion, in tokens."""
     temperature: PositiveFloat = 1.0
-    """Sampling temperature; the policy's logprobs use the same."""
+    """Sampling temperature, at least 0.01; the policy's logprobs use the same."""
     top_p: TopP = 1.0
     """Sample from the likeliest tokens that together have this probability; 1: from all. This, top_k, min_p and
     repetition_penalty make the sampler another distribution than the policy; algorithm.correction makes up for it."""
