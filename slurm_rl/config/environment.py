@@ -41,8 +41,8 @@ class EnvironmentConfig(Section):
     program_timeout_s: PositiveFloat = 600.0
     """Deadline of a program for one episode; one that is late has failed."""
     overrule_sampling: bool = False
-    """A temperature or top_p that a program asks for, other than the run's, is refused with an explanation; true: it
-    has no effect."""
+    """A temperature or top_p that a program asks for, other than that of its source or the run, is refused with an
+    explanation; true: it has no effect."""
     tools: Annotated[str, AfterValidator(_spell_tools)] | None = None
     """Python that the policy may call, in place of env.name: `file.py` (its functions, by signature and docstring),
     `file.py:name` (a function, a list of them, or a class, of which every episode has an instance and whose public

@@ -30,7 +30,7 @@ from slurm_rl.functions.read import Form, read_function
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
-    from slurm_rl.config.sources import WaysConfig
+    from slurm_rl.config.ways import WaysConfig
 
 _ADVANTAGE = Form("algorithm.advantage", ("rewards", "known"), ("needs_group", "per_token", "per_turn"))
 _LOSS = Form("algorithm.loss", ("inputs", "clip"), ("per_sequence",))

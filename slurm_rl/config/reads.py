@@ -175,12 +175,16 @@ def check_sampling(config: RunConfig) -> None:
     The ratio of policy to sampler then begins below 1 or above for each token that the sampler favours, so clipping
     and gradient are of the cut and not of what the policy learns.
     """
-    rollout = config.rollout
-    if config.external is None and rollout.bends_distribution and config.algorithm.correction.kind is None:
+    if config.external is not None or config.algorithm.correction.kind is not None:
+        return
+    for name, one in each_source(config).items():
+        rollout = one.rollout
+        if not rollout.bends_distribution:
+            continue
         raise ConfigError(
             "algorithm.correction.kind must not be null with rollout.top_p, top_k, min_p or repetition_penalty, which "
             "make the sampler another distribution than the policy",
             seen=f"null with top_p={rollout.top_p}, top_k={rollout.top_k}, min_p={rollout.min_p} and "
-            f"repetition_penalty={rollout.repetition_penalty}",
+            f"repetition_penalty={rollout.repetition_penalty}" + (f" of data.sources.{name}" if name else ""),
             action="set algorithm.correction.kind=auto, or leave these out",
         )

@@ -123,6 +123,11 @@ class RunConfig(Section):
         return self.rollout.continuous or programs or episode_order(self) == "free"
 
     @property
+    def bends_distribution(self) -> bool:
+        """Some rows are sampled from another distribution than that of the weights; see RolloutConfig."""
+        return any(one.rollout.bends_distribution for one in each_source(self).values())
+
+    @property
     def correction_kind(self) -> str | None:
         """Which row of CORRECTIONS corrects for the sampler; see CorrectionConfig."""
         kind = self.algorithm.correction.kind
@@ -130,7 +135,7 @@ class RunConfig(Section):
             return kind
         rollout = self.rollout
         exact = self.model.dtype == "float32" and rollout.max_staleness == 0 and not rollout.engine_args
-        if exact and not rollout.bends_distribution:
+        if exact and not self.bends_distribution:
             return None
         return "sequence_mask" if find_loss(self.algorithm.loss).per_sequence else "token_tis"
 

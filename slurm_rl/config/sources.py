@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-from pydantic import Field
+from typing import TYPE_CHECKING, Any, Final
 
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.rows import ColumnsConfig, RowsConfig
-from slurm_rl.config.section import NonNegativeFloat, PositiveFloat, PositiveInt, Section
+from slurm_rl.config.section import NonNegativeFloat, PositiveFloat, PositiveInt
+from slurm_rl.config.ways import WaysConfig
 
 if TYPE_CHECKING:
     from slurm_rl.config.run import RunConfig
@@ -19,22 +17,13 @@ LEAST_SHARE: Final = 0.001
 """Of the prompts: one in a block, see data/mixing.py."""
 
 
-class WaysConfig(Section):
-    """How some rows are sampled and judged, where that is not as all others are."""
-
-    env: EnvironmentConfig | None = None
-    """Its environment; null: that of the run. `{}` where the run has one and this is of single turns."""
-    reward: RewardConfig | None = None
-    """How its completions are scored; null: as those of the run."""
-    max_tokens: PositiveInt | None = None
-    """Its longest completion, at most rollout.max_tokens; null: that."""
-
-
 class SourceConfig(RowsConfig, WaysConfig):
     """Part of the prompts that a run is trained on."""
 
     weight: PositiveFloat = 1.0
     """Its share of the prompts is this over the sum of all weights."""
+    temperature: PositiveFloat | None = None
+    """As rollout.temperature, also in the policy's logprobs of its rows; null: that."""
 
 
 class EvalSetConfig(ColumnsConfig, WaysConfig):
@@ -50,8 +39,6 @@ class EvalSetConfig(ColumnsConfig, WaysConfig):
     """Completions of each prompt: the k of avg@k, and of pass@k the largest."""
     temperature: NonNegativeFloat | None = None
     """Of the sampling; 0: greedy. Null: rollout.temperature."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """As rollout.top_p; null: that."""
 
     def problems(self) -> Iterator[str]:
         if self.temperature == 0 and self.num_samples > 1:
@@ -72,14 +59,13 @@ def fill_sets(tree: dict[str, Any]) -> dict[str, Any]:
     return {**tree, "eval": {**evaluation, "sets": sets}}
 
 
-def _alone(config: RunConfig, rows: Mapping[str, Any], ways: WaysConfig, rollout: Mapping[str, Any]) -> RunConfig:
-    sampling = {name: value for name, value in rollout.items() if value is not None}
+def _alone(config: RunConfig, rows: Mapping[str, Any], ways: WaysConfig) -> RunConfig:
     return config.model_copy(
         update={
             "data": config.data.model_copy(update={**rows, "sources": {}}),
             "env": config.env if ways.env is None else ways.env,
             "reward": config.reward if ways.reward is None else ways.reward,
-            "rollout": config.rollout.model_copy(update=sampling),
+            "rollout": config.rollout.model_copy(update=ways.sampling()),
         }
     )
 
@@ -95,8 +81,7 @@ def each_set(config: RunConfig) -> dict[str, RunConfig]:
     for name, one in config.eval.sets.items():
         rows = {key: getattr(one, key) for key in ColumnsConfig.model_fields}
         rows |= {"train": one.data, "train_split": one.split, "eval": None, "num_eval": 0}
-        sampling = {"max_tokens": one.max_tokens, "temperature": one.temperature, "top_p": one.top_p}
-        found[name] = _alone(config, rows, one, sampling)
+        found[name] = _alone(config, rows, one)
     return found
 
 
@@ -114,8 +99,14 @@ def each_source(config: RunConfig) -> dict[str, RunConfig]:
     for name in sorted(sources):
         one = sources[name]
         rows = {key: getattr(one, key) for key in RowsConfig.model_fields}
-        found[name] = _alone(config, rows, one, {"max_tokens": one.max_tokens})
+        found[name] = _alone(config, rows, one)
     return found or {"": config}
+
+
+def own_temperatures(config: RunConfig) -> dict[str, float]:
+    """The temperature of each source, where not all have that of the run; empty where they do."""
+    found = {name: one.rollout.temperature for name, one in each_source(config).items()}
+    return found if set(found.values()) != {config.rollout.temperature} else {}
 
 
 def episode_order(config: RunConfig) -> str | None:

@@ -14,11 +14,14 @@ from slurm_rl.config.paths import check_url
 from slurm_rl.config.rows import SetName
 from slurm_rl.config.section import (
     Fraction,
+    MinP,
+    NonEmpty,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Section,
+    TopP,
     checked_by,
 )
 from slurm_rl.config.sources import EvalSetConfig
@@ -101,17 +104,17 @@ class RolloutConfig(Section):
     max_tokens: PositiveInt = 1024
     """Longest completion, in tokens."""
     temperature: PositiveFloat = 1.0
-    """Sampling temperature; the policy's logprobs use the same."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sampling temperature, at least 0.01; the policy's logprobs use the same."""
+    top_p: TopP = 1.0
     """Sample from the likeliest tokens that together have this probability; 1: from all. This, top_k, min_p and
     repetition_penalty make the sampler another distribution than the policy; algorithm.correction makes up for it."""
     top_k: NonNegativeInt = 0
     """Sample from so many likeliest tokens; 0: from all."""
-    min_p: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    min_p: MinP = 0.0
     """Sample from tokens with at least this share of the likeliest one's probability; 0: from all."""
     repetition_penalty: PositiveFloat = 1.0
     """Logits of tokens that prompt or completion have already are divided by it, negative ones multiplied."""
-    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop: tuple[NonEmpty, ...] = ()
     """A completion ends where it contains one of these strings, also in evaluation. Its tokens, which are trained on,
     include the string; the text that is scored does not. It is not truncated."""
     stop_token_ids: tuple[NonNegativeInt, ...] = ()

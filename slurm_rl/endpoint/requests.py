@@ -45,7 +45,7 @@ _MUST_BE = {
 
 @dataclass(frozen=True)
 class SamplingRule:
-    """How the run samples, which is how it trains; a request may say the same or nothing."""
+    """How the run samples rows of a source, which is how it trains; a request may say the same or nothing."""
 
     temperature: float
     top_p: float
@@ -141,7 +141,7 @@ def _check_sampling(key: str, value: Any, rule: SamplingRule) -> None:
     if value is None or rule.overrule or value == ours:
         return
     raise RequestError(
-        f"{key} must be rollout.{key} of the run, {ours:g}, since a policy is trained by how it is sampled",
+        f"{key} must be rollout.{key}, or that of the row's source, {ours:g}: a policy is trained by how it is sampled",
         seen=shorten(repr(value)),
         action=f"leave {key} out of the request, or set env.overrule_sampling=true",
         status=400,

@@ -69,23 +69,25 @@ class RowReader:
         them apart; row_check.py finds out.
 
         Args:
+            temperature: where the sequences do not say their own.
             entropy_gradient: the entropy is differentiable, too.
             measure: what is told of the logits; `compute_token_hits` tells something else than the entropy.
             noise_alpha: strength of the noise on the embeddings of sequences with a seed.
         """
+        heat = temperature if batch.temperatures is None else batch.temperatures
         targets = batch.token_ids[batch.trained_positions]
         # The logits of a token are at the position before it.
         read_at = batch.trained_positions - 1
         if self.chunk_tokens is not None:
             chunked = chunked_head(
-                self.module, targets, temperature, self.chunk_tokens, entropy_gradient=entropy_gradient, measure=measure
+                self.module, targets, heat, self.chunk_tokens, entropy_gradient=entropy_gradient, measure=measure
             )
             with chunked:
                 logprobs, entropy = self._read(batch, read_at, noise_alpha).unbind(-1)
             return logprobs, entropy if entropy_gradient else entropy.detach()
         with float_head(find_head(self.module)):
             logits = self._read(batch, read_at, noise_alpha)
-        return measure(logits, targets, temperature, entropy_gradient=entropy_gradient)
+        return measure(logits, targets, heat, entropy_gradient=entropy_gradient)
 
     def forward_scores(self, batch: PackedBatch) -> Tensor:
         """Scores [N] float32 of a reward model after it has read each trained token, with gradient."""

@@ -9,14 +9,14 @@ Chunked, it never holds the logits of all tokens.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from slurm_rl.math.logprobs import compute_token_logprobs
+from slurm_rl.math.logprobs import Temperature, compute_token_logprobs
 
 # Rows of the weights that exist in float32 at once, where no kernel mixes the two types.
 _CAST_ROWS = 8192
@@ -93,7 +93,7 @@ _BENDS: dict[str, tuple[Bend, float | None]] = {
 def chunked_head(
     module: Any,
     targets: Tensor,
-    temperature: float,
+    temperature: Temperature,
     chunk_tokens: int,
     *,
     entropy_gradient: bool,
@@ -107,18 +107,23 @@ def chunked_head(
 
     Args:
         targets: [N] int64.
+        temperature: of all, or [N] of each.
         chunk_tokens: rows of logits that exist at once.
         measure: what is told of each row of logits; see `RowReader.forward`.
     """
     head = find_head(module)
     with _without_bends(module) as bend:
 
-        def compute(hidden: Tensor, wanted: Tensor) -> Tensor:
+        def compute(hidden: Tensor, wanted: Tensor, heat: Temperature) -> Tensor:
             logits = bend(apply_head(head, hidden))
-            return torch.stack(measure(logits, wanted, temperature, entropy_gradient=entropy_gradient), dim=-1)
+            return torch.stack(measure(logits, wanted, heat, entropy_gradient=entropy_gradient), dim=-1)
 
         def forward(hidden: Tensor) -> Tensor:
-            chunks = zip(hidden[0].split(chunk_tokens), targets.split(chunk_tokens), strict=True)
+            wanted = targets.split(chunk_tokens)
+            heats: Sequence[Temperature] = [temperature] * len(wanted)
+            if isinstance(temperature, Tensor):
+                heats = temperature.split(chunk_tokens)
+            chunks = zip(hidden[0].split(chunk_tokens), wanted, heats, strict=True)
             # Nothing in it is random, so there is no random state to keep.
             parts = [checkpoint(compute, *chunk, use_reentrant=False, preserve_rng_state=False) for chunk in chunks]
             return torch.cat(parts).unsqueeze(0)

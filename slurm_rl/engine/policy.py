@@ -52,7 +52,7 @@ class PolicyEngine:
 
     Args:
         model_folder: a Hugging Face folder; its tokenizer goes into the export.
-        temperature: that of the sampling, by which all logits are divided.
+        temperature: that of the sampling, by which all logits are divided but those of sequences that say their own.
         score_seed: train a reward model, whose new head is drawn from this seed; losses then get scores [N] in
             place of logprobs, and zeros in place of entropies.
         noise_alpha: NEFTune's, in training alone.
@@ -136,7 +136,7 @@ class PolicyEngine:
 
         Args:
             entropy_gradient: `loss_fn` differentiates the entropy; costs the memory of a softmax.
-            temperature: None is the engine's own.
+            temperature: None is the engine's own; of sequences that say theirs it is that.
 
         Returns:
             `loss` and the sums of `loss_fn`, over all ranks, and `grad_norm` before clipping.

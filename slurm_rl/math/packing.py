@@ -138,11 +138,21 @@ def build_packed_batch(sequences: Sequence[TrainSequence], *, share_prompts: boo
         ref_logprobs=_concatenate(num_trained, [s.ref_logprobs for s in sequences]),
         old_values=_concatenate(num_trained, [s.old_values for s in sequences]),
         returns=_concatenate(num_trained, [s.returns for s in sequences]),
+        temperatures=_repeat_temperatures(num_trained, sequences),
         # Noise differs from copy to copy of a prompt.
         shared=torch.tensor(count_shared(sequences)) if share_prompts and not seeds else None,
         margins=torch.tensor([s.margin for s in sequences], dtype=torch.float32),
         noise_seeds=torch.tensor(seeds, dtype=torch.int64) if len(seeds) == len(sequences) else None,
     )
+
+
+def _repeat_temperatures(num_trained: npt.NDArray[np.int64], sequences: Sequence[TrainSequence]) -> Tensor | None:
+    """[N] float32, or None when no sequence says its own; only where nothing is trained may it be missing."""
+    trained = {sequence.temperature for sequence in sequences if sequence.num_trained}
+    if trained <= {None}:
+        return None
+    assert None not in trained, "all sequences of a row say their temperature, or none does"
+    return torch.from_numpy(np.repeat([sequence.temperature or 1.0 for sequence in sequences], num_trained)).float()
 
 
 def split_by_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> list[FloatArray]:

@@ -70,6 +70,8 @@ class TrainSequence:
     """[num_trained] the critic's values when the step began; None without a critic."""
     returns: FloatArray | None = None
     """[num_trained] what those values should have been."""
+    temperature: float | None = None
+    """Of its sampling, by which its logits are divided; None: that of the engine, for all of a row."""
     margin: float = 0.0
     """By how much a chosen answer should score above its rejected one; read by reward models alone."""
     noise_seed: int | None = None
@@ -110,6 +112,8 @@ class PackedBatch:
     """[N] float32."""
     returns: torch.Tensor | None = None
     """[N] float32."""
+    temperatures: torch.Tensor | None = None
+    """[N] float32, of the sampling of each trained token; None: one of all, which the engine knows."""
     shared: torch.Tensor | None = None
     """[S] int64, how many first tokens are those of the sequence before, and are read but once; None: each apart."""
     margins: torch.Tensor | None = None

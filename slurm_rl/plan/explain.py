@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
     from slurm_rl.config.rows import RowsConfig
     from slurm_rl.config.run import RunConfig
+    from slurm_rl.config.ways import WaysConfig
 
 WIDTH = 80
 _INDENT = 14
@@ -75,7 +76,10 @@ def _what(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str, st
     yield "model", _model(config, shape)
     for name, one in config.eval.sets.items():
         rows = "all rows" if one.num_rows is None else f"{one.num_rows} rows"
-        yield "evaluation", f"{name}: {one.data}, {rows}, {count(one.num_samples, 'sample')} each"
+        yield (
+            "evaluation",
+            f"{name}: {one.data}, {rows}, {count(one.num_samples, 'sample')} each{_sampling(config, one)}",
+        )
     if config.eval.only:
         return
     yield from _data(config)
@@ -87,7 +91,10 @@ def _data(config: RunConfig) -> Iterator[tuple[str, str]]:
     sources = config.data.sources
     total = sum(source.weight for source in sources.values())
     for name, source in sources.items():
-        yield "source", f"{name}, {source.weight / total:.1%} of the prompts: {_rows(source)}"
+        yield (
+            "source",
+            f"{name}, {source.weight / total:.1%} of the prompts: {_rows(source)}{_sampling(config, source)}",
+        )
         reward, env = source.reward or config.reward, source.env or config.env
         yield "", _world(env, config.cluster.num_nodes) if env.is_on else f"reward {_reward(reward)}"
     if not sources:
@@ -96,6 +103,13 @@ def _data(config: RunConfig) -> Iterator[tuple[str, str]]:
             yield "episodes", _world(config.env, config.cluster.num_nodes)
         if config.task == "grpo":
             yield "reward", _reward(config.reward)
+
+
+def _sampling(config: RunConfig, ways: WaysConfig) -> str:
+    """What rows say of their sampling, where the run has something else."""
+    own = {name: value for name, value in ways.sampling().items() if value != getattr(config.rollout, name)}
+    lists = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+    return "".join(f"; {name} {value}" for name, value in lists.items())
 
 
 def _world(env: EnvironmentConfig, num_nodes: int) -> str:

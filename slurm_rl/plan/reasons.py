@@ -142,7 +142,7 @@ def _why_inexact(config: RunConfig) -> str:
         f"{config.model.dtype} rounds otherwise in the engine": config.model.dtype != "float32",
         f"weights are up to {count(rollout.max_staleness, 'step')} old": rollout.max_staleness > 0,
         "rollout.engine_args": bool(rollout.engine_args),
-        "top_p, top_k, min_p or repetition_penalty": rollout.bends_distribution,
+        "top_p, top_k, min_p or repetition_penalty": config.bends_distribution,
     }
     return ", ".join(cause for cause, holds in causes.items() if holds)
 

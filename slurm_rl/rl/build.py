@@ -87,7 +87,7 @@ def build_rollouts(
         critic: scores what no judge does.
     """
     found = {
-        name: Part(_build_part(one, sampler, judges[name], critic, model_path, journal), one.rollout.max_tokens)
+        name: Part(_build_part(one, sampler, judges[name], critic, model_path, journal), one.rollout)
         for name, one in each_source(config).items()
     }
     if list(found) == [""]:

@@ -17,16 +17,20 @@ from tests.whole_run import exact_rows
 
 # Of the model that it begins with: until it says digits where it is to.
 FIRST = (*SMALL, "supervised.max_steps=60")
+HEATED = ("+data.sources.games.temperature=0.6", "+data.sources.calculator.temperature=1.3")
+"""A mismatch of one of them, or of the source without, would be tenths of a nat."""
 SOURCES = {"sums": 5, "games": 10, "calculator": 10}
 """Their held-out rows."""
 
 
 def test_a_mixture(tmp_path: Path) -> None:
-    run_readme("mixture", tmp_path, {"calls_tiny": FIRST, "mixture_tiny": SIZES["mixture"]})
+    sizes = (*SIZES["mixture"], *HEATED, "algorithm.kl.coefficient=0.001")
+    run_readme("mixture", tmp_path, {"calls_tiny": FIRST, "mixture_tiny": sizes})
     rows = exact_rows(tmp_path / "runs/mixture")
     assert find_unexplained({key for row in rows for key in row}) == set()
     steps = [row for row in rows if row["stage"] == "grpo"]
     assert len(steps) == 4
+    assert steps[0]["kl/reference"] < 1e-9, "the policy is still the reference, at the temperatures of both"
     for row in steps:
         # Prompts of all, engine and policy agree on all that was sampled, and the policy moves.
         prompts = [row[f"source/{name}/prompts"] for name in SOURCES]

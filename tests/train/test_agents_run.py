@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import HERE, ROOT, SMALL
 from tests.whole_run import exact_rows
 
@@ -61,3 +62,6 @@ def test_two_agents_are_trained_on_what_each_of_them_read(tmp_path: Path, order:
         assert row["episode/turns_mean"] == 3 and row["reward/mean"] == 0.0 and row["reward/failed"] == 0.0
         assert row["mismatch/max"] < 1e-4, "the policy reads what the engine read"
         assert row["policy/grad_norm"] > 0, "each learns from what came to it"
+        assert row["agent/first/turns"] == 2 and row["agent/black/turns"] == 1
+        assert row["agent/first/reward"] == -row["agent/black/reward"] != 0
+    assert find_unexplained({key for row in exact_rows(run) for key in row}) == set()

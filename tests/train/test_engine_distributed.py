@@ -56,11 +56,17 @@ SELDOM = ("zero-1", "zero-3-chunked", "fsdp2-offload-optimizer", "zero-2-offload
 
 
 def build_sequences(step: int) -> list[TrainSequence]:
+    """Those of odd steps have two temperatures, the others that of the engine."""
     random = np.random.default_rng(step)
     lengths = random.integers(3, 14, 5 + step)
     return [
-        TrainSequence(token_ids=random.integers(2, 14, n), trained_from=int(random.integers(1, n)), weight=1 / 8)
-        for n in lengths
+        TrainSequence(
+            token_ids=random.integers(2, 14, n),
+            trained_from=int(random.integers(1, n)),
+            weight=1 / 8,
+            temperature=(0.6, 1.3)[place % 2] if step % 2 else None,
+        )
+        for place, n in enumerate(lengths)
     ]
 
 

@@ -73,8 +73,20 @@ def shape_overlong(groups: Sequence[Group], config: OverlongConfig, max_tokens: 
     ]
 
 
-def build_plain_sequences(groups: Sequence[Group]) -> list[TrainSequence]:
-    """One sequence a completion, or a branch of it, in order of groups, then completions, to be read alone."""
+def build_plain_sequences(
+    groups: Sequence[Group], temperatures: Mapping[str, float] | None = None
+) -> list[TrainSequence]:
+    """One sequence a completion, or a branch of it, in order of groups, then completions, to be read alone.
+
+    Args:
+        temperatures: of each source's sampling, where they differ; see `own_temperatures`.
+    """
+    if temperatures:
+        return [
+            replace(sequence, temperature=temperatures[group.prompt.source])
+            for group in groups
+            for sequence in build_plain_sequences([group])
+        ]
     return [
         sequence
         for group in groups
@@ -141,12 +153,14 @@ def build_train_sequences(
     config: AlgorithmConfig,
     ref_logprobs: Sequence[FloatArray] | None,
     values: Sequence[FloatArray] | None = None,
+    temperatures: Mapping[str, float] | None = None,
 ) -> list[TrainSequence]:
     """The sequences of `build_plain_sequences` with what is learned of them; `split_minibatches` gives them weight.
 
     Args:
         ref_logprobs: one array a sequence, or None without a KL term.
         values: the critic's, one array a sequence, for an advantage that needs them.
+        temperatures: as for `build_plain_sequences`.
     """
     parts = find_parts(groups)
     ref_logprobs = None if ref_logprobs is None else join_parts(parts, ref_logprobs)
@@ -169,7 +183,7 @@ def build_train_sequences(
             old_values=None if values is None else values[owner][span],
             returns=None if returns is None else returns[owner][span],
         )
-        for sequence, (owner, span) in zip(build_plain_sequences(groups), parts, strict=True)
+        for sequence, (owner, span) in zip(build_plain_sequences(groups, temperatures), parts, strict=True)
     ]
 
 

@@ -8,6 +8,7 @@ from itertools import compress
 
 from slurm_rl.config.algorithm import AlgorithmConfig
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.sources import own_temperatures
 from slurm_rl.math.kl import adapt_coefficient
 from slurm_rl.math.schedule import derive_seed, schedule_lr
 from slurm_rl.math.sequences import FloatArray, TrainSequence
@@ -48,6 +49,7 @@ class Learner:
         self, config: RunConfig, policy: WorkerGroup, reference: WorkerGroup, critic: Critic | None = None
     ) -> None:
         self.config, self.policy, self.reference, self.critic = config, policy, reference, critic
+        self.temperatures = own_temperatures(config)
 
     @property
     def packed(self) -> bool:
@@ -84,12 +86,13 @@ class Learner:
         self, groups: Sequence[Group], algorithm: AlgorithmConfig, reference: Sequence[FloatArray] | None
     ) -> list[TrainSequence]:
         values = None if self.critic is None else self.critic.values(build_plain_sequences(groups))
-        sequences = build_train_sequences(groups, algorithm, reference, values)
+        sequences = build_train_sequences(groups, algorithm, reference, values, self.temperatures)
         if self.config.correction_kind is None:
             return sequences
         # What the policy says of the completions before it trains on them; where all of them make one optimizer step,
         # its own forward pass says the same.
-        plain = None if self.config.trainer.num_updates == 1 else build_plain_sequences(groups)
+        is_one = self.config.trainer.num_updates == 1
+        plain = None if is_one else build_plain_sequences(groups, self.temperatures)
         return correct_sampler(sequences, None if plain is None else self.policy.compute("logprobs", plain))
 
     def _split(
@@ -146,7 +149,7 @@ class Learner:
     def _reference_logprobs(self, groups: Sequence[Group]) -> list[FloatArray] | None:
         if self.config.algorithm.kl.coefficient == 0:
             return None
-        return self.reference.compute("reference_logprobs", build_plain_sequences(groups))
+        return self.reference.compute("reference_logprobs", build_plain_sequences(groups, self.temperatures))
 
     def _lr(self, step: int) -> float:
         """Learning rate of the policy's next step; its schedule begins when the critic has had its steps alone."""

@@ -18,6 +18,7 @@ from slurm_rl.rewards.results import RewardResult
 from slurm_rl.rewards.verifiers import JUDGES
 from slurm_rl.rl.algorithm.filters import has_signal, keep_mask
 from slurm_rl.rl.groups import Completion, Group
+from slurm_rl.rl.loop.agent_metrics import agent_metrics
 
 
 def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -42,7 +43,7 @@ def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics |= episode_metrics(completions)
     for cause, count in Counter(result.failure for result in results if result.failure).items():
         metrics[f"reward/failed_{cause.replace(' ', '_')}"] = float(count)
-    return metrics | source_metrics(groups)
+    return metrics | source_metrics(groups) | agent_metrics(groups)
 
 
 def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slurm_rl.config.train import RolloutConfig
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rl.groups import Group, SamplingSpec
+from slurm_rl.rl.rollout.sampling import sample_as
 from slurm_rl.rl.rollout.single_turn import Rollouts
 from slurm_rl.train.stop import Timer
 
@@ -19,8 +21,8 @@ class Part:
     """How the prompts of one source are sampled and judged."""
 
     rollouts: Rollouts
-    max_tokens: int
-    """Its longest completion, or episode."""
+    rollout: RolloutConfig
+    """How its completions, or episodes, are sampled."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Mixture:
             places = [place for place, prompt in enumerate(prompts) if prompt.source == name]
             if places:
                 # A seed of the source: places in its share would else have those of another's.
-                own = replace(spec, max_tokens=part.max_tokens, seed=derive_seed(spec.seed, "source", name))
+                own = replace(sample_as(part.rollout, spec), seed=derive_seed(spec.seed, "source", name))
                 shares.append(_Share(part, places, part.rollouts.start([prompts[place] for place in places], own)))
         return shares
 

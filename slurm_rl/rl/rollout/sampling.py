@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from slurm_rl.config.run import RunConfig
+from slurm_rl.config.train import RolloutConfig
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.results import RewardItem
@@ -197,18 +198,21 @@ def build_spec(
     Args:
         greedy: the likeliest token each time, whatever bends the distribution; it stops where sampling does.
     """
-    rollout = config.rollout
     spec = SamplingSpec(
         num_completions,
-        rollout.max_tokens,
-        temperature=0.0,
+        config.rollout.max_tokens,
+        temperature=0.0 if greedy else config.rollout.temperature,
         top_p=1.0,
         seed=derive_seed(config.seed, purpose, step),
         batch=f"{purpose}-{step}",
-        stop=rollout.stop,
-        stop_token_ids=rollout.stop_token_ids,
     )
-    if greedy:
+    return sample_as(config.rollout, spec)
+
+
+def sample_as(rollout: RolloutConfig, spec: SamplingSpec) -> SamplingSpec:
+    """The same in the way of `rollout`; of a greedy one that is how long completions are and where they stop."""
+    spec = replace(spec, max_tokens=rollout.max_tokens, stop=rollout.stop, stop_token_ids=rollout.stop_token_ids)
+    if spec.temperature == 0:
         return spec
     return replace(
         spec,

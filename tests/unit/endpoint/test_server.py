@@ -114,7 +114,7 @@ def test_a_key_opens_its_own_episode_while_it_is_under_way() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"temperature": 0.2}, "rollout.temperature of the run, 1"),
+        ({"temperature": 0.2}, "rollout.temperature, or that of the row's source, 1:"),
         ({"top_p": 0.5}, "rollout.top_p"),
         ({"functions": [{"name": "f"}]}, "functions must be left out"),
         ({"presence_penalty": 1.0}, "presence_penalty"),

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import TypeAlias
 
 import pytest
 import torch
+from torch import Tensor
 
-from slurm_rl.math.logprobs import compute_token_logprobs
+from slurm_rl.math.logprobs import Temperature, compute_token_hits, compute_token_logprobs
+
+Measure: TypeAlias = Callable[[Tensor, Tensor, Temperature], tuple[Tensor, Tensor]]
 
 
 def test_by_hand() -> None:
@@ -24,6 +29,36 @@ def test_temperature_divides_the_logits() -> None:
     logprobs, entropy = compute_token_logprobs(logits, torch.tensor([0]), 0.5)
     assert logprobs.item() == pytest.approx(math.log(2 / 3), abs=1e-6)
     assert entropy.item() == pytest.approx(2 / 3 * math.log(1.5) + math.log(6) / 3, abs=1e-6)
+
+
+@pytest.mark.parametrize("measure", [compute_token_logprobs, compute_token_hits])
+def test_one_temperature_in_either_form_gives_the_same_bits(measure: Measure) -> None:
+    logits = 9 * torch.randn(700, 50, generator=torch.Generator().manual_seed(0))
+    targets = torch.arange(700) % 50
+    for one in (0.01, 0.3, 0.7, 1.0, 1.7):
+        for whole, by_row in zip(
+            measure(logits, targets, one), measure(logits, targets, torch.full((700,), one)), strict=True
+        ):
+            assert torch.equal(whole, by_row)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_rows_of_several_temperatures_are_each_as_alone(entropy_gradient: bool) -> None:
+    """Logprobs, entropies, and the gradient into the logits."""
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    targets, temperatures = torch.tensor([0, 7, 20, 49, 3, 3]), torch.tensor([0.5, 1.0, 0.5, 2.0, 0.7, 1.0])
+
+    def measure(rows: slice, temperature: Temperature) -> tuple[Tensor, Tensor, Tensor]:
+        found = compute_token_logprobs(logits[rows], targets[rows], temperature, entropy_gradient=entropy_gradient)
+        loss = found[0].sum() + (3 * found[1].sum() if entropy_gradient else 0)
+        [gradient] = torch.autograd.grad(loss, logits)
+        return (*(values.detach() for values in found), gradient)
+
+    together = measure(slice(None), temperatures)
+    alone = [measure(slice(row, row + 1), one) for row, one in enumerate(temperatures.tolist())]
+    for place in (0, 1):
+        torch.testing.assert_close(together[place], torch.cat([one[place] for one in alone]), rtol=0, atol=1e-6)
+    torch.testing.assert_close(together[2], torch.stack([one[2] for one in alone]).sum(0), rtol=0, atol=1e-6)
 
 
 def test_gradient_is_one_hot_minus_softmax_over_temperature_and_entropy_has_none() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -64,6 +66,16 @@ def test_supervised_sequences_have_no_advantages_and_no_logprobs() -> None:
     batch = build_packed_batch([TrainSequence(token_ids=np.array([1, 2, 3]), trained_from=1, weight=1.0)])
     assert batch.advantages.tolist() == [0, 0]
     assert batch.old_logprobs is None
+
+
+def test_each_trained_token_has_the_temperature_of_its_sequence() -> None:
+    assert build_packed_batch([ADDITION, SHORT]).temperatures is None
+    # What trains nothing, as a blank image does, need not say any.
+    batch = build_packed_batch([replace(ADDITION, temperature=0.5), EMPTY, replace(SHORT, temperature=1.0)])
+    assert batch.temperatures is not None and batch.temperatures.dtype == torch.float32
+    assert batch.temperatures.tolist() == [0.5, 0.5, 1, 1, 1]
+    with pytest.raises(AssertionError, match="or none does"):
+        build_packed_batch([ADDITION, replace(SHORT, temperature=1.0)])
 
 
 def test_a_row_that_trains_nothing() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,12 @@ class Policy:
     def __init__(self) -> None:
         self.trained: list[tuple[list[TrainSequence], float]] = []
         self.lrs: list[float] = []
+        self.read: dict[str, list[float | None]] = {}
+        """Temperatures of the sequences whose logprobs were asked for, by method."""
         self.packed = True
 
     def compute(self, method: str, sequences: Sequence[TrainSequence]) -> list[FloatArray]:
-        assert method == "reference_logprobs"
+        self.read[method] = [sequence.temperature for sequence in sequences]
         return [np.full(sequence.num_trained, -1.5, dtype=np.float32) for sequence in sequences]
 
     def train(self, method: str, batch: list[TrainSequence], algorithm: AlgorithmConfig, lr: float) -> dict[str, float]:
@@ -161,6 +164,33 @@ def test_a_step_whose_rewards_all_failed_moves_nothing() -> None:
     learned = learner.learn(make_groups([None] * 4), 0, None)
     assert (learned.totals, learned.num_tokens, learned.kl_coefficient) == ([], 0, None)
     assert (policy.trained, critic.trained) == ([], [])
+
+
+def test_all_logprobs_are_at_the_temperature_of_the_sources_sampling() -> None:
+    """Of the reference, of the policy when the step begins, and of the passes that train."""
+    sources = ("data.train=''", "+data.sources.cold.train=addition", "+data.sources.warm.train=addition")
+    words = (
+        "algorithm.group_size=2",
+        "trainer.prompts_per_step=4",
+        "trainer.num_minibatches=2",
+        "rollout.temperature=0.8",
+    )
+    more = ("algorithm.kl.coefficient=0.1", "algorithm.correction.kind=token_tis")
+    groups = [
+        replace(group, prompt=replace(group.prompt, source=name))
+        for name, group in zip(
+            ("warm", "cold", "cold", "warm"), (make_group(i, [1.0, 0.0]) for i in range(4)), strict=True
+        )
+    ]
+    for own, (cold, warm) in {"+data.sources.cold.temperature=0.5": (0.5, 0.8), "seed=1": (None, None)}.items():
+        learner, policy = make_learner_without_critic(*sources, *words, *more, own)
+        learner.learn(groups, 0, None)
+        by_prompt = {0: warm, 1: cold, 2: cold, 3: warm}
+        in_order = [by_prompt[place] for place in range(4) for _ in range(2)]
+        assert policy.read == {"reference_logprobs": in_order, "logprobs": in_order}
+        trained = [one for batch, _ in policy.trained for one in batch]
+        assert len(trained) == 8
+        assert all(one.temperature == by_prompt[int(one.token_ids[0])] for one in trained)
 
 
 def test_the_kl_coefficient_moves_from_step_to_step() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
+from slurm_rl.config.train import RolloutConfig
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
@@ -43,7 +45,7 @@ class Said:
 def test_prompts_go_to_their_sources_and_come_back_in_order() -> None:
     log: list[str] = []
     games, sums = Said("games", log), Said("sums", log)
-    parts = {"games": Part(games, 7), "sums": Part(sums, 3)}
+    parts = {"games": Part(games, RolloutConfig(max_tokens=7)), "sums": Part(sums, RolloutConfig(max_tokens=3))}
     mixture = Mixture(parts)
     prompts = [prompt(name, index) for index, name in enumerate(["sums", "games", "games", "sums", "games"])]
     groups = mixture.finish(mixture.start(prompts, SPEC), Timer())
@@ -55,6 +57,23 @@ def test_prompts_go_to_their_sources_and_come_back_in_order() -> None:
     assert len({*seeds, SPEC.seed}) == 3
     mixture.start(prompts[:1], SPEC)
     assert log[-1] == "start sums" and sums.specs[-1].seed == seeds[1]
+
+
+def test_each_source_is_sampled_in_its_own_way_and_a_greedy_batch_stays_greedy() -> None:
+    log: list[str] = []
+    games, sums = Said("games", log), Said("sums", log)
+    ways = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.2}
+    ends = {"max_tokens": 7, "stop": ("x",), "stop_token_ids": (3,)}
+    plain = RolloutConfig(max_tokens=3)
+    mixture = Mixture({"games": Part(games, RolloutConfig(**ways, **ends)), "sums": Part(sums, plain)})
+    prompts = [prompt("sums", 0), prompt("games", 1)]
+    mixture.start(prompts, SPEC)
+    mixture.start(prompts, replace(SPEC, temperature=0.0, num_completions=1))
+    drawn, greedy = map(asdict, games.specs)
+    assert {name: drawn[name] for name in {**ways, **ends}} == {**ways, **ends} and drawn["num_completions"] == 2
+    assert {name: greedy[name] for name in ends} == ends
+    assert {name: greedy[name] for name in ways} == {name: asdict(SPEC)[name] for name in ways} | {"temperature": 0.0}
+    assert [spec.temperature for spec in sums.specs] == [1.0, 0.0]
 
 
 def scored(source: str, values: Sequence[float | None], *, judged: bool) -> Group:

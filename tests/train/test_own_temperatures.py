@@ -1,0 +1,104 @@
+"""Sequences of several temperatures in one row: each has the numbers that it has alone, whatever reads the row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from slurm_rl.config.model import ModelConfig
+from slurm_rl.config.train import PolicyConfig
+from slurm_rl.engine.forward import RowReader
+from slurm_rl.engine.frozen import FrozenModel
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.math.sequences import TrainSequence
+from tests.train.test_engine_policy import CPU, FAMILIES, OPTIM, SMALL, cross_entropy
+from tests.train.test_shared_prompts import build_groups
+
+TEMPERATURES = (0.5, 1.0, 1.6, 0.7)
+
+
+def heat(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
+    """Each group of three has a temperature of its own."""
+    return [replace(one, temperature=TEMPERATURES[place // 3]) for place, one in enumerate(sequences)]
+
+
+def read_alone(model: torch.nn.Module, sequence: TrainSequence) -> tuple[Tensor, Tensor]:
+    """Logprobs and entropy by the plain model, without a row and without our division."""
+    ids = torch.from_numpy(sequence.token_ids)
+    log_p = torch.log_softmax(model(ids[None]).logits[0].float() / sequence.temperature, -1)[
+        sequence.trained_from - 1 : -1
+    ]
+    chosen = log_p.gather(1, ids[sequence.trained_from :, None])[:, 0]
+    return chosen, -(log_p.exp() * log_p).sum(-1)
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 1, 5, 1000])
+@pytest.mark.parametrize(
+    ("attention", "share_prompts", "packed"),
+    [("sdpa", False, True), ("sdpa", True, True), ("sdpa", False, False), ("varlen", False, True)],
+)
+def test_each_is_as_alone(attention: str, share_prompts: bool, packed: bool, chunk_tokens: int | None) -> None:
+    """Logprobs, entropies and every gradient of both."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILIES["qwen3"], attn_implementation=attention).float().train()
+    sequences = heat(build_groups())
+    expected = [read_alone(model, one) for one in sequences]
+    (sum(logprobs.sum() + 3 * entropy.sum() for logprobs, entropy in expected)).backward()  # type: ignore[union-attr]
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    reader = RowReader(model, CPU, chunk_tokens=chunk_tokens, share_prompts=share_prompts, packed=packed)
+    batch = reader.build_batch(sequences)
+    logprobs, entropy = reader.forward(batch, 9.0, entropy_gradient=True)
+    torch.testing.assert_close(logprobs, torch.cat([one for one, _ in expected]), rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropy, torch.cat([one for _, one in expected]), rtol=0, atol=1e-5)
+    (logprobs.sum() + 3 * entropy.sum()).backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        torch.testing.assert_close(p.grad, gradients[name], rtol=1e-4, atol=1e-5 * float(gradients[name].abs().max()))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tiny") / "model"
+    build_tiny_model(SMALL, seed=0, folder=folder)
+    return folder
+
+
+def build_engine(folder: Path, temperature: float) -> PolicyEngine:
+    model = ModelConfig(path=str(folder))
+    return PolicyEngine(folder, model, PolicyConfig(num_threads=1), OPTIM, temperature=temperature)
+
+
+def test_policy_and_reference_read_each_at_its_own(folder: Path) -> None:
+    engine, model = build_engine(folder, 9.0), ModelConfig(path=str(folder))
+    reference = FrozenModel(folder, model, PolicyConfig(num_threads=1), 9.0, CPU)
+    sequences = heat(build_groups())
+    [by_policy], [by_reference] = engine.compute_logprobs([sequences]), reference.compute_logprobs([sequences])
+    for place, one in enumerate(sequences):
+        with torch.no_grad():
+            expected = read_alone(engine.module, one)[0].numpy()
+        np.testing.assert_allclose(by_policy[place], expected, atol=1e-5)
+        np.testing.assert_allclose(by_reference[place], expected, atol=1e-5)
+
+
+def test_where_all_say_the_same_the_step_has_the_bits_of_one_temperature(folder: Path) -> None:
+    """Micro-batches without work are among them."""
+    one, other = build_engine(folder, 0.8), build_engine(folder, 9.0)
+    for step in range(3):
+        plain = build_groups(step)
+        said = [replace(sequence, temperature=0.8) for sequence in plain]
+        found = [
+            engine.train([part[:5], [], part[5:]], cross_entropy, 1e-2)
+            for engine, part in ((one, plain), (other, said))
+        ]
+        assert found[0] == found[1]
+    for (_, tensor), (_, same) in zip(one.full_state(), other.full_state(), strict=True):
+        assert torch.equal(tensor, same)
