@@ -123,6 +123,13 @@ def episode_order(config: RunConfig) -> str | None:
     return min(_orders(config), default=None)  # all the same, or refused
 
 
+def goes_on_from_journal(config: RunConfig) -> bool:
+    """Whether the episodes in flight go on from their journal, so that no checkpoint waits for them."""
+    parts = each_source(config).values()
+    order = episode_order(config)
+    return order == "free" or (order is None and any(one.env.program is not None for one in parts))
+
+
 def _orders(config: RunConfig) -> set[str]:
     parts = (*each_source(config).values(), *each_set(config).values())
     return {one.env.order for one in parts if one.env.is_on and one.env.program is None}

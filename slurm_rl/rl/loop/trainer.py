@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import episode_order
+from slurm_rl.config.sources import episode_order, goes_on_from_journal
 from slurm_rl.data.curriculum import note_scores
 from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
@@ -84,7 +84,7 @@ class GRPOTrainer:
             source.finish,
             staleness=config.rollout.max_staleness,
             num_steps=config.trainer.num_steps,
-            is_journalled=episode_order(config) == "free",
+            is_journalled=goes_on_from_journal(config),
         )
         self.batches = BatchCollector(config, run, source, self.pipeline)
         self.evaluator = Evaluator(config, run, prompts.held_out, rollouts, sync, self.write_row, sets)
