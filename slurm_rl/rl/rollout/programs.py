@@ -98,6 +98,8 @@ class Programs:
         """Of its episodes."""
         self._asked: dict[str, Ask] = {}
         self._numbers = itertools.count()
+        self._playing = threading.Lock()
+        """Batches go one after the other, whoever waits for them."""
         self._requests: list[ReplyRequest] = []
         self._error: BaseException | None = None
         self.endpoint = Endpoint(renderer, rule, bounds, lambda ask: self._inbox.put(lambda: self._ask(ask)))
@@ -111,7 +113,7 @@ class Programs:
         return PendingPrograms(prompts, spec, journal)
 
     def finish(self, pending: PendingPrograms, timer: Timer, within_s: float | None = None) -> list[Group]:
-        with timer.phase("rollout"):
+        with timer.phase("rollout"), self._playing:
             played = self._play(pending, within_s)
         with timer.phase("reward"):
             results = score_played(played, self.scorer, pending.journal)

@@ -2,7 +2,8 @@
 
 As killed_episodes.py, whose engine this is: it dies with -9 as its n-th reply is asked for. Beside the journal are
 `asked`, `judged`, `events`, and `effects`, a line for what a program does under the name of its episode. Where a file
-`changed` is there, programs go another way after their first reply.
+`changed` is there, programs go another way after their first reply. Of the kind `ahead` a batch is played while the
+one before it is trained on, and weights wait for it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from slurm_rl.endpoint.programs import find_argv
 from slurm_rl.endpoint.requests import SamplingRule
 from slurm_rl.envs.facts import Facts
 from slurm_rl.rewards.results import RewardItem, RewardResult
+from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline, load_rollouts, save_rollouts
 from slurm_rl.rl.rollout.journal import PROGRAM, Journal
 from slurm_rl.rl.rollout.programs import Programs
 from slurm_rl.run_dir import write_json
@@ -118,7 +120,7 @@ def build_argv(folder: Path, kind: str) -> tuple[list[str], int]:
         return find_argv([sys.executable, "adapter:gymnasium", f"{folder / 'world.py'}:World", *words]), 2
     file = folder / "agent.py"
     file.write_text(PLAY + (ONCE if kind == "once" else STAYS))
-    return [sys.executable, str(file), str(folder), *(["stays"] if kind == "stays" else [])], 2 * (kind == "stays")
+    return [sys.executable, str(file), str(folder), *([] if kind == "once" else ["stays"])], 2 * (kind != "once")
 
 
 def main(folder: Path, kind: str, kill_at: int) -> None:
@@ -129,7 +131,8 @@ def main(folder: Path, kind: str, kill_at: int) -> None:
         with (folder / "events").open("a") as file:
             file.write(json.dumps({"kind": what, **fields}) + "\n")
 
-    journal = Journal(folder / "journal", Facts(PROGRAM, ""), keeps_all=False, report=report)
+    ahead = int(kind == "ahead")
+    journal = Journal(folder / "journal", Facts(PROGRAM, ""), keeps_all=False, staleness=ahead, report=report)
     journal.resume(state["step"], None)
     engine, (argv, rows) = WatchedEngine(Watched(folder / "asked", kill_at)), build_argv(folder, kind)
     programs = Programs(
@@ -145,10 +148,22 @@ def main(folder: Path, kind: str, kill_at: int) -> None:
         journal=journal,
     )
     prompts = [EncodedPrompt(index=i, token_ids=[63 + i], text=chr(63 + i), answer=it) for i, it in enumerate(ANSWERS)]
+
+    def start(step: int) -> Any:
+        return programs.start(prompts, replace(SPEC, num_completions=2, seed=step + 100, batch=f"rollout-{step}"))
+
+    pipeline = RolloutPipeline(
+        start,
+        lambda pending, within_s: Batch(programs.finish(pending, Timer(), within_s)),
+        staleness=ahead,
+        num_steps=STEPS,
+        is_journalled=not ahead,
+    )
+    pipeline.restore(load_rollouts(folder) if ahead else {})
     while state["step"] < STEPS:
-        step = engine.version = state["step"]
-        spec = replace(SPEC, num_completions=2, seed=step + 100, batch=f"rollout-{step}")
-        groups = programs.finish(programs.start(prompts, spec), Timer())
+        engine.version = state["step"]
+        groups = pipeline.take(state["step"]).groups
+        pipeline.wait(lambda: 300.0)
         found = [
             [
                 [it.token_ids, it.logprobs, it.weight_version, repr(it.turns), repr(it.branches)]
@@ -157,10 +172,12 @@ def main(folder: Path, kind: str, kill_at: int) -> None:
             + [[it.value, it.failure, it.detail[:20], dict(it.parts)] for it in one.results]
             for one in groups
         ]
-        state = {"step": step + 1, "found": [*state["found"], found]}
+        state = {"step": state["step"] + 1, "found": [*state["found"], found]}
         if state["step"] % 2 == 0:
+            save_rollouts(folder, pipeline.settle(300.0))
             write_json(saved, state)
             journal.prune(state["step"], state["step"])
+    pipeline.close()
     journal.close()
 
 

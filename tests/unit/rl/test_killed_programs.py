@@ -18,7 +18,7 @@ from tests.unit.rl.killed_programs import STEPS
 from tests.unit.rl.test_killed_episodes import ROOT, asked, end, kept, read, saved_step
 
 KINDS = ("once", "stays", "adapter")
-PER_STEP = {"once": 48, "stays": 48, "adapter": 24}
+PER_STEP = {"once": 48, "stays": 48, "ahead": 48, "adapter": 24}
 """Replies of a step."""
 
 
@@ -52,7 +52,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Runs that nobody disturbed."""
-    folders = {kind: tmp_path_factory.mktemp(kind) for kind in KINDS}
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in PER_STEP}
     for kind, folder in folders.items():
         assert end(start(folder, kind)) == 0
         assert len(asked(folder)) == STEPS * PER_STEP[kind]
@@ -80,6 +80,7 @@ def test_killed_in_a_turn_and_gone_on(tmp_path: Path, whole: dict[str, Path], ki
     finish(folder, kind, whole)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(tmp_path: Path, whole: dict[str, Path]) -> None:
     """Each time somewhat further than a step: of the next, whose weights were not saved, nothing counts."""
     folder, num_kills = tmp_path / "run", 0
@@ -125,6 +126,28 @@ def test_a_torn_journal_is_cut(tmp_path: Path, whole: dict[str, Path]) -> None:
     file.write_bytes(file.read_bytes()[:-300])
     finish(folder, "stays", whole)
     assert any(row["kind"] == "journal/cut" and row["dropped"] > 0 for row in events(folder))
+
+
+@pytest.mark.parametrize("kill_at", [pytest.param(70, marks=pytest.mark.slow), 2 * 48 + 70])
+def test_ahead_weights_wait_for_programs(tmp_path: Path, whole: dict[str, Path], kill_at: int) -> None:
+    """Each batch is of one policy, and what a checkpoint or the journal has of it is not sampled again."""
+    folder = tmp_path / "run"
+    assert end(start(folder, "ahead", kill_at)) == -9
+    before, saved = len(asked(folder)), saved_step(folder)
+    files = [(file, int(file.stem.split("-")[1])) for file in (folder / "journal").glob("rollout-*")]
+    ahead = [(file, step) for file, step in files if saved < step <= saved + 1 or step == saved == 0]
+    known = sum(
+        len(history.replies)
+        for file, _ in ahead
+        for history in build_histories(parse_lines(file.read_bytes())[0], saved).values()
+    )
+    assert known > 0 and end(start(folder, "ahead")) == 0
+    assert read(folder) == read(whole["ahead"])
+    versions = [[one[2] for group in groups for one in group[:2]] for groups in read(folder)]
+    assert [set(found) for found in versions] == [{0}, {0}, {1}, {2}]
+    # The batch that a checkpoint has is whole.
+    left_steps = STEPS - saved - (saved > 0)
+    assert len(asked(folder)) - before == left_steps * PER_STEP["ahead"] - known
 
 
 @pytest.mark.slow
