@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,21 +52,25 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Runs that nobody disturbed."""
-    folders = {kind: tmp_path_factory.mktemp(kind) for kind in PER_STEP}
-    for kind, folder in folders.items():
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Runs that nobody disturbed, by kind."""
+
+    @cache
+    def find(kind: str) -> Path:
+        folder = tmp_path_factory.mktemp(kind)
         assert end(start(folder, kind)) == 0
         assert len(asked(folder)) == STEPS * PER_STEP[kind]
-    return folders
+        return folder
+
+    return find
 
 
-def finish(folder: Path, kind: str, whole: dict[str, Path]) -> None:
+def finish(folder: Path, kind: str, whole: Callable[[str], Path]) -> None:
     """Go on with a killed run to its end: nothing is lost, changed, or done again."""
     before, first, known, histories = len(asked(folder)), saved_step(folder), kept(folder), left(folder)
     began = effects(folder, "began") if (folder / "effects").is_file() else Counter()
     assert end(start(folder, kind)) == 0
-    assert read(folder) == read(whole[kind])
+    assert read(folder) == read(whole(kind))
     assert len(asked(folder)) - before == (STEPS - first) * PER_STEP[kind] - known
     assert not [row for row in events(folder) if row["kind"] == "journal/program_changed"]
     if kind != "adapter":
@@ -73,7 +79,7 @@ def finish(folder: Path, kind: str, whole: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_in_a_turn_and_gone_on(tmp_path: Path, whole: dict[str, Path], kind: str) -> None:
+def test_killed_in_a_turn_and_gone_on(tmp_path: Path, whole: Callable[[str], Path], kind: str) -> None:
     folder = tmp_path / "run"
     assert end(start(folder, kind, PER_STEP[kind] * 2 // 3)) == -9
     assert kept(folder) > 0
@@ -81,15 +87,15 @@ def test_killed_in_a_turn_and_gone_on(tmp_path: Path, whole: dict[str, Path], ki
 
 
 @pytest.mark.slow
-def test_killed_again_and_again(tmp_path: Path, whole: dict[str, Path]) -> None:
+def test_killed_again_and_again(tmp_path: Path, whole: Callable[[str], Path]) -> None:
     """Each time somewhat further than a step: of the next, whose weights were not saved, nothing counts."""
     folder, num_kills = tmp_path / "run", 0
     while end(start(folder, "stays", PER_STEP["stays"] + 12)) == -9:
         num_kills += 1
-    assert num_kills == 3 and read(folder) == read(whole["stays"])
+    assert num_kills == 3 and read(folder) == read(whole("stays"))
 
 
-def test_who_is_judged_is_not_judged_again(tmp_path: Path, whole: dict[str, Path]) -> None:
+def test_who_is_judged_is_not_judged_again(tmp_path: Path, whole: Callable[[str], Path]) -> None:
     """Killed in the second step, of which nothing counts: its weights were not saved, and those of the first were."""
     folder = tmp_path / "run"
     assert end(start(folder, "stays", PER_STEP["stays"] + 20)) == -9
@@ -119,7 +125,7 @@ def test_one_that_goes_another_way_is_sampled_anew_from_there(tmp_path: Path) ->
     assert len(asked(folder)) - before == STEPS * PER_STEP["once"] - recorded
 
 
-def test_a_torn_journal_is_cut(tmp_path: Path, whole: dict[str, Path]) -> None:
+def test_a_torn_journal_is_cut(tmp_path: Path, whole: Callable[[str], Path]) -> None:
     folder = tmp_path / "run"
     assert end(start(folder, "stays", 30)) == -9
     [file] = (folder / "journal").glob("rollout-0-*")
@@ -129,7 +135,7 @@ def test_a_torn_journal_is_cut(tmp_path: Path, whole: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("kill_at", [pytest.param(70, marks=pytest.mark.slow), 2 * 48 + 70])
-def test_ahead_weights_wait_for_programs(tmp_path: Path, whole: dict[str, Path], kill_at: int) -> None:
+def test_ahead_weights_wait_for_programs(tmp_path: Path, whole: Callable[[str], Path], kill_at: int) -> None:
     """Each batch is of one policy, and what a checkpoint or the journal has of it is not sampled again."""
     folder = tmp_path / "run"
     assert end(start(folder, "ahead", kill_at)) == -9
@@ -142,7 +148,7 @@ def test_ahead_weights_wait_for_programs(tmp_path: Path, whole: dict[str, Path],
         for history in build_histories(parse_lines(file.read_bytes())[0], saved).values()
     )
     assert known > 0 and end(start(folder, "ahead")) == 0
-    assert read(folder) == read(whole["ahead"])
+    assert read(folder) == read(whole("ahead"))
     versions = [[one[2] for group in groups for one in group[:2]] for groups in read(folder)]
     assert [set(found) for found in versions] == [{0}, {0}, {1}, {2}]
     # The batch that a checkpoint has is whole.
@@ -153,7 +159,7 @@ def test_ahead_weights_wait_for_programs(tmp_path: Path, whole: dict[str, Path],
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", KINDS)
-def test_killed_in_every_turn(tmp_path: Path, whole: dict[str, Path], kind: str) -> None:
+def test_killed_in_every_turn(tmp_path: Path, whole: Callable[[str], Path], kind: str) -> None:
     for at in range(1, PER_STEP[kind] * 3 // 2, 6):
         folder = tmp_path / f"run-{at}"
         assert end(start(folder, kind, at)) == -9
@@ -163,7 +169,7 @@ def test_killed_in_every_turn(tmp_path: Path, whole: dict[str, Path], kind: str)
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("kind", ["once", "stays"])
-def test_killed_at_random_moments(tmp_path: Path, whole: dict[str, Path], kind: str) -> None:
+def test_killed_at_random_moments(tmp_path: Path, whole: Callable[[str], Path], kind: str) -> None:
     folder, moments, kills = tmp_path / "run", random.Random(7), 0
     while kills < 12:
         process, before = start(folder, kind), len(asked(folder))
@@ -174,6 +180,6 @@ def test_killed_at_random_moments(tmp_path: Path, whole: dict[str, Path], kind: 
         process.kill()
         kills += end(process) == -9
         if saved_step(folder) == STEPS:
-            assert read(folder) == read(whole[kind])
+            assert read(folder) == read(whole(kind))
             folder = tmp_path / f"run-{kills}"
-    assert end(start(folder, kind)) == 0 and read(folder) == read(whole[kind])
+    assert end(start(folder, kind)) == 0 and read(folder) == read(whole(kind))
