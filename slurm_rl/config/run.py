@@ -20,7 +20,7 @@ from slurm_rl.config.preflight import PreflightConfig
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.rules import RULES
 from slurm_rl.config.section import NonNegativeInt, Section, one_of
-from slurm_rl.config.sources import each_source, episode_order, fill_sets
+from slurm_rl.config.sources import episode_order, fill_sets, has_programs
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.tasks import TASKS
 from slurm_rl.config.train import (
@@ -119,8 +119,7 @@ class RunConfig(Section):
     @property
     def engines_take_any_time(self) -> bool:
         """Whether rollout engines take requests while others are in flight."""
-        programs = any(one.env.program is not None for one in each_source(self).values())
-        return self.rollout.continuous or programs or episode_order(self) == "free"
+        return self.rollout.continuous or has_programs(self) or episode_order(self) == "free"
 
     @property
     def bends_distribution(self) -> bool:

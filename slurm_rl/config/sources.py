@@ -114,6 +114,22 @@ def episode_order(config: RunConfig) -> str | None:
     return min(_orders(config), default=None)  # all the same, or refused
 
 
+def has_programs(config: RunConfig) -> bool:
+    """Whether a program plays the episodes of any source."""
+    return any(one.env.program is not None for one in each_source(config).values())
+
+
+def waits_with_weights(config: RunConfig) -> bool:
+    """Whether new weights wait for the batches in flight, since they would come between the turns of an episode."""
+    return episode_order(config) == "waves" or has_programs(config)
+
+
+def goes_on_from_journal(config: RunConfig) -> bool:
+    """Whether the episodes in flight go on from their journal, so that no checkpoint waits for them."""
+    order, ahead = episode_order(config), config.rollout.max_staleness > 0
+    return order == "free" or (order is None and has_programs(config) and not ahead)
+
+
 def _orders(config: RunConfig) -> set[str]:
     parts = (*each_source(config).values(), *each_set(config).values())
     return {one.env.order for one in parts if one.env.is_on and one.env.program is None}
@@ -173,10 +189,10 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
             f"episode; got {env.turn_tokens} and {rollout.max_tokens}. Next: env.turn_tokens={rollout.max_tokens} "
             "or less"
         )
-    if env.program is not None and (rollout.max_staleness or rollout.continuous):
+    if env.program is not None and rollout.continuous:
         yield (
-            "env.program needs rollout.max_staleness=0 and rollout.continuous=false, since new weights would come "
-            f"between the turns of an episode; got {rollout.max_staleness} and {rollout.continuous}"
+            "env.program needs rollout.continuous=false, since new weights would come between the turns of an episode; "
+            "got true. Next: leave it out; with rollout.max_staleness weights wait for programs"
         )
     if env.program is not None and env.order == "free":
         yield "env.order=free is of env.name; programs go each at its own pace. Next: leave it out"

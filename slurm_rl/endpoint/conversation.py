@@ -89,6 +89,7 @@ class Place:
     """Where in the conversation a request asks."""
 
     name: str
+    """Follows from its parent's, from what is read there, from how it is asked, and from how often it was before."""
     parent: Said | None
     read: list[int]
     new: Sequence[Message]
@@ -161,8 +162,11 @@ class Conversation:
     _by_messages: dict[str, Said] = field(default_factory=dict)
     _num_asked: dict[str, int] = field(default_factory=dict)
 
-    def place(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> Place:
+    def place(self, messages: Sequence[Message], tools: Sequence[Schema] = (), variant: str = "") -> Place:
         """Where a request with these messages and tools asks; each call is another reply.
+
+        Args:
+            variant: what else decides the reply; requests that differ in it are counted apart, whoever comes first.
 
         Raises:
             DataError: they cannot be rendered.
@@ -179,7 +183,7 @@ class Conversation:
         else:
             parent, new = None, messages
             read = renderer.begin(messages)
-        own = f"{parent.name if parent else ''}/{_digest(repr(read))[:16]}"
+        own = f"{parent.name if parent else ''}/{_digest(repr(read) + variant)[:16]}"
         number = self._num_asked.get(own, 0)
         self._num_asked[own] = number + 1
         return Place(f"{own}.{number}", parent, read, new, keys[-1], tools)

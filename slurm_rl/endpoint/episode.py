@@ -36,15 +36,22 @@ class Ask:
     """A reply that is wanted of the engines."""
 
     episode: str
-    context: list[int]
+    place: Place
     seed: int
     max_tokens: int
     stop: tuple[str, ...]
     is_wanted: Callable[[], bool]
     """False when its episode is over; then `done` may stay as it is."""
+    answer: Callable[[Sampled], Message | None]
+    """What the program gets of a reply; None: its text."""
     tools: ToolSyntax | None = None
     """How calls are read off the reply; None: not at all."""
     done: Future[Sampled] = field(default_factory=Future)
+
+    @property
+    def context(self) -> list[int]:
+        """What the policy reads before the reply."""
+        return self.place.context
 
 
 @dataclass(frozen=True)
@@ -164,8 +171,8 @@ class LiveEpisode:
         replies = await asyncio.gather(*(asyncio.wrap_future(one.done) for one in asked))
         self._check_is_open()
         return [
-            self.conversation.add(place, reply, _answer(reply, request) if syntax is not None else None)
-            for place, reply in zip(places, replies, strict=True)
+            self.conversation.add(one.place, reply, one.answer(reply))
+            for one, reply in zip(asked, replies, strict=True)
         ]
 
     def _find_places(self, request: ReplyRequest) -> tuple[list[Place], ToolSyntax | None]:
@@ -175,7 +182,10 @@ class LiveEpisode:
         except (ConfigError, DataError) as error:
             raise refuse_tools(error) from None
         try:
-            places = [self.conversation.place(request.messages, request.tools) for _ in range(request.num_replies)]
+            places = [
+                self.conversation.place(request.messages, request.tools, request.variant)
+                for _ in range(request.num_replies)
+            ]
         except DataError as error:
             raise RequestError(error.rule, seen=error.seen, action="correct the messages", status=400) from None
         return places, syntax if request.reads_calls else None
@@ -191,11 +201,12 @@ class LiveEpisode:
     def _ask(self, place: Place, request: ReplyRequest, syntax: ToolSyntax | None) -> Ask:
         ask = Ask(
             self.name,
-            place.context,
+            place,
             derive_seed(self.seed, place.name),
             request.max_tokens,
             request.stop,
             lambda: not self.is_over,
+            lambda reply: _answer(reply, request) if syntax is not None else None,
             syntax,
         )
         self.ask(ask)

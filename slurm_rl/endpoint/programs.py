@@ -9,6 +9,7 @@ It says what its episode was worth in a line of its output, `{"reward": 1.0}`, t
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import math
 import os
@@ -64,6 +65,16 @@ def _find_word(word: str) -> str:
     if word.endswith(".py"):
         return str(find_file(f"{word}:main"))
     return f"{find_file(word)}:{word.rpartition(':')[2]}" if is_file(word) else word
+
+
+def find_version(argv: Sequence[str]) -> str:
+    """A hash of the words; of files of Python their bytes, which are the same in another folder."""
+    found = hashlib.sha256()
+    for word in argv:
+        file = Path(word if word.endswith(".py") else word.rpartition(":")[0])
+        found.update(file.read_bytes() if file.suffix == ".py" and file.is_file() else word.encode())
+        found.update(b"\0")
+    return found.hexdigest()[:16]
 
 
 def build_environment(environ: Mapping[str, str], url: str, key: str, episode: str) -> dict[str, str]:

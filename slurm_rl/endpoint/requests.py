@@ -74,6 +74,15 @@ class ReplyRequest:
     """Of tools; False: what the policy writes is text, whatever it is."""
     one_call: bool = False
     """At most one call of a reply is handed on."""
+    is_full_length: bool = True
+    """`max_tokens` is the run's."""
+
+    @property
+    def variant(self) -> str:
+        """What decides its replies besides what the policy reads; "" where that is how the run samples."""
+        own = [*([] if self.is_full_length else [self.max_tokens]), *sorted(self.stop)]
+        own += ["text"] if self.tools and not self.reads_calls else []
+        return json.dumps(own) if own else ""
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
@@ -105,7 +114,7 @@ def parse_chat(tree: Mapping[str, Any], rule: SamplingRule) -> ReplyRequest:
     asked = tree.get("max_completion_tokens") or tree.get("max_tokens")
     return ReplyRequest(
         messages=name_results([parse_message(message) for message in found]),
-        max_tokens=read_max_tokens(asked, rule),
+        **read_length(asked, rule),
         num_replies=_read_count(tree.get("n")),
         stop=_read_stop(tree.get("stop")),
         logprobs=read_flag(tree, "logprobs"),
@@ -175,12 +184,13 @@ def parse_message(value: Any) -> Message:
     return {"role": role, "content": content or "", **kept}
 
 
-def read_max_tokens(value: Any, rule: SamplingRule) -> int:
+def read_length(value: Any, rule: SamplingRule) -> dict[str, Any]:
+    """How long a reply may be, as fields of `ReplyRequest`."""
     if value is None:
-        return rule.turn_tokens
+        return {"max_tokens": rule.turn_tokens}
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise _refuse("max_tokens must be a whole number above 0", value)
-    return min(value, rule.turn_tokens)
+    return {"max_tokens": min(value, rule.turn_tokens), "is_full_length": value >= rule.turn_tokens}
 
 
 def _read_count(value: Any) -> int:

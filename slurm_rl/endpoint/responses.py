@@ -23,7 +23,7 @@ from slurm_rl.endpoint.requests import (
     check_keys,
     parse_message,
     read_flag,
-    read_max_tokens,
+    read_length,
     read_tools,
 )
 from slurm_rl.endpoint.tools import name_results
@@ -60,7 +60,7 @@ def parse_response(tree: Mapping[str, Any], rule: SamplingRule, dialogues: Mappi
             _append(messages, item)
     return ReplyRequest(
         messages=name_results(messages),
-        max_tokens=read_max_tokens(tree.get("max_output_tokens"), rule),
+        **read_length(tree.get("max_output_tokens"), rule),
         stream=read_flag(tree, "stream"),
         **read_tools(tree, rule),
     )

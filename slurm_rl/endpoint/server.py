@@ -197,7 +197,8 @@ class Endpoint:
         answer = await episode.reply(asked, call)
         if await request.is_disconnected():
             raise RequestError("a program must wait for its answer", seen="a connection that it closed", status=499)
-        answer.hear()
+        if not episode.is_over:  # else its program is gone, and what it heard is settled
+            answer.hear()
         return answer
 
 

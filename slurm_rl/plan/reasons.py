@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from slurm_rl.config.sources import episode_order
+from slurm_rl.config.sources import episode_order, has_programs
 from slurm_rl.plan.fit import Fitting, list_choices, search_fitting
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.plan.layout import ask_for
@@ -151,7 +151,10 @@ def explain_exactness(config: RunConfig) -> Reason | None:
     """What a killed run has when it has gone on; of one with environments, where it is chosen."""
     order, ahead = episode_order(config), config.rollout.max_staleness > 0
     if order is None:
-        return None
+        if not has_programs(config):
+            return None
+        same = "the same tokens, " if config.model.dtype == "float32" else ""
+        return f"after a kill: {same}no recorded reply is sampled again", f"env.program, {config.model.dtype}"
     if order == "waves":
         return "after a kill: every metric in every digit", "env.order=waves"
     if ahead:

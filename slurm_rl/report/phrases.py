@@ -54,6 +54,7 @@ PHRASES: dict[str, str] = {
     "journal/cut": "the half last line of a journal was cut off",
     "journal/dropped": "a journal was not used",
     "journal/environment_changed": "the environment is another one than before",
+    "journal/program_changed": "programs asked for something else than before; their recorded replies were dropped",
     "checkpoint/saved": "checkpoint saved",
     "checkpoint/copied": "checkpoint copied to checkpoint.url",
     "checkpoint/fetched": "checkpoint fetched from checkpoint.url",

@@ -9,6 +9,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source, episode_order, set_key
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.facts import Facts
 from slurm_rl.plan.topology import ActorPlan
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Prompts
@@ -18,7 +19,7 @@ from slurm_rl.rl.rollout.dispatch import RolloutEngine, max_calls
 from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.episodes import Episodes
 from slurm_rl.rl.rollout.free_order import FreeEpisodes
-from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.rl.rollout.journal import PROGRAM, Journal
 from slurm_rl.rl.rollout.mixture import Mixture, Part
 from slurm_rl.rl.rollout.programs import build_programs
 from slurm_rl.rl.rollout.sampling import ContinuousSampler, Sampler
@@ -120,7 +121,7 @@ def _build_part(
 ) -> Rollouts:
     scorer = judge.scorer or critic
     if config.env.program is not None:
-        return build_programs(config, sampler, scorer, model_path)
+        return build_programs(config, sampler, scorer, model_path, journal)
     if judge.environments is None:
         assert scorer is not None, "the config was checked: reward.model.device=critic has a critic"
         gathered = config.reward.model.path is not None and not config.rollout.continuous
@@ -143,12 +144,14 @@ def _build_part(
 
 def open_journal(run: RunDir, config: RunConfig, judges: Mapping[str, Judge]) -> Journal | None:
     """Where turns of episodes are noted as they end; None where there are none."""
-    pools = [judge.environments for judge in judges.values() if judge.environments is not None]
-    if not pools:
+    facts = [judge.environments.facts for judge in judges.values() if judge.environments is not None]
+    parts = (*each_source(config).values(), *each_set(config).values())
+    facts += [Facts(PROGRAM, "") for one in parts if one.env.program is not None]
+    if not facts:
         return None
     return Journal(
         run.journal,
-        pools[0].facts,
+        facts[0],
         keeps_all=episode_order(config) == "waves",
         staleness=config.rollout.max_staleness,
         report=functools.partial(append_event, run),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import episode_order
+from slurm_rl.config.sources import goes_on_from_journal, waits_with_weights
 from slurm_rl.data.curriculum import note_scores
 from slurm_rl.errors import StopRequested
 from slurm_rl.report.metrics import MetricsLogger
@@ -84,7 +84,7 @@ class GRPOTrainer:
             source.finish,
             staleness=config.rollout.max_staleness,
             num_steps=config.trainer.num_steps,
-            is_journalled=episode_order(config) == "free",
+            is_journalled=goes_on_from_journal(config),
         )
         self.batches = BatchCollector(config, run, source, self.pipeline)
         self.evaluator = Evaluator(config, run, prompts.held_out, rollouts, sync, self.write_row, sets)
@@ -176,8 +176,8 @@ class GRPOTrainer:
                 self.sampler.sleep()
 
     def push_weights(self, timer: Timer) -> None:
-        """Send the weights; returns at once, but for episodes in waves, between whose turns no weights may come."""
-        if episode_order(self.config) == "waves":
+        """Send the weights; returns at once, but for episodes between whose turns no weights may come."""
+        if waits_with_weights(self.config):
             with timer.phase("rollout"):
                 self.pipeline.wait(self.saver.settle_s)
         with timer.phase("sync"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
@@ -13,6 +14,13 @@ from slurm_rl.rl.groups import Group
 from slurm_rl.rl.rollout.episode import Episode
 from slurm_rl.rl.rollout.journal import BatchJournal
 from slurm_rl.rl.rollout.journal_lines import render_verdict
+
+
+class _OfBatch(Protocol):
+    """An episode."""
+
+    place: int
+    member: int
 
 
 def score_episodes(
@@ -28,13 +36,25 @@ def score_episodes(
             judged[place] = RewardResult(item=items[place], **known)
         elif one.failure is None and one.reward is None:
             asked.append(place)
-    found = scorer.score([items[place] for place in asked]) if scorer is not None and asked else []
-    fresh = dict(zip(asked, found, strict=False))
-    if journal is not None:
-        said = {at: {key: value for key, value in vars(it).items() if key != "item"} for at, it in fresh.items()}
-        journal.write(render_verdict(episodes[at].place, episodes[at].member, said[at]) for at in said)
-    judged |= fresh
+    if scorer is not None:
+        found = ask_scorer(scorer, [items[at] for at in asked], [episodes[at] for at in asked], journal)
+        judged |= dict(zip(asked, found, strict=True))
     return [judged.get(place) or result_of(one, items[place]) for place, one in enumerate(episodes)]
+
+
+def ask_scorer(
+    scorer: Scorer, items: Sequence[RewardItem], of: Sequence[_OfBatch], journal: BatchJournal | None
+) -> list[RewardResult]:
+    """Verdicts of the reward of the config, noted in the journal.
+
+    Args:
+        of: the episode of each item.
+    """
+    found = scorer.score(items) if items else []
+    if journal is not None:
+        said = [{key: value for key, value in vars(it).items() if key != "item"} for it in found]
+        journal.write(render_verdict(one.place, one.member, it) for one, it in zip(of, said, strict=True))
+    return found
 
 
 def gather_groups(

@@ -38,6 +38,8 @@ from slurm_rl.rl.rollout.journal_lines import (
 from slurm_rl.run_dir import write_bytes
 
 FOLDER = "journal"
+PROGRAM = "program"
+"""In the place of `Facts.resume`: a program begins anew, and hears again what is recorded of its own requests."""
 _SUFFIX = ".journal"
 _SYNC_S = 1.0
 
@@ -92,7 +94,7 @@ class Journal:
     Args:
         facts: what the environments' class says of itself.
         keeps_all: turns of weights that were never saved count too, since whoever opens a batch samples every reply
-            again and compares.
+            again and compares; those of programs never do.
         staleness: a batch of step t is begun with the weights of step t less this.
         report: called with events and their fields.
         require_ours: raises when another controller has the run.
@@ -129,6 +131,11 @@ class Journal:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 write_bytes(here, saved.read_bytes())
         self.prune(version, version)
+        if not self.keeps_all:
+            # What was begun with weights that are gone: the run comes to these steps again, with others of that number.
+            for path in self.folder.glob(f"*{_SUFFIX}"):
+                if _step_of(path) > version + self.staleness:
+                    path.unlink(missing_ok=True)
 
     def open(
         self, spec: SamplingSpec, prompts: Sequence[EncodedPrompt], facts_now: Facts | None = None
@@ -170,10 +177,11 @@ class Journal:
         if any(before.get(name) != facts[name] for name in ("prompts", "members")):
             self.report("journal/dropped", file=path.name, cause="it is of other prompts")
             return {}
-        histories = build_histories(rows, None if self.keeps_all else self.version)
+        keeps_all = self.keeps_all and facts["env"][0] != PROGRAM
+        histories = build_histories(rows, None if keeps_all else self.version)
         if before["env"] != facts["env"] and any(history.replies for history in histories.values()):
             self._judge_change(path, before["env"], facts["env"])
-        return {key: history for key, history in histories.items() if history.replies}
+        return {key: history for key, history in histories.items() if history.replies or history.end is not None}
 
     def _judge_change(self, path: Path, before: list[str], now: list[str]) -> None:
         if "snapshot" in (before[0], now[0]):

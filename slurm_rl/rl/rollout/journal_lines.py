@@ -3,6 +3,7 @@
     9f3b11c2 {"k": "batch", "name": "rollout-12", "seed": 81, "env": ["replay", "5c1f..."], ...}
     1d0aa6e7 {"k": "reply", "p": 3, "m": 0, "t": 1, "ids": "...", "logprobs": "...", "weight_version": 12, "text": "5"}
     77c2d210 {"k": "step",  "p": 3, "m": 0, "t": 1, "observation": "<", "reward": null, "done": false, "scores": {}}
+    0c41b7aa {"k": "end",   "p": 3, "m": 1, "t": 4, "said": {"reward": 1.0, ...}}       of a program's; see recorded.py
 
 Before each line its CRC: a file counts up to its first line that is damaged or has no end. Token ids and logprobs are
 bytes of int32 and float64 in base 64, so that every bit comes back.
@@ -14,7 +15,7 @@ import base64
 import json
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -47,19 +48,24 @@ class History:
     snapshot: Snapshot | None = None
     verdict: dict[str, Any] | None = None
     """What the reward of the config said of it, where it judges."""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    """Of a program's episode: by what each reply was asked for."""
+    end: dict[str, Any] | None = None
+    """Of a program's episode that is over: what became of it."""
 
 
 def render_header(name: str, seed: int, facts: Mapping[str, Any]) -> bytes:
     return _render({"k": "batch", "name": name, "seed": seed, **facts})
 
 
-def render_reply(at: TurnPlace, completion: Completion) -> bytes:
+def render_reply(at: TurnPlace, completion: Completion, asked: Mapping[str, Any] | None = None) -> bytes:
     fields = _fields(completion)
-    ids, logprobs = array("i", fields.pop("token_ids")), array("d", fields.pop("logprobs"))
+    ids, logprobs = pack_ids(fields.pop("token_ids")), array("d", fields.pop("logprobs"))
     row = {
-        "ids": _pack(ids),
+        "ids": ids,
         "logprobs": _pack(logprobs),
         **fields,
+        **({} if asked is None else {"asked": asked}),
     }
     return _render({"k": "reply", **_at(at), **row})
 
@@ -73,6 +79,11 @@ def render_outcome(at: TurnPlace, outcome: Outcome, snapshot: bytes | None) -> b
 
 def render_verdict(place: int, member: int, verdict: Mapping[str, Any]) -> bytes:
     return _render({"k": "verdict", "p": place, "m": member, "said": dict(verdict)})
+
+
+def render_end(place: int, member: int, num_replies: int, said: Mapping[str, Any]) -> bytes:
+    """Of an episode that is over after so many replies."""
+    return _render({"k": "end", **_at(TurnPlace(place, member, num_replies)), "said": said})
 
 
 def parse_lines(data: bytes) -> tuple[list[dict[str, Any]], int]:
@@ -108,7 +119,10 @@ def build_histories(rows: Iterable[Mapping[str, Any]], newest_version: int | Non
         if row["k"] == "verdict":
             history.verdict = row["said"]
         elif row["k"] == "reply":
-            _add_reply(history, row["t"], _parse_reply(row), newest_version)
+            _add_reply(history, row, newest_version)
+        elif row["k"] == "end":
+            # After a reply that was dropped it is the end of another episode.
+            history.end = row["said"] if row["t"] == len(history.replies) else None
         elif row["t"] == len(history.outcomes) == len(history.replies) - 1:
             _add_outcome(history, row)
     return found
@@ -118,24 +132,28 @@ def render_histories(histories: Mapping[tuple[int, int], History]) -> Iterator[b
     """Lines that say the same; of snapshots the newest alone."""
     for (place, member), history in histories.items():
         for turn, reply in enumerate(history.replies):
-            yield render_reply(TurnPlace(place, member, turn), reply)
+            yield render_reply(TurnPlace(place, member, turn), reply, history.asked[turn] if history.asked else None)
             if turn < len(history.outcomes):
                 snapshot = history.snapshot
                 kept = snapshot.data if snapshot is not None and snapshot.num_replies == turn + 1 else None
                 yield render_outcome(TurnPlace(place, member, turn), history.outcomes[turn], kept)
+        if history.end is not None:
+            yield render_end(place, member, len(history.replies), history.end)
         if history.verdict is not None:
             yield render_verdict(place, member, history.verdict)
 
 
-def _add_reply(history: History, turn: int, reply: Completion, newest_version: int | None) -> None:
+def _add_reply(history: History, row: Mapping[str, Any], newest_version: int | None) -> None:
+    turn, reply = row["t"], _parse_reply(row)
     if turn > len(history.replies):
         return  # after one that was dropped
-    del history.replies[turn:], history.outcomes[turn:]
-    history.verdict = None
+    del history.replies[turn:], history.outcomes[turn:], history.asked[turn:]
+    history.verdict = history.end = None
     if history.snapshot is not None and history.snapshot.num_replies > turn:
         history.snapshot = None
     if newest_version is None or max(reply.versions(), default=reply.weight_version) <= newest_version:
         history.replies.append(reply)
+        history.asked += [row["asked"]] if "asked" in row else []
 
 
 def _add_outcome(history: History, row: Mapping[str, Any]) -> None:
@@ -149,8 +167,9 @@ def _add_outcome(history: History, row: Mapping[str, Any]) -> None:
 
 
 def _parse_reply(row: Mapping[str, Any]) -> Completion:
-    fields = {name: value for name, value in row.items() if name not in {"k", "p", "m", "t", "ids", "logprobs"}}
-    return Completion(token_ids=_unpack("i", row["ids"]), logprobs=_unpack("d", row["logprobs"]), **with_calls(fields))
+    apart = {"k", "p", "m", "t", "ids", "logprobs", "asked"}
+    fields = {name: value for name, value in row.items() if name not in apart}
+    return Completion(token_ids=unpack_ids(row["ids"]), logprobs=_unpack("d", row["logprobs"]), **with_calls(fields))
 
 
 def _fields(of: Completion | Step) -> dict[str, Any]:
@@ -161,6 +180,14 @@ def _fields(of: Completion | Step) -> dict[str, Any]:
 
 def _at(at: TurnPlace) -> dict[str, int]:
     return {"p": at.place, "m": at.member, "t": at.turn}
+
+
+def pack_ids(token_ids: Sequence[int]) -> str:
+    return _pack(array("i", token_ids))
+
+
+def unpack_ids(text: str) -> list[int]:
+    return _unpack("i", text)
 
 
 def _pack(values: array[Any]) -> str:

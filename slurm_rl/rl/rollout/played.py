@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,8 +13,12 @@ from slurm_rl.endpoint.programs import Verdict
 from slurm_rl.envs.environment import ToolCall
 from slurm_rl.envs.tools import check_call
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
+from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Completion
+from slurm_rl.rl.rollout.ended import ask_scorer
+from slurm_rl.rl.rollout.journal import BatchJournal
 from slurm_rl.rl.rollout.paths import Path, join_paths
+from slurm_rl.rl.rollout.recorded import EndedEpisode
 
 
 @dataclass
@@ -27,8 +31,10 @@ class Played:
     prompt: EncodedPrompt
     name: str
     verdict: Verdict | Failure | None = None
-    episode: LiveEpisode | None = None
+    episode: LiveEpisode | EndedEpisode | None = None
     """What was recorded, once it is over."""
+    judged: dict[str, Any] | None = None
+    """What the reward of the config has said of it before."""
 
 
 def row_of(prompt: EncodedPrompt, seed: int) -> dict[str, Any]:
@@ -88,6 +94,18 @@ def build_result(one: Played, item: RewardItem, verdict: Verdict | Failure) -> R
     if isinstance(verdict, Failure):
         return RewardResult(item=item, value=None, failure=verdict.cause, detail=verdict.detail)
     return RewardResult(item=item, value=verdict.reward, parts=dict(verdict.scores))
+
+
+def score_played(played: Sequence[Played], scorer: Scorer | None, journal: BatchJournal | None) -> list[RewardResult]:
+    """One a episode; a failed one has a cause and no value. Whom the journal knows a verdict of is not judged again."""
+    verdicts, items = [judge(one) for one in played], [item_of(one) for one in played]
+    judged = {at: RewardResult(item=items[at], **one.judged) for at, one in enumerate(played) if one.judged is not None}
+    if scorer is not None:
+        left = [at for at, it in enumerate(verdicts) if isinstance(it, Verdict) and it.reward is None]
+        left = [at for at in left if at not in judged]
+        found = ask_scorer(scorer, [items[at] for at in left], [played[at] for at in left], journal)
+        judged |= dict(zip(left, found, strict=True))
+    return [judged.get(at) or build_result(one, items[at], verdicts[at]) for at, one in enumerate(played)]
 
 
 def build_completion(one: Played) -> Completion:

@@ -9,7 +9,7 @@ import pytest
 from slurm_rl.config.functions import named_functions
 from slurm_rl.config.load import load_config, parse_config
 from slurm_rl.config.run import RunConfig
-from slurm_rl.config.sources import each_source
+from slurm_rl.config.sources import each_source, goes_on_from_journal, waits_with_weights
 from slurm_rl.errors import ConfigError
 
 GAME = "class Guess: ...\n"
@@ -56,6 +56,7 @@ def test_a_source_has_an_environment_a_reward_and_a_length_of_its_own(
 
 WAVES, FREE = "{name: g.py:G, turn_tokens: 1}", "{name: g.py:G, turn_tokens: 1, order: free}"
 TOOLS = "{tools: t.py, turn_tokens: 1, order: free}"
+PROGRAM = "{program: [python, -m, agent], turn_tokens: 1}"
 
 
 @pytest.mark.parametrize(
@@ -85,11 +86,31 @@ TOOLS = "{tools: t.py, turn_tokens: 1, order: free}"
             [f"+data.sources.games.env={WAVES}", f"+data.sources.sums.env={FREE}"],
             "env.order must be the same for all environments",
         ),
+        (
+            [f"+data.sources.games.env={PROGRAM}", "rollout.max_staleness=1", "rollout.continuous=true"],
+            "games: env.program needs rollout.continuous=false",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "waits", "journalled"),
+    [
+        (["rollout.max_staleness=1"], False, False),
+        ([f"+data.sources.games.env={WAVES}", "rollout.max_staleness=1"], True, False),
+        ([f"+data.sources.games.env={FREE}"], False, True),
+        ([f"+data.sources.games.env={PROGRAM}"], True, True),
+        ([f"+data.sources.games.env={PROGRAM}", "rollout.max_staleness=1"], True, False),
+        ([f"+data.sources.games.env={PROGRAM}", f"+data.sources.sums.env={WAVES}"], True, False),
+    ],
+)
+def test_who_waits_for_episodes_in_flight(words: list[str], waits: bool, journalled: bool) -> None:
+    config = load(*words)
+    assert (waits_with_weights(config), goes_on_from_journal(config)) == (waits, journalled)
 
 
 def test_tasks_that_read_no_sources_refuse_them() -> None:

@@ -23,6 +23,10 @@ WORLDS = Path(__file__).parents[1] / "envs" / "worlds.py"
             ["env.order=free", "rollout.max_staleness=2", "rollout.continuous=true"],
             "after a kill: no ended turn of a saved policy is lost",
         ),
+        (
+            ["env.name=null", "env.program=[python,-m,agent]"],
+            "after a kill: the same tokens, no recorded reply is sampled again",
+        ),
     ],
 )
 def test_plan_says_what_a_killed_run_has(

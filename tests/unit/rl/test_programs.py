@@ -69,6 +69,9 @@ class Engine:
         if self.is_stopped:
             raise StopRequested("stopped")
 
+    def is_set(self) -> bool:
+        return self.is_stopped
+
     def _begin(self, client: str, requests: Sequence[ReplyRequest]) -> Any:
         for request in requests:
             self.seeds.append(request.seed)

@@ -1,0 +1,52 @@
+"""A run of programs that is killed or asked to stop while they play. Real Ray, vLLM and torch on CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.jsonl import read_rows
+from tests.killed_game.game import PATIENCE_S
+from tests.killed_game.modes import MODES
+from tests.killed_game.program_game import ProgramGame
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+FREE = MODES["free"]
+"""What is promised of free order is promised of programs, but for the order in which turns are in the journal."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> ProgramGame:
+    game = ProgramGame(tmp_path_factory.mktemp("whole"))
+    game.finish()
+    return game
+
+
+def test_killed_in_two_turns_of_a_step(tmp_path: Path, undisturbed: ProgramGame) -> None:
+    game, lefts = ProgramGame(tmp_path), []
+    for turn in (0, 2):
+        game.kill_in(2, turn, saved=2)
+        lefts.append(FREE.left(game))
+        assert any((at.step, at.turn) == (2, turn) for at in lefts[-1].sampled)
+    game.finish()
+    FREE.check(game, lefts, undisturbed)
+    opened = [row for row in read_rows(game.run.events) if row["kind"] == "journal/opened"]
+    assert len(opened) == 2 and not any(row["kind"] == "journal/program_changed" for row in read_rows(game.run.events))
+
+
+def test_asked_to_stop_in_a_turn(tmp_path: Path, undisturbed: ProgramGame) -> None:
+    """Its checkpoint waits for no program."""
+    game = ProgramGame(tmp_path)
+    game.hold(2, 1)
+    process = game.start()
+    game.wait(process, lambda: game.held is not None, "the third step")
+    game.ask_to_stop()
+    assert process.wait(timeout=PATIENCE_S) != 0
+    left = FREE.left(game)
+    game.release()
+    assert left.saved == 2 and left.sampled
+    game.finish()
+    outcomes = [row["outcome"] for row in read_rows(game.run.events) if row["kind"] == "attempt/ended"]
+    assert outcomes == ["checkpointed", "finished"]
+    FREE.check(game, [left], undisturbed)
