@@ -20,7 +20,7 @@ from slurm_rl.config.preflight import PreflightConfig
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.config.rules import RULES
 from slurm_rl.config.section import NonNegativeInt, Section, one_of
-from slurm_rl.config.sources import episode_order, fill_sets, has_programs
+from slurm_rl.config.sources import each_source, episode_order, fill_sets, has_programs
 from slurm_rl.config.supervised import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from slurm_rl.config.tasks import TASKS
 from slurm_rl.config.train import (

@@ -124,7 +124,7 @@ def test_spare_nodes_do_not_wait_for_a_controller_whose_node_is_gone(cluster: Cl
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_time_limit_twice(cluster: Cluster, shared_dir: Path) -> None:
-    # Three minutes, of which the last 30 s are for saving: by Slurm's clock the signal comes after 120 to 150 s. With two
+    # Three minutes, the last 30 s of them for saving: by Slurm's clock the signal comes after 120 to 150 s. With two
     # minutes Ray's start had, on a busy machine, all the time that there was, and a run that saves nothing twice ends.
     words = ("job.time_limit=3", "job.signal_lead_s=30")
     run = LightRun(cluster, shared_dir / "run", *words, num_steps=600, step_s=0.5)
