@@ -44,7 +44,11 @@ SENTENCES = [
         "if self.logprobs_mode in PROCESSED_LOGPROBS_MODES: logits = processed_logits",
         "logprobs are those after temperature, top_k and top_p, as the policy computes them",
     ),
-    ("vllm.sampling_params:_MAX_TEMP", "0.01", "config/rules/sampling.py refuses lower temperatures, sampled with this"),
+    (
+        "vllm.sampling_params:_MAX_TEMP",
+        "0.01",
+        "lower temperatures, sampled with this, are refused: config/rules/sampling.py",
+    ),
     ("vllm.config.model:PROCESSED_LOGPROBS_MODES", "'processed_logprobs'", "logprobs_mode in engine.py"),
     (
         "vllm.v1.worker.gpu.sample.prompt_logprob:PromptLogprobsWorker.add_request",
