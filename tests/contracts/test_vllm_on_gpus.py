@@ -47,7 +47,7 @@ SENTENCES = [
     (
         "vllm.sampling_params:_MAX_TEMP",
         "0.01",
-        "config/rules/sampling.py refuses lower temperatures, sampled with this",
+        "lower temperatures, sampled with this, are refused: config/rules/sampling.py",
     ),
     ("vllm.config.model:PROCESSED_LOGPROBS_MODES", "'processed_logprobs'", "logprobs_mode in engine.py"),
     (
