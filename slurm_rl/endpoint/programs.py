@@ -27,7 +27,7 @@ from typing import Any
 
 from slurm_rl.data.lines import shorten
 from slurm_rl.functions.load import find_file, is_file
-from slurm_rl.node.processes import all_pids
+from slurm_rl.node.processes import MARK, all_pids
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.service import TOKEN_VARIABLE as REWARD_TOKEN
 from slurm_rl.run_secret import TOKEN_VARIABLE
@@ -204,13 +204,20 @@ def close_pipes(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def end_strays(episodes: Sequence[str]) -> list[int]:
-    """SIGKILL to what is left of programs that left their session; returns who was found."""
-    wanted = {f"{EPISODE}={name}".encode() for name in episodes}
+def end_strays(episodes: Sequence[str], environ: Mapping[str, str]) -> list[int]:
+    """SIGKILL to what is left of programs that left their session; returns who was found.
+
+    Args:
+        environ: this process's own. Runs of one seed have episodes of the same names: those that another attempt's mark
+            is on are not ours.
+    """
+    wanted, own = {f"{EPISODE}={name}".encode() for name in episodes}, environ.get(MARK)
     found = []
     for pid in all_pids():
         with contextlib.suppress(OSError):
-            if wanted & set(Path("/proc", str(pid), "environ").read_bytes().split(b"\0")):
+            theirs = set(Path("/proc", str(pid), "environ").read_bytes().split(b"\0"))
+            marks = {entry for entry in theirs if entry.startswith(f"{MARK}=".encode())}
+            if wanted & theirs and marks == ({f"{MARK}={own}".encode()} if own is not None else set()):
                 os.kill(pid, signal.SIGKILL)
                 found.append(pid)
     return found

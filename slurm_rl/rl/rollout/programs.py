@@ -186,7 +186,7 @@ class Programs:
             finally:
                 stop.set()
                 threads.shutdown(cancel_futures=True)
-                end_strays([one.name for one in played])
+                end_strays([one.name for one in played], os.environ)
                 with contextlib.suppress(OSError):  # of a disk that has been told, or is the next to be
                     self._empty_inbox()
 

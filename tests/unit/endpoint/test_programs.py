@@ -21,7 +21,7 @@ from slurm_rl.endpoint.programs import (
     parse_verdict,
     run_program,
 )
-from slurm_rl.node.processes import all_pids
+from slurm_rl.node.processes import MARK, all_pids
 from slurm_rl.rewards.results import Failure
 
 ROW = {"prompt": "3+4=", "answer": "7"}
@@ -106,10 +106,13 @@ def test_a_child_that_holds_the_output_holds_up_nobody(tmp_path: Path) -> None:
 
 
 def test_one_that_left_its_session_is_found_by_its_episode(tmp_path: Path) -> None:
-    env = {**os.environ, EPISODE: f"of {tmp_path}"}
+    env = {**os.environ, EPISODE: f"of {tmp_path}", MARK: "7:1:0:/runs/a"}
     stray = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"], env=env, start_new_session=True)
     wait_for(lambda: EPISODE.encode() in Path(f"/proc/{stray.pid}/environ").read_bytes())
-    assert end_strays(["another"]) == [] and end_strays([f"of {tmp_path}"]) == [stray.pid]
+    # A run of the same seed beside it has episodes of the same names.
+    for environ in ({}, {MARK: "7:2:0:/runs/a"}, {MARK: "7:1:0:/runs/b"}):
+        assert end_strays([f"of {tmp_path}"], environ) == []
+    assert end_strays(["another"], env) == [] and end_strays([f"of {tmp_path}"], env) == [stray.pid]
     assert stray.wait(LONG_S) < 0
 
 
