@@ -134,9 +134,9 @@ class RolloutConfig(Section):
     max_num_batched_tokens; those that follow from other keys are refused. Logprobs may then differ from the policy's,
     as with quantization or kv_cache_dtype, so algorithm.correction.kind=auto corrects."""
     probe_tolerance: PositiveFloat | None = None
-    """Largest mean difference between the engine's and the policy's logprobs of the probe's tokens after a sync, whose
-    maximum may be 5 times that; null: what rounding may make, 2e-4 with model.dtype=float32 and with bfloat16 0.023
-    times the root of the number of layers (0.14 for 36)."""
+    """Largest mean difference between the engine's and the policy's logprobs of the probe's tokens after a sync, but
+    for the eighth that differs most; a single one may differ by 30 times that. null: what rounding may make, 2e-4 with
+    model.dtype=float32 and with bfloat16 0.023 times the root of the number of layers (0.14 for 36)."""
     start_timeout_s: PositiveFloat = 600.0
     """Deadline for an engine to be ready."""
     dump: bool = False

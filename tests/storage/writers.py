@@ -859,6 +859,16 @@ def bar_of_a_ledger(folder: Path) -> Case:
     return Case(lambda: save_bar(path, total), lambda: path.read_text().endswith("</svg>\n"), old_or_new(path, b""))
 
 
+@writer("status --svg", "cli.status.save_picture")
+def picture_of_runs(folder: Path) -> Case:
+    from slurm_rl.cli.status import save_picture
+    from slurm_rl.cli.status_table import RunLine
+
+    path, table = folder / "runs.svg", [RunLine("a", "running", 60.0, done=3, total=4)]
+    whole = lambda: path.read_text().endswith("</svg>\n")  # noqa: E731
+    return Case(lambda: save_picture(path, table, "runs"), whole, old_or_new(path, b""))
+
+
 @writer("`site`'s preset", "cli.site.save_preset")
 def sites_preset(folder: Path) -> Case:
     from slurm_rl.cli.site import save_preset
@@ -871,7 +881,7 @@ def sites_preset(folder: Path) -> Case:
 
 
 OUTSIDE = {
-    "checkpoints.final_copy.copy_attempt": "a still copy in the temporary folder; what goes to the URL is _write's",
+    "checkpoints.final_copy._copy_what_stays": "a still copy in the temporary folder; what goes to the URL is _write's",
     "node.final_copy.copy_out": "starts that with a log; where the log cannot be, that is told, and no more",
     "job.agents.start_copy_here": "likewise, behind the attempt: where it cannot start, an event says so",
     "launchers.slurm.srun.start_slurm_copy": "likewise, by an srun",

@@ -19,6 +19,11 @@ the bound for bfloat16 is that of s = 6, more than language models have. In the 
 weights (0.19), or those of the first layer (0.08), left behind by one AdamW step at 6e-4. What is wrong by less is not
 seen at once, but grows with each step that a tensor stays behind.
 
+A trained model has tokens that rounding moves much further: of 12 in the PPO example's (2 layers, logits of deviation
+1.6), eleven by 0.0001 to 0.04 and one by 0.48, bfloat16 against float64 with the same weights; vLLM's was 0.37 from
+torch's. Old weights move most tokens. So the mean is that of all but the eighth that differs most, and the bound of a
+single one is wide.
+
 The ways that they go:
 
     ObjectStore   Ray's object store, once for all engines of a node; whole weights or adapters
@@ -43,8 +48,10 @@ from slurm_rl.rl.workers.worker_group import WorkerGroup
 
 _FLOAT32_MEAN = 2e-4
 _BFLOAT16_DEVIATION = 6.0
-# The largest difference may be so many times the mean: one of 64 tokens is much less likely than the others.
-_LARGEST = 5.0
+_LEFT_OUT = 1 / 8
+"""Share of the tokens, those that differ most, that the mean is without."""
+_LARGEST = 30.0
+"""The largest difference may be so many times the bound of the mean."""
 
 
 @dataclass(frozen=True)
@@ -125,17 +132,29 @@ class Direct:
 
 
 def choose_tolerance(configured: float | None, dtype: str, num_layers: int) -> float:
-    """Bound of the mean difference of the probe's logprobs: rollout.probe_tolerance, or what rounding may make."""
+    """Bound of `mean_of_most` of the probe's differences: rollout.probe_tolerance, or what rounding may make."""
     if configured is not None:
         return configured
     return _FLOAT32_MEAN if dtype == "float32" else 2**-8 * _BFLOAT16_DEVIATION * math.sqrt(num_layers)
+
+
+def mean_of_most(differences: Sequence[float]) -> float:
+    """Mean of all but the eighth that are largest; NaN where one of all is.
+
+    >>> mean_of_most([0.1] * 7 + [0.9])
+    0.1
+    """
+    if any(map(math.isnan, differences)):
+        return math.nan
+    most = sorted(differences)[: max(1, math.floor(len(differences) * (1 - _LEFT_OUT)))]
+    return math.fsum(most) / len(most)
 
 
 class WeightSync:
     """Sends the policy's weights by a transport, and waits until every engine has proven that it holds them.
 
     Args:
-        tolerance: largest mean difference of the probe's logprobs.
+        tolerance: largest mean difference of the probe's logprobs, `mean_of_most`.
     """
 
     def __init__(
@@ -205,12 +224,13 @@ class WeightSync:
                 action="report a bug: the bytes changed on their way",
             )
         differences = [abs(a - b) for a, b in zip(sent.probe, held.probe, strict=True)]
-        mean, largest = sum(differences) / len(differences), max(differences)
+        mean, largest = mean_of_most(differences), max(differences)
         # Written so that NaN is refused, too.
         if not (mean <= self.tolerance and largest <= _LARGEST * self.tolerance):
             raise WeightSyncError(
-                f"{name} must agree with the policy on the logprobs of {len(differences)} tokens, on average to "
-                f"rollout.probe_tolerance={self.tolerance:g} and each to {_LARGEST * self.tolerance:g}",
+                f"{name} must agree with the policy on the logprobs of {len(differences)} tokens, on average (but for "
+                f"the eighth that differs most) to rollout.probe_tolerance={self.tolerance:g} and each to "
+                f"{_LARGEST * self.tolerance:g}",
                 seen=f"differences of {mean:g} on average and {largest:g} at most",
                 action="look whether the engine computes otherwise on purpose (rollout.engine_args, a quantized model) "
                 f"and then set rollout.probe_tolerance={2 * max(mean, largest / _LARGEST):.1g}; else report a bug",
