@@ -40,7 +40,7 @@ from tests.train.dialogue_worlds import AGAIN, TURNS
 
 WORLDS = Path(__file__).with_name("dialogue_worlds.py")
 CONTEXT, TURN_TOKENS, MAX_TOKENS = 2048, 96, 512
-STEPS, ROW_TOKENS = 240, 4096
+STEPS, ROW_TOKENS = 390, 4096
 SHAPE = TinyModelConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1, context_length=CONTEXT)
 CALLS = ("made", "malformed", "unknown", "arguments", "cut", "thinking")
 """What a first reply may be; those but the first with the two syntaxes that most models have."""
@@ -178,12 +178,15 @@ def lay_out(case: Case, prompt: EncodedPrompt, replies: Sequence[str], read: Seq
 
 
 def teach(cases: Sequence[Case], folder: Path) -> PolicyEngine:
-    """A policy that leads the dialogues of the cases, most of the time; exported to `folder`/taught."""
+    """A policy that leads the dialogues of the cases, most of the time; exported to `folder`/taught.
+
+    Taught gently: the larger the rate and the longer, the surer the model, and the further float32 is from float64.
+    """
     tokenizer = cases[0].tokenizer
     model = draw_weights(lambda: Qwen3ForCausalLM(Qwen3Config(**shape_of(SHAPE, tokenizer))), tokenizer, 0)
     for saved in (model, tokenizer):
         saved.save_pretrained(folder / "drawn")
-    config, optim = ModelConfig(path=str(folder / "drawn")), OptimConfig(lr=3e-3)
+    config, optim = ModelConfig(path=str(folder / "drawn")), OptimConfig(lr=1e-3)
     policy = PolicyEngine(folder / "drawn", config, PolicyConfig(num_threads=1), optim, temperature=1.0)
     random = np.random.default_rng(0)
     authors = [(Author(case, random), case.prompts(1)[0]) for case in cases]
@@ -193,7 +196,7 @@ def teach(cases: Sequence[Case], folder: Path) -> PolicyEngine:
         chosen = random.choice(len(cases), min(3, len(cases)), replace=False, p=shares / shares.sum())
         # One to a row: a long row with a mask for several takes its square.
         taught = [[authors[place][0].write(authors[place][1])] for place in chosen]
-        found = policy.train(taught, build_warmup_loss(), 3e-3 * min(1.0, (step + 1) / 20))
+        found = policy.train(taught, build_warmup_loss(), 1e-3 * min((step + 1) / 20, 1 - step / STEPS))
         if step % 40 == 39:
             print(f"step {step}: {found['loss']:.3f}", file=sys.stderr, flush=True)
     policy.export(folder / "taught")

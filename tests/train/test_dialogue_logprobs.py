@@ -1,8 +1,9 @@
 """Dialogues with tools and thinking, in the chat templates of the families: of every token that a real vLLM engine has
 sampled in them the policy says the same, on the sequences that it trains on, in float32.
 
-Seen: 3e-6 and less over talks, 1.6e-5 at worst of 14,000 tokens of calls with logprobs down to -12. Float32 has no more
-of them: the policy is up to 2.5e-5 from the same model in float64, the engine up to 1.9e-5."""
+Seen: 5e-6 and less over talks, 8e-6 at worst over calls with logprobs down to -11. Float32 has little more of them: policy
+and engine are up to 1e-5 from the same model in float64, and further (2.5e-5) where the model was taught at three times the
+rate."""
 
 from __future__ import annotations
 
@@ -43,8 +44,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.parametrize("case", [*TOOLS, *TALKS, PROGRAM])
 def test_engine_and_policy_say_the_same_of_every_token(found: dict[str, Any], case: str) -> None:
     one = found[case]
-    assert one["difference"] < (2e-5 if case in TOOLS else 1e-5)
-    assert max(one["policy_rounding"], one["engine_rounding"]) < (4e-5 if case in TOOLS else 1e-5)
+    assert one["difference"] < 1e-5
+    assert max(one["policy_rounding"], one["engine_rounding"]) < 2e-5
     # Of tokens that were certain it would be nothing.
     assert one["surprise"] > 2 and one["tokens"] > 100
 
