@@ -2,7 +2,7 @@
 sampled in them the policy says the same, on the sequences that it trains on, in float32.
 
 Seen: 5e-6 and less over talks, 8e-6 at worst over calls with logprobs down to -11. Float32 has little more of them:
-policy and engine are up to 1e-5 from the same model in float64, and further (2.5e-5) where the model was taught at three
+policy and engine are up to 1e-5 from the same model in float64, further (2.5e-5) where the model was taught at three
 times the rate."""
 
 from __future__ import annotations
