@@ -21,8 +21,8 @@ seen at once, but grows with each step that a tensor stays behind.
 
 A trained model has tokens that rounding moves much further: of 12 in the PPO example's (2 layers, logits of deviation
 1.6), eleven by 0.0001 to 0.04 and one by 0.48, bfloat16 against float64 with the same weights; two steps later
-vLLM's was 0.37 from torch's. Old weights move most tokens. So the mean is that of all but the eighth that differs most, and the bound of a
-single one is wide.
+vLLM's was 0.37 from torch's. Old weights move most tokens. So the mean is that of all but the eighth that differs most,
+and the bound of a single one is wide.
 
 The ways that they go:
 
