@@ -36,6 +36,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.loop.garbage import collect_rarely, collect_step
 from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline
 from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.free_order import FreeBatch, FreeEpisodes
@@ -126,8 +127,9 @@ def main() -> None:
     args = parser.parse_args()
     import ray
 
+    collect_rarely()
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         measure(Path(folder), args)
     ray.shutdown()
     os._exit(0)  # threads may wait for episodes that --seconds cut off
@@ -189,6 +191,7 @@ def run_steps(
             check(pipeline.take(step).groups)
             time.sleep(train_s)
             journal.prune(step + 1, 0)
+            collect_step()
             seen.memory.append(resident_mb())
 
     def count_events() -> int:

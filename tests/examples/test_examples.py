@@ -43,6 +43,7 @@ def hub() -> Iterator[Hub]:
     server.close()
 
 
+@pytest.mark.slow
 def test_gsm8k_from_prepare_with_math_verify(hub: Hub, tmp_path: Path) -> None:
     sizes = ("warmup.num_steps=40", "trainer.num_steps=2", "trainer.prompts_per_step=8")
     env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "HF_TOKEN": ""}
@@ -53,6 +54,7 @@ def test_gsm8k_from_prepare_with_math_verify(hub: Hub, tmp_path: Path) -> None:
     assert all(row["reward/failed"] == 0 for row in steps)
 
 
+@pytest.mark.slow
 def test_programs_in_the_sandbox(tmp_path: Path) -> None:
     sizes = ("trainer.num_steps=2", "algorithm.group_size=4", "data.num_eval=4")
     run_readme("code", tmp_path, {"programs_tiny": (), "code_tiny": sizes})

@@ -63,6 +63,7 @@ def test_prompts_with_several_images_and_with_none_were_trained_on(run_dir: Path
     assert len(groups) == 3 * 8
 
 
+@pytest.mark.slow
 def test_gone_on_with_from_the_middle_it_ends_with_the_same_numbers(run_dir: Path, tmp_path: Path) -> None:
     """Images, bfloat16, rewards over HTTP, the reference: equal in every digit that is not a time.
 

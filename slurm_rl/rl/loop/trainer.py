@@ -21,6 +21,7 @@ from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.loop.collect import BatchCollector, BatchSource, Collected
 from slurm_rl.rl.loop.eval_sets import EvalSet
 from slurm_rl.rl.loop.evaluation import Evaluator
+from slurm_rl.rl.loop.garbage import collect_rarely, collect_step
 from slurm_rl.rl.loop.learner import Learned, Learner
 from slurm_rl.rl.loop.pipeline import RolloutPipeline, staleness_metrics
 from slurm_rl.rl.loop.step_metrics import (
@@ -101,12 +102,14 @@ class GRPOTrainer:
             self.pipeline.restore(rollouts)
             self.cadence.resume(self.steps_done)
         self.metrics.rewind(self.state.step if restored else -1, self.state.num_metric_rows)
+        collect_rarely()
         try:
             self.begin(wait_for_engines)
             while self.steps_done < self.config.trainer.num_steps:
                 self.log(self.grpo_step())
                 self.evaluator.run_if_due(self.state)
                 self.save_if_due()
+                collect_step()
             self.sync.verify()
             self.saver.wait()
             self.metrics.steps.add(self.state.step, SAVE)

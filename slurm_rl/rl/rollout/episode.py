@@ -6,6 +6,7 @@ import zlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.chat import as_messages
@@ -16,8 +17,9 @@ from slurm_rl.envs.steps import Outcome, digest_step
 from slurm_rl.envs.worker import Answer, Call, Snapshot
 from slurm_rl.errors import DataError
 from slurm_rl.math.schedule import derive_seed
+from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rewards.results import Failure
-from slurm_rl.rl.groups import Completion, Group
+from slurm_rl.rl.groups import Completion, Group, Turn
 from slurm_rl.rl.rollout.journal import BatchJournal
 from slurm_rl.rl.rollout.journal_lines import History, TurnPlace, render_outcome, render_reply
 from slurm_rl.rl.rollout.paths import Path, go_on, join_paths
@@ -53,13 +55,10 @@ class Episode:
     """Of all tokens behind the prompt, in the order of time."""
 
     def __post_init__(self) -> None:
+        self.name = f"{self.seed}.{self.place}.{self.member}"
+        """Names it among all episodes of the run."""
         self.path = Path(self.prompt.token_ids, messages=self.prompt.messages or [])
         self.paths.append(self.path)
-
-    @property
-    def name(self) -> str:
-        """Names it among all episodes of the run."""
-        return f"{self.seed}.{self.place}.{self.member}"
 
     @property
     def turn(self) -> TurnPlace:
@@ -73,8 +72,17 @@ class Episode:
             return derive_seed(self.seed, self.place) + self.member
         return derive_seed(self.seed, self.place, self.member, len(self.replies))
 
-    def next_prompt(self) -> EncodedPrompt:
+    @cached_property
+    def world(self) -> tuple[Row, int]:
+        """What its world begins with: the row, and a seed."""
+        return row_of(self.prompt), derive_seed(self.seed, "environment", self.place)
+
+    def next_tokens(self) -> TokenPrompt:
         """What the next reply follows."""
+        return TokenPrompt(token_ids=self.path.whole, images=self.prompt.images)
+
+    def next_prompt(self) -> EncodedPrompt:
+        """The same as a prompt."""
         return replace(self.prompt, token_ids=self.path.whole)
 
     def add_reply(self, completion: Completion) -> None:
@@ -101,10 +109,11 @@ class Episode:
         self.checksum = zlib.crc32(array("q", token_ids).tobytes(), self.checksum)
 
     def next_call(self) -> Call:
+        row, seed = self.world
         return Call(
             episode=self.name,
-            row=row_of(self.prompt),
-            seed=derive_seed(self.seed, "environment", self.place),
+            row=row,
+            seed=seed,
             replies=tuple(self.replies),
             expected=tuple(self.digests),
             snapshot=self.snapshot,
@@ -132,8 +141,9 @@ class Episode:
             return
         self.digests.append(digest_step(outcome))
         said = outcome.observation if isinstance(outcome.observation, str) else _as_text(outcome.observation)
-        newest = self.path.turns[-1]
-        self.path.turns[-1] = replace(newest, observation=said, reward=outcome.reward, calls=outcome.calls)
+        turn = self.path.turns[-1]
+        # Not `replace`, which takes five times as long, for every turn of the run.
+        self.path.turns[-1] = Turn(turn.start, turn.end, turn.reply, said, outcome.reward, outcome.calls, turn.agent)
         self.scores |= outcome.scores
         try:
             self._give(outcome.rewards)
@@ -230,7 +240,7 @@ def note_reply(episode: Episode) -> bytes:
         said.text,
         said.cut,
         versions[0] if versions else -1,
-        versions if any(version != versions[0] for version in versions) else [],
+        versions if versions and versions.count(versions[0]) < len(versions) else [],
         content=said.content,
         calls=said.calls,
     )

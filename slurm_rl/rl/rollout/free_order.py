@@ -40,7 +40,7 @@ from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler, lin
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
 
-_LISTEN_S, _PAUSE_S = 0.5, 0.005
+_LISTEN_S = 0.5
 
 
 @dataclass(eq=False)
@@ -150,11 +150,12 @@ class FreeEpisodes:
 
     def _listen(self) -> None:
         """A thread of its own, since what environments and engines say comes by two ways."""
+        pause_s = linger_s(len(self.sampler.engines)) / 4
         try:
             while not self.pool.is_closed:
                 if answers := self.pool.listen(_LISTEN_S):
                     self._inbox.put(functools.partial(self._take_answers, answers))
-                    time.sleep(_PAUSE_S)  # for the next to be several
+                    time.sleep(pause_s)  # for the next to be several
         except BaseException as error:
             self._inbox.put(functools.partial(self._fail, error))
 
@@ -193,8 +194,8 @@ class FreeEpisodes:
         elif len(episode.digests) < len(episode.replies):
             self._calls.append(episode.next_call())
         else:
-            tokens = episode.next_prompt().tokens
-            self._requests.append(ReplyRequest(episode.name, tokens, episode.next_seed, batch.spec))
+            request = ReplyRequest(episode.name, episode.next_tokens(), episode.next_seed, batch.spec)
+            self._requests.append(request)
 
     def _take_replies(self, replies: Sequence[Replied]) -> None:
         for name, completion in replies:

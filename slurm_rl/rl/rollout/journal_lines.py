@@ -25,7 +25,8 @@ from slurm_rl.envs.worker import Snapshot
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rl.groups import Completion, with_calls
 
-_LEFT_OUT: tuple[tuple[str, Any], ...] = (("content", ""), ("agent", None), ("begins", False), ("rewards", {}))
+_LEFT_OUT: dict[str, Any] = {"content": "", "agent": None, "begins": False, "rewards": {}, "calls": ()}
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class TurnPlace(NamedTuple):
@@ -174,8 +175,10 @@ def _parse_reply(row: Mapping[str, Any]) -> Completion:
 
 def _fields(of: Completion | Step) -> dict[str, Any]:
     """Without those of lists, of tools and of agents that are empty."""
-    fields = {**vars(of), "calls": [vars(call) for call in of.calls]}
-    return {name: value for name, value in fields.items() if value != [] and (name, value) not in _LEFT_OUT}
+    found = {name: value for name, value in vars(of).items() if value != [] and value != _LEFT_OUT.get(name, [])}
+    if of.calls:
+        found["calls"] = [vars(call) for call in of.calls]
+    return found
 
 
 def _at(at: TurnPlace) -> dict[str, int]:
@@ -201,7 +204,7 @@ def _unpack(kind: str, text: str) -> list[Any]:
 
 
 def _render(row: Mapping[str, Any]) -> bytes:
-    text = json.dumps(row, separators=(",", ":")).encode()
+    text = _encode(row).encode()
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
 

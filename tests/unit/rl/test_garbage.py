@@ -1,0 +1,47 @@
+"""The driver's collector of cycles: what a step leaves is gone with it, and nothing is looked through in between."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from slurm_rl.rl.loop.garbage import collect_rarely, collect_step
+
+
+@pytest.fixture(autouse=True)
+def rarely() -> Iterator[None]:
+    before = gc.get_threshold()
+    collect_rarely()
+    gc.collect()
+    yield
+    gc.set_threshold(*before)
+
+
+class Node:
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_a_step_left_in_a_cycle_is_gone_with_it() -> None:
+    left = weakref.ref(Node())
+    assert left() is not None
+    collect_step()
+    assert left() is None
+
+
+def test_thousands_of_lists_under_way_are_not_looked_through() -> None:
+    begun: list[str] = []
+
+    def note(phase: str, info: dict[str, Any]) -> None:
+        begun.append(phase)
+
+    gc.callbacks.append(note)
+    try:
+        under_way = [[number] for number in range(50_000)]
+    finally:
+        gc.callbacks.remove(note)
+    assert len(under_way) == 50_000 and not begun
