@@ -12,6 +12,7 @@ import pytest
 
 from tests.killed_game.game import PATIENCE_S, Game
 from tests.killed_game.modes import MODES
+from tests.killed_game.program_game import ProgramGame
 from tests.slurm.cluster import Cluster, wait_until
 from tests.slurm.light.runs import LightRun
 from tests.slurm.submitting import cli
@@ -78,3 +79,25 @@ def test_whatever_befalls_its_job_in_a_turn_a_game_goes_on(
     assert run.wait_for_end(timeout_s=PATIENCE_S)["state"] == "finished"
     assert len(run.outcomes) == len(befalls) + 1
     mode.check(game, lefts, whole)
+
+
+def test_programs_that_play_go_on_after_a_requeue(
+    cluster: Cluster, shared_dir: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In turn 1 of the third step: what they had been told is told again."""
+    free = MODES["free"]
+    whole = ProgramGame(tmp_path_factory.mktemp("whole-programs"))
+    whole.finish()
+    game = ProgramGame(shared_dir / "programs", "+cluster=slurm_cpu", "job.max_failures=2")
+    game.hold(2, 1)
+    done = cli(cluster, game.run.path.parent, *game.words)
+    assert done.returncode == 0, done.stderr
+    run = LightRun.open(cluster, game.run.path)
+    wait_until(lambda: game.is_held(2), "turn 1 of step 2", timeout_s=PATIENCE_S)
+    requeue(run, 1)
+    run.wait_for_events("attempt/ended", 1, timeout_s=PATIENCE_S)
+    left = free.left(game)
+    assert any((at.step, at.turn) == (2, 1) for at in left.sampled)
+    game.release()
+    assert run.wait_for_end(timeout_s=PATIENCE_S)["state"] == "finished"
+    free.check(game, [left], whole)

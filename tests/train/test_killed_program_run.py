@@ -8,8 +8,9 @@ import pytest
 
 from slurm_rl.jsonl import read_rows
 from tests.killed_game.game import PATIENCE_S
-from tests.killed_game.modes import MODES
+from tests.killed_game.modes import MODES, Mode
 from tests.killed_game.program_game import ProgramGame
+from tests.whole_run import exact_rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 FREE = MODES["free"]
@@ -50,3 +51,16 @@ def test_asked_to_stop_in_a_turn(tmp_path: Path, undisturbed: ProgramGame) -> No
     outcomes = [row["outcome"] for row in read_rows(game.run.events) if row["kind"] == "attempt/ended"]
     assert outcomes == ["checkpointed", "finished"]
     FREE.check(game, [left], undisturbed)
+
+
+def test_ahead_no_turn_of_a_saved_policy_is_lost(tmp_path: Path) -> None:
+    """Killed while a batch plays ahead of the one that is trained on; new weights wait for its programs."""
+    ahead = Mode(("rollout.max_staleness=1", "checkpoint.every=1"), waves=False, ahead=1)
+    game = ProgramGame(tmp_path, *ahead.words)
+    game.kill_in(2, 1, saved=1)
+    left = ahead.left(game)
+    assert left.saved == 1 and {at.step for at in left.sampled} == {1, 2}
+    game.finish()
+    ahead.check(game, [left], game)
+    steps = [row for row in exact_rows(game.run.path) if row["stage"] == "grpo"]
+    assert [row["rollout/staleness"] for row in steps] == [0, 1, 1, 1]
