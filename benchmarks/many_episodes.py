@@ -2,7 +2,7 @@
 
     python -m benchmarks.many_episodes                                  10,000 in flight, environments of 0.1 to 5 s
     python -m benchmarks.many_episodes --seconds 300                    the same, ended so long after the first batch
-    python -m benchmarks.many_episodes --episodes 400 --steps 100 --speed 50  memory over 100 steps
+    python -m benchmarks.many_episodes --steps 100 --speed 3            memory over 100 steps, in 20 minutes
 
 Engines are Ray actors of this machine that sleep as long as sampling would take (`--slots` places each, log-normal
 times), environments are processes that await as long as a tool would. All else is what a run has: FreeEpisodes, the
