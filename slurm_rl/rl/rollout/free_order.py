@@ -33,9 +33,9 @@ from slurm_rl.rl.rollout.episode import (
     Episode,
     Limits,
     note_answer,
-    note_reply,
 )
 from slurm_rl.rl.rollout.journal import BatchJournal, Journal
+from slurm_rl.rl.rollout.journal_lines import render_reply
 from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler, linger_s
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
@@ -202,7 +202,7 @@ class FreeEpisodes:
             if name in self._under_way:
                 episode, batch = self._under_way[name]
                 episode.add_reply(completion)
-                batch.lines.append(note_reply(episode))
+                batch.lines.append(render_reply(episode.turn, completion))
                 batch.num_events += 1
                 self._go_on(episode, batch)
 

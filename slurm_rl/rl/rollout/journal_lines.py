@@ -25,7 +25,9 @@ from slurm_rl.envs.worker import Snapshot
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rl.groups import Completion, with_calls
 
-_LEFT_OUT: dict[str, Any] = {"content": "", "agent": None, "begins": False, "rewards": {}, "calls": ()}
+_ALWAYS = {"token_ids", "logprobs", "text", "truncated", "weight_version"}
+_ALWAYS |= {"observation", "reward", "done", "scores", "agent"}
+"""Fields that are written whatever they say; the others where they say something."""
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -175,7 +177,7 @@ def _parse_reply(row: Mapping[str, Any]) -> Completion:
 
 def _fields(of: Completion | Step) -> dict[str, Any]:
     """Without those of lists, of tools and of agents that are empty."""
-    found = {name: value for name, value in vars(of).items() if value != [] and value != _LEFT_OUT.get(name, [])}
+    found = {name: value for name, value in vars(of).items() if value or name in _ALWAYS}
     if of.calls:
         found["calls"] = [vars(call) for call in of.calls]
     return found

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.data.tokenize import EncodedPrompt
-from slurm_rl.envs.environment import Step
+from slurm_rl.envs.environment import Step, ToolCall
 from slurm_rl.envs.facts import Facts
 from slurm_rl.envs.worker import Snapshot
 from slurm_rl.errors import ConfigError
@@ -66,6 +66,18 @@ LINES = [
     render_reply(at(0, 1), reply()),
     render_verdict(0, 1, {"value": 0.25, "parts": {}}),
 ]
+
+
+FULL = Completion([1], [-1.0], "x", True, 2, [2], content="c", calls=(ToolCall("add", "{}", "3"),))
+STEPS = [Step("", 0.0, True), Step("a", None, False, {}, (ToolCall("add", "{}"),), "", True, {"black": 0.0})]
+
+
+@pytest.mark.parametrize("said", [Completion([], [], "", False, 0), FULL])
+@pytest.mark.parametrize("step", STEPS)
+def test_every_field_comes_back_also_one_that_says_nothing(said: Completion, step: Step) -> None:
+    rows, _ = parse_lines(render_reply(at(0), said) + render_outcome(at(0), step, None))
+    [history] = build_histories(rows, None).values()
+    assert history.replies == [said] and history.outcomes == [step]
 
 
 def test_what_was_written_comes_back_in_every_bit(tmp_path: Path) -> None:
