@@ -26,7 +26,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,6 +42,7 @@ from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.free_order import FreeBatch, FreeEpisodes
 from slurm_rl.rl.rollout.journal import Journal
 from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
+from slurm_rl.rl.rollout.reply_server import ReplyAddress, ReplyServer
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.train.stop import StopFlag, Timer
@@ -53,7 +54,7 @@ MEAN_TURNS = 4
 
 
 class SleepingEngine:
-    """A rollout engine's two methods for single replies, without a model."""
+    """A rollout engine's methods for single replies, without a model."""
 
     def __init__(self, slots: int, mean_s: float, spread: float) -> None:
         self.mean_s, self.spread = mean_s, spread
@@ -62,9 +63,13 @@ class SleepingEngine:
         self.under_way: list[tuple[float, str, int]] = []
         self.taken: list[tuple[float, float]] = []
         """When replies began and ended."""
+        self.server = ReplyServer(cast(Any, self), "127.0.0.1")
 
     def ready(self) -> bool:
         return True
+
+    def open_replies(self) -> ReplyAddress:
+        return self.server.address()
 
     def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         random = np.random.default_rng([request.seed for request in requests])

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import queue
 import socket
 import threading
 import time
@@ -32,10 +31,10 @@ from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.envs import worker
 from slurm_rl.envs.environments import Environments
 from slurm_rl.envs.facts import Refused
-from slurm_rl.envs.wire import Wire
 from slurm_rl.envs.worker import Answer, Begun, Call, NextCall
 from slurm_rl.errors import ConfigError, RewardError
 from slurm_rl.rewards.results import Failure
+from slurm_rl.wire import Outbox, Wire
 
 _GRACE_S = 1.0
 """A step that awaits ends itself at its deadline, and then says so."""
@@ -65,16 +64,11 @@ class _Process:
     """Episodes whose worlds are there."""
     heard_at: float = 0.0
     is_trying: bool = False
-    outbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    outbox: Outbox = field(init=False)
+    """Who does not read, since its step hangs, must hold up nobody."""
 
     def __post_init__(self) -> None:
-        threading.Thread(target=self._write, name="environment-calls", daemon=True).start()
-
-    def _write(self) -> None:
-        """In a thread: who does not read, since its step hangs, must hold up nobody."""
-        with contextlib.suppress(OSError, ValueError):
-            while (asked := self.outbox.get()) is not None:
-                self.wire.send(asked)
+        self.outbox = Outbox(self.wire)
 
     def ask(self, calls: Sequence[Call]) -> None:
         if not self.open:
@@ -114,7 +108,7 @@ class _Process:
                 self.ask(self.parts.popleft())
 
     def end(self) -> None:
-        self.outbox.put(None)
+        self.outbox.close()
         self.process.kill()
         self.process.join(_END_S)
         self.wire.close()

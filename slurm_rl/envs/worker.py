@@ -21,9 +21,9 @@ from slurm_rl.envs.environment import Reply, Row, Step
 from slurm_rl.envs.facts import Refused, read_facts
 from slurm_rl.envs.steps import SHOWN_CHARS, Outcome, check_step, digest_step
 from slurm_rl.envs.tools import MakeToolEnvironment
-from slurm_rl.envs.wire import Wire
 from slurm_rl.functions.load import load_function
 from slurm_rl.rewards.results import Failure
+from slurm_rl.wire import Wire
 
 
 class Snapshot(NamedTuple):

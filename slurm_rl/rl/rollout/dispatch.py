@@ -32,6 +32,7 @@ from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failu
 
 if TYPE_CHECKING:
     from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
+    from slurm_rl.rl.rollout.reply_server import ReplyAddress
 
 _CHUNKS_OF_A_BATCH = 4
 """Chunks that an engine gets of each batch, at the least, where there are prompts enough."""
@@ -55,8 +56,12 @@ class RolloutEngine(Protocol):
             seeds: one a prompt, in 0 .. 2^63 - 1; they alone decide the random numbers, not the rest of the batch.
         """
 
+    def open_replies(self) -> ReplyAddress:
+        """Where a ReplyServer takes requests for single replies, for engines that take requests at any time; that one
+        alone calls the two methods below. Raises what ended the sampling."""
+
     def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
-        """Begin to sample single replies beside all that is in flight; for engines that take requests at any time.
+        """Begin to sample single replies beside all that is in flight.
 
         Args:
             client: names who asks, and who alone gets them.

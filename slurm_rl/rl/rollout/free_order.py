@@ -36,11 +36,14 @@ from slurm_rl.rl.rollout.episode import (
 )
 from slurm_rl.rl.rollout.journal import BatchJournal, Journal
 from slurm_rl.rl.rollout.journal_lines import render_reply
-from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler, linger_s
+from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler
+from slurm_rl.rl.rollout.reply_server import LINGER_S
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
 
 _LISTEN_S = 0.5
+_REST = 4
+"""The thread of all episodes waits for more to do as many times as long as it worked: a fifth of a core at the most."""
 
 
 @dataclass(eq=False)
@@ -134,28 +137,29 @@ class FreeEpisodes:
     # ---- the thread of all episodes ------------------------------------------------------------
 
     def _loop(self) -> None:
-        pause_s, flushed_at = linger_s(len(self.sampler.engines)), float("-inf")
+        go_on_at = float("-inf")
         while True:
             todo = self._inbox.get()
             try:
+                # What comes meanwhile goes out in the same messages.
+                time.sleep(max(go_on_at - time.monotonic(), 0.0))
+                began = time.thread_time()
                 todo()
-                # What comes meanwhile goes out in the same calls.
-                time.sleep(max(flushed_at + pause_s - time.monotonic(), 0.0))
                 while not self._inbox.empty():
                     self._inbox.get()()
                 self._flush()
-                flushed_at = time.monotonic()
+                # However many episodes and engines: the more there is to do, the more is done at a time.
+                go_on_at = time.monotonic() + max(LINGER_S, _REST * (time.thread_time() - began))
             except BaseException as error:  # whoever waits for a batch must hear of it
                 self._fail(error)
 
     def _listen(self) -> None:
         """A thread of its own, since what environments and engines say comes by two ways."""
-        pause_s = linger_s(len(self.sampler.engines)) / 4
         try:
             while not self.pool.is_closed:
                 if answers := self.pool.listen(_LISTEN_S):
                     self._inbox.put(functools.partial(self._take_answers, answers))
-                    time.sleep(pause_s)  # for the next to be several
+                    time.sleep(LINGER_S)  # for the next to be several
         except BaseException as error:
             self._inbox.put(functools.partial(self._fail, error))
 

@@ -1,7 +1,7 @@
 """Single replies from engines that take requests at any time, each as soon as it has ended.
 
     ask([ReplyRequest(...), ...])  ->  the engine of its episode, else the one with the fewest in flight
-    a poll an engine               ->  what has ended since the last one: a call for many replies
+    a connection an engine         ->  what has ended since the last message (reply_server.py)
 
 A request that went down with its engine is asked again of the successor: its seed decides its tokens, not the time.
 """
@@ -10,33 +10,22 @@ from __future__ import annotations
 
 import functools
 import threading
-import uuid
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from slurm_rl.data.tool_syntax import ToolSyntax
+from slurm_rl.errors import TrainingError
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.rl.rollout.reply_link import Heard, ReplyLink, ReplyListener
+from slurm_rl.rl.rollout.reply_server import ReplyAddress
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, name_failure
 
-LONGEST_WAIT_S = 60.0
-"""Of a poll; an engine that samples nothing in this time has no beat, and its node's agent finds it late."""
-_LINGER_S = 0.01
-"""So long for each engine of the run requests and replies wait for others to go with: a call to an actor costs the
-driver a tenth of a millisecond and more."""
-_LONGEST_LINGER_S = 0.1
-
-
-def linger_s(num_engines: int) -> float:
-    """With many engines each has the fewer replies in that time.
-
-    >>> linger_s(1), linger_s(8), linger_s(64)
-    (0.01, 0.08, 0.1)
-    """
-    return min(_LINGER_S * num_engines, _LONGEST_LINGER_S)
+_MOST_TRIES, _PAUSE_S = 3, 1.0
+"""Of connecting to an engine that lives, and of connections that end without a reply."""
 
 
 class ReplyRequest(NamedTuple):
@@ -78,12 +67,15 @@ class ReplySampler:
         refuse: Callable[[Sequence[Refused]], None] = lambda refused: None,
     ) -> None:
         self.sampler, self.post, self.deliver, self.fail, self.refuse = sampler, post, deliver, fail, refuse
-        self._client = uuid.uuid4().hex
         self._in_flight: dict[str, dict[str, ReplyRequest]] = defaultdict(dict)
         self._homes: dict[str, str] = {}
         """Engine of each episode, which has its keys and values."""
-        self._polled: set[str] = set()
-        self._reviving: set[str] = set()
+        self._links: dict[str, ReplyLink] = {}
+        self._listener = ReplyListener(lambda *heard: post(functools.partial(self._take, *heard)))
+        self._opening: set[str] = set()
+        self._engines: dict[str, Actor] = {}
+        """To which the last connections were."""
+        self._num_breaks: dict[str, int] = defaultdict(int)
 
     def ask(self, requests: Sequence[ReplyRequest]) -> None:
         """Ask for replies; returns at once."""
@@ -93,8 +85,10 @@ class ReplySampler:
             self._in_flight[home][request.episode] = request
             shares[home].append(request)
         for name, share in shares.items():
-            if name not in self._reviving:
-                self._send(self._engine(name), share)
+            if name in self._links:
+                self._links[name].send(share)
+            else:
+                self._open(name)
 
     def forget(self, episode: str) -> None:
         """No request of it will come again."""
@@ -108,70 +102,90 @@ class ReplySampler:
     def _engine(self, name: str) -> Actor:
         return next(engine for engine in self.sampler.engines if engine.name == name)
 
-    def _send(self, engine: Actor, share: Sequence[ReplyRequest]) -> None:
-        self._call(engine, engine.handle.begin_replies, (self._client, list(share)), lambda it: self._begun(engine, it))
-        if engine.name not in self._polled:
-            self._poll(engine)
+    def _open(self, name: str) -> None:
+        """Connect to an engine, in another thread; what is in flight then goes there."""
+        if name not in self._opening:
+            self._opening.add(name)
+            threading.Thread(target=self._connect, args=(name,), name=f"connect-{name}", daemon=True).start()
 
-    def _begun(self, engine: Actor, refused: Sequence[Refused]) -> None:
-        in_flight = self._in_flight[engine.name]
-        self.refuse([one for one in refused if in_flight.pop(one[0], None) is not None])
-
-    def _poll(self, engine: Actor) -> None:
-        self._polled.add(engine.name)
-        self._call(
-            engine,
-            engine.handle.take_replies,
-            (self._client, LONGEST_WAIT_S, linger_s(len(self.sampler.engines))),
-            lambda replies: self._take(engine, replies),
-        )
-
-    def _call(self, engine: Actor, method: Any, args: tuple[Any, ...], done: Callable[[Any], None]) -> None:
-        def end(answer: Future[Any]) -> None:
-            error = answer.exception()
-            if error is None:
-                done(answer.result())
-            else:
-                self._lose(engine, error)
-
+    def _connect(self, name: str) -> None:
         try:
-            answer: Future[Any] = method.remote(*args).future()
-        except Exception as error:  # such as an engine known to be dead
-            self._lose(engine, error)
-            return
-        # Ray calls back in a thread that must not wait.
-        answer.add_done_callback(lambda it: self.post(lambda: end(it)))
+            link = self._reach(name)
+        except BaseException as error:
+            self.post(functools.partial(self._give_up, name, error))
+        else:
+            self.post(functools.partial(self._begin, link))
 
-    def _take(self, engine: Actor, replies: Sequence[Replied]) -> None:
-        in_flight = self._in_flight[engine.name]
-        self.deliver([reply for reply in replies if in_flight.pop(reply[0], None) is not None])
-        self._polled.discard(engine.name)
-        if in_flight:
-            self._poll(engine)
-
-    def _lose(self, engine: Actor, error: BaseException) -> None:
-        """Have it replaced in another thread, or end the sampling."""
-        if self._engine(engine.name).handle is not engine.handle or engine.name in self._reviving:
-            return  # its successor is there, or on its way
-        failure, care = name_failure(error, engine.name, "sampling"), self.sampler.care
-        if not isinstance(failure, ActorLost) or care is None:
-            self.fail(failure)
-            return
-        failure.handle = engine.handle
-        self._reviving.add(engine.name)
-        self._polled.discard(engine.name)
-
-        def revive(lost: ActorLost = failure) -> None:
+    def _reach(self, name: str) -> ReplyLink:
+        for left in reversed(range(_MOST_TRIES)):
+            address = self._find_address(name)
             try:
-                care.recover(lost)
-            except BaseException as refused:
-                self.post(functools.partial(self.fail, refused))
-            else:
-                self.post(lambda: self._send_again(engine.name))
+                return ReplyLink(name, address)
+            except (OSError, EOFError) as error:  # perhaps it died just now, which Ray says then
+                if not left:
+                    raise TrainingError(
+                        f"the driver must reach {name} at {address.host}, port {address.port}",
+                        seen=f"{error!r}",
+                        action="let the nodes of a job reach each other on all ports, as Ray has to",
+                    ) from None
+                time.sleep(_PAUSE_S)
+        raise AssertionError
 
-        threading.Thread(target=revive, name=f"revive-{engine.name}", daemon=True).start()
+    def _find_address(self, name: str) -> ReplyAddress:
+        """Of the engine as it was last, or of its successor: that one is not asked before it has the newest weights."""
+        timeout_s = self.sampler.timeout_s
+        while True:
+            engine = self._engines.setdefault(name, self._engine(name))
+            try:
+                found: ReplyAddress = engine.handle.open_replies.remote().future().result(timeout_s)
+                return found
+            except TimeoutError:
+                raise TrainingError(
+                    f"{name} must take requests within {timeout_s:g} s",
+                    seen="no answer",
+                    action="raise trainer.step_timeout_s if the work is only slow; else see the attempt's ray logs",
+                ) from None
+            except Exception as error:
+                failure = name_failure(error, name, "sampling")
+            if not isinstance(failure, ActorLost) or self.sampler.care is None:
+                raise failure
+            failure.handle = engine.handle
+            self.sampler.care.recover(failure)
+            del self._engines[name]
 
-    def _send_again(self, name: str) -> None:
-        self._reviving.discard(name)
-        if share := list(self._in_flight[name].values()):
-            self._send(self._engine(name), share)
+    def _begin(self, link: ReplyLink) -> None:
+        self._opening.discard(link.name)
+        self._links[link.name] = link
+        self._listener.add(link)
+        if share := list(self._in_flight[link.name].values()):
+            link.send(share)
+
+    def _take(self, heard: Heard, ended: Sequence[ReplyLink]) -> None:
+        delivered: list[Replied] = []
+        for link, (replies, refused) in heard:
+            self._num_breaks[link.name] = 0
+            in_flight = self._in_flight[link.name]
+            self.refuse([one for one in refused if in_flight.pop(one[0], None) is not None])
+            delivered += [reply for reply in replies if in_flight.pop(reply[0], None) is not None]
+        self.deliver(delivered)
+        for link in ended:
+            self._close(link)
+
+    def _close(self, link: ReplyLink) -> None:
+        """The connection has ended; the engine, asked by Ray, says why."""
+        link.close()
+        name = link.name
+        del self._links[name]
+        self._num_breaks[name] += 1
+        if self._num_breaks[name] > _MOST_TRIES:
+            self.fail(
+                TrainingError(
+                    f"the connection to {name} for replies must hold", seen=f"{_MOST_TRIES} ends of it without a reply"
+                )
+            )
+        elif self._in_flight[name]:
+            self._open(name)
+
+    def _give_up(self, name: str, error: BaseException) -> None:
+        self._opening.discard(name)
+        self.fail(error)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.rollout.episode import Limits
-from slurm_rl.rl.rollout.replies import ReplyRequest
+from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
+from slurm_rl.rl.rollout.reply_server import ReplyServer
 from slurm_rl.rl.rollout.sampling import seed_prompts
 from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.train.stop import StopFlag
@@ -39,8 +42,31 @@ def sample(seed: int, tokens: Sequence[int], version: int = 3) -> Completion:
     return Completion([ord(letter) for letter in said], [-draw.random() for _ in said], said, False, version)
 
 
-class Engine:
-    """An actor's handle: begins replies, and gives those that have ended in an order of its own.
+class ServedEngine:
+    """An actor's handle, in this process: Ray's calls are a stand-in, the connection for replies is the real one.
+
+    Subclasses have the methods `begin_replies` and `take_replies` of a RolloutEngine.
+    """
+
+    @cached_property
+    def server(self) -> ReplyServer:
+        return ReplyServer(cast(Any, self), "127.0.0.1")
+
+    @property
+    def open_replies(self) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._open)
+
+    def _open(self) -> SimpleNamespace:
+        answer: Future[Any] = Future()
+        try:
+            answer.set_result(self.server.address())
+        except BaseException as error:
+            answer.set_exception(error)
+        return SimpleNamespace(future=lambda: answer)
+
+
+class Engine(ServedEngine):
+    """Begins replies, and gives those that have ended in an order of its own.
 
     Args:
         lives: so many replies, and then it is dead.
@@ -49,49 +75,30 @@ class Engine:
     def __init__(self, order: int = 0, lives: int = 10**9, version: int = 3) -> None:
         self.asked: list[ReplyRequest] = []
         self.random, self.lives, self.version = random.Random(order), lives, version
-        self._waiting: list[ReplyRequest] = []
+        self._waiting: defaultdict[str, list[ReplyRequest]] = defaultdict(list)
+        """By who asks."""
         self._lock = threading.Condition()
 
-    @property
-    def begin_replies(self) -> SimpleNamespace:
-        return SimpleNamespace(remote=self._begin)
-
-    @property
-    def take_replies(self) -> SimpleNamespace:
-        return SimpleNamespace(remote=self._take)
-
-    def _begin(self, client: str, requests: Sequence[ReplyRequest]) -> Any:
+    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         with self._lock:
-            self._waiting += requests
+            self._waiting[client] += requests
             self.asked += requests
-            self._lock.notify()
-        return _ended([])
+            self._lock.notify_all()
+        return []
 
-    def _take(self, client: str, wait_s: float, linger_s: float) -> Any:
-        answer: Future[Any] = Future()
+    def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
+        with self._lock:
+            waiting = self._waiting[client]
+            self._lock.wait_for(lambda: waiting or not self.lives, timeout=30)
+            self.random.shuffle(waiting)
+            count = min(self.random.randint(1, 3), len(waiting), self.lives)
+            taken, waiting[:count] = waiting[:count], []
+            self.lives -= count
+        if count == 0:
+            import ray
 
-        def end() -> None:
-            with self._lock:
-                self._lock.wait_for(lambda: self._waiting or not self.lives, timeout=30)
-                self.random.shuffle(self._waiting)
-                count = min(self.random.randint(1, 3), len(self._waiting), self.lives)
-                taken, self._waiting = self._waiting[:count], self._waiting[count:]
-                self.lives -= count
-            if count == 0:
-                import ray
-
-                answer.set_exception(ray.exceptions.ActorDiedError())
-                return
-            answer.set_result([(it.episode, sample(it.seed, it.prompt.token_ids, self.version)) for it in taken])
-
-        threading.Thread(target=end, daemon=True).start()
-        return SimpleNamespace(future=lambda: answer)
-
-
-def _ended(value: Any) -> Any:
-    answer: Future[Any] = Future()
-    answer.set_result(value)
-    return SimpleNamespace(future=lambda: answer)
+            raise ray.exceptions.ActorDiedError
+        return [(it.episode, sample(it.seed, it.prompt.token_ids, self.version)) for it in taken]
 
 
 class WaveEngine:

@@ -22,6 +22,7 @@ from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.rl.rollout.episodes import Episodes
 from slurm_rl.rl.rollout.free_order import FreeEpisodes
 from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.rl.rollout.replies import Refused, ReplyRequest
 from slurm_rl.run_dir import write_json
 from slurm_rl.train.stop import Timer
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
@@ -49,9 +50,9 @@ class WatchedEngine(Engine):
         super().__init__(order=os.getpid())
         self.watched = watched
 
-    def _begin(self, client: str, requests: Any) -> Any:
+    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         self.watched.note([request.seed for request in requests], self.version)
-        return super()._begin(client, requests)
+        return super().begin_replies(client, requests)
 
 
 class WatchedWaves(WaveEngine):

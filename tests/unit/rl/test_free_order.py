@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from slurm_rl.rl.groups import Group
 from slurm_rl.rl.rollout.episodes import Episodes
 from slurm_rl.rl.rollout.free_order import FreeEpisodes
 from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.rollout.replies import ReplyRequest
+from slurm_rl.rl.rollout.replies import Replied, ReplyRequest
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost
 from slurm_rl.train.stop import Timer
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of
@@ -173,8 +173,9 @@ def test_a_lost_engine_is_replaced_and_its_requests_are_asked_again(in_waves: li
 
 def test_a_batch_that_does_not_get_on_is_told_and_a_stop_ends_the_waiting(tmp_path: Path) -> None:
     class Silent(Engine):
-        def _take(self, client: str, wait_s: float, linger_s: float) -> Any:
-            return SimpleNamespace(future=lambda: Future())
+        def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
+            time.sleep(wait_s)
+            return []
 
     with pool_of("Counted") as pool:
         with pytest.raises(TrainingError, match="15 that are under way"):

@@ -6,7 +6,6 @@ import queue
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,10 +22,11 @@ from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.loop.step_metrics import sampling_metrics
 from slurm_rl.rl.rollout.programs import Programs
-from slurm_rl.rl.rollout.replies import ReplyRequest
+from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
 from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.train.stop import Timer
 from tests.unit.endpoint.kit import BOUNDS, make_renderer, sampled
+from tests.unit.rl.episode_kit import ServedEngine
 
 SPEC = SamplingSpec(num_completions=2, max_tokens=12, temperature=1.0, top_p=1.0, seed=7)
 # Speaks HTTP by itself: an import of openai takes a second.
@@ -51,18 +51,15 @@ else:
 """
 
 
-class Engine:
-    """A sampler with one engine: replies `a`, then `b`, then `c`, by how often the policy was told no."""
+class Engine(ServedEngine):
+    """A sampler with one engine, itself: replies `a`, then `b`, then `c`, by how often the policy was told no."""
 
     def __init__(self, say: Callable[[str], str] = lambda text: "abc"[text.count("no")]) -> None:
         self.say = say
         self.cluster: Any = SimpleNamespace(stop=self, while_waiting=lambda: None)
         self.seeds: list[int] = []
         self.is_stopped = False
-        handle = SimpleNamespace(
-            begin_replies=SimpleNamespace(remote=self._begin), take_replies=SimpleNamespace(remote=self._take)
-        )
-        self.engines, self.care = [Actor("rollout-0", handle)], None
+        self.engines, self.care, self.timeout_s = [Actor("rollout-0", self)], None, 60.0
         self._ended: queue.SimpleQueue[tuple[str, Completion]] = queue.SimpleQueue()
 
     def check(self) -> None:
@@ -72,22 +69,15 @@ class Engine:
     def is_set(self) -> bool:
         return self.is_stopped
 
-    def _begin(self, client: str, requests: Sequence[ReplyRequest]) -> Any:
+    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         for request in requests:
             self.seeds.append(request.seed)
             text = "".join(map(chr, request.prompt.token_ids))
             self._ended.put((request.episode, sampled(self.say(text))))
-        return _answered(list)
+        return []
 
-    def _take(self, client: str, wait_s: float, linger_s: float) -> Any:
-        return _answered(lambda: [self._ended.get(timeout=wait_s)])
-
-
-def _answered(find: Callable[[], Any]) -> Any:
-    """A call of an actor, whose answer comes in a thread."""
-    answer: Future[Any] = Future()
-    threading.Thread(target=lambda: answer.set_result(find()), daemon=True).start()
-    return SimpleNamespace(future=lambda: answer)
+    def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
+        return [self._ended.get(timeout=wait_s)]
 
 
 class Scorer:

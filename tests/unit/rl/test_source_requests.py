@@ -24,7 +24,7 @@ from slurm_rl.rl.rollout import programs
 from slurm_rl.rl.rollout.episodes import Episodes
 from slurm_rl.rl.rollout.free_order import FreeEpisodes
 from slurm_rl.rl.rollout.mixture import Mixture, Part
-from slurm_rl.rl.rollout.replies import ReplyRequest
+from slurm_rl.rl.rollout.replies import Refused, ReplyRequest
 from slurm_rl.rl.rollout.single_turn import Rollouts
 from tests.unit.endpoint.kit import BOUNDS, make_renderer
 from tests.unit.rl import test_programs
@@ -72,9 +72,9 @@ class Asked(test_programs.Engine):
         super().__init__()
         self.specs: list[SamplingSpec] = []
 
-    def _begin(self, client: str, requests: Sequence[ReplyRequest]) -> Any:
+    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         self.specs += [request.spec for request in requests]
-        return super()._begin(client, requests)
+        return super().begin_replies(client, requests)
 
 
 def test_what_a_program_asks_for_is_sampled_as_its_source() -> None:

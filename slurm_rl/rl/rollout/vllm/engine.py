@@ -16,6 +16,7 @@ from slurm_rl.node.processes import end_life_before
 from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
+from slurm_rl.rl.rollout.reply_server import ReplyAddress, ReplyServer
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine
 from slurm_rl.rl.rollout.vllm.ended_replies import EndedReplies
 from slurm_rl.rl.rollout.vllm.tool_calls import CallReaders, ToolCallReader, read_reply
@@ -46,6 +47,7 @@ class VLLMEngine:
             max_images: most images of one prompt; None for a text model.
             tools: how the model calls them; None where it has none.
         """
+        import ray
         from vllm import LLM
 
         end_life_before()
@@ -87,6 +89,7 @@ class VLLMEngine:
         self.llm.llm_engine.step = beating_step
         self.continuous = ContinuousEngine(self.llm.llm_engine) if rollout.continuous else None
         self.replies = EndedReplies(self.continuous) if self.continuous is not None else None
+        self.server = ReplyServer(self, ray.util.get_node_ip_address()) if self.continuous is not None else None
 
     def ready(self) -> bool:
         return True
@@ -107,6 +110,10 @@ class VLLMEngine:
             [self._completion(item, []) for item in sorted(output.outputs, key=lambda item: item.index)]
             for output in outputs
         ]
+
+    def open_replies(self) -> ReplyAddress:
+        assert self.server is not None, "asked of engines that take requests at any time"
+        return self.server.address()
 
     def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         assert self.replies is not None, "asked of engines that take requests at any time"
