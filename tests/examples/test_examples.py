@@ -76,6 +76,7 @@ def test_sft_then_dpo_in_the_number_format_of_a_gpu(tmp_path: Path) -> None:
     assert start.read_bytes() != left.read_bytes()
 
 
+@pytest.mark.slow
 def test_ppo_with_a_reward_model_that_was_trained(tmp_path: Path) -> None:
     sizes = (*SMALL, "model.dtype=bfloat16")
     ppo = (*sizes, "reward.model.dtype=bfloat16", "trainer.num_steps=3", "trainer.prompts_per_step=16")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.docs.metrics_page import find_unexplained
 from tests.examples.kit import run_readme
 from tests.killed_game.game import SIZES, Game
@@ -11,16 +13,28 @@ from tests.killed_game.story import effects, place_calls, read_left, read_traine
 from tests.whole_run import exact_rows
 
 
-def test_a_guessing_game(tmp_path: Path) -> None:
-    printed = run_readme("guessing_game", tmp_path, {"guessing_game_tiny": SIZES["guessing_game"]})
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("guessing_game")
+    printed = run_readme("guessing_game", folder, {"guessing_game_tiny": SIZES["guessing_game"]})
     assert "step 4, reward" in printed and "turn 1" in printed and "it said" in printed
-    rows = exact_rows(tmp_path / "runs/guessing_game")
+    return folder
+
+
+def test_a_guessing_game(folder: Path) -> None:
+    rows = exact_rows(folder / "runs/guessing_game")
     assert find_unexplained({key for row in rows for key in row}) == set()
     steps = [row for row in rows if row["stage"] == "grpo"]
     assert len(steps) == 4
     assert all(1 < row["episode/turns_mean"] <= 4 and 0 < row["episode/masked"] < 0.5 for row in steps)
     # Over all turns the policy says of each sampled token what the engine said.
     assert all(row["mismatch/max"] < 1e-4 for row in steps) and all(row["policy/grad_norm"] > 0 for row in steps)
+
+
+@pytest.mark.slow
+def test_a_killed_game_has_the_same_digits(folder: Path, tmp_path: Path) -> None:
+    """In every turn, at any time and in free order: tests/train/test_killed_game_run.py."""
+    rows = exact_rows(folder / "runs/guessing_game")
     killed = Game(tmp_path / "killed", world="HeldGuess")
     # In the third turn of the fourth step; the checkpoint is of two.
     killed.kill_in(3, 2)

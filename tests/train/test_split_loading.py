@@ -145,7 +145,7 @@ def test_a_reference_that_is_split_answers_as_a_whole_one(split: tuple[Path, lis
         assert (rank["reference"] == expected).all()  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["zero-3", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_a_rank_holds_little_more_than_its_part_while_it_loads(tmp_path: Path, backend: str) -> None:
     """At most 1.2 times its shard and one tensor; the smaller the model, the more everything else weighs."""
     write_model(tmp_path, 0.4, hidden_size=512, vocab_size=8000)
