@@ -42,8 +42,7 @@ from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
 
 _LISTEN_S = 0.5
-_REST = 4
-"""The thread of all episodes waits for more to do as many times as long as it worked: a fifth of a core at the most."""
+_REST, _LONGEST_PAUSE_S = 4, 0.1
 
 
 @dataclass(eq=False)
@@ -148,8 +147,7 @@ class FreeEpisodes:
                 while not self._inbox.empty():
                     self._inbox.get()()
                 self._flush()
-                # However many episodes and engines: the more there is to do, the more is done at a time.
-                go_on_at = time.monotonic() + max(LINGER_S, _REST * (time.thread_time() - began))
+                go_on_at = time.monotonic() + _find_pause(time.thread_time() - began)
             except BaseException as error:  # whoever waits for a batch must hear of it
                 self._fail(error)
 
@@ -245,3 +243,13 @@ class FreeEpisodes:
         self._requests.clear()
         for batch in batches:
             batch.done.set_exception(error)
+
+
+def _find_pause(worked_s: float) -> float:
+    """The more there is to do, the more is done at a time, which costs less; but nobody waits for longer than replies
+    and tools take anyway.
+
+    >>> _find_pause(0.001), _find_pause(0.01), _find_pause(1.0)
+    (0.01, 0.04, 0.1)
+    """
+    return min(max(LINGER_S, _REST * worked_s), _LONGEST_PAUSE_S)

@@ -19,6 +19,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
+from slurm_rl.strangers import Crowd
 from slurm_rl.wire import Wire
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ LINGER_S = 0.01
 _LONGEST_WAIT_S = 60.0
 """For a reply; an engine that samples nothing in this time has no beat, and its node's agent finds it late."""
 _PROVE_S = 30.0
+_MOST_STRANGERS = 64
+"""Who have not proven themselves yet; who holds most goes first."""
+_FULL_S = 0.1
 _NONCE_BYTES = 32
 
 
@@ -50,6 +54,8 @@ class ReplyServer:
         """What ended the sampling."""
         self._listener = socket.create_server((host, 0))
         self._address = ReplyAddress(host, self._listener.getsockname()[1], secrets.token_bytes(_NONCE_BYTES))
+        self._strangers: Crowd[socket.socket] = Crowd()
+        self._lock = threading.Lock()
         threading.Thread(target=self._accept, name="reply-connections", daemon=True).start()
 
     def address(self) -> ReplyAddress:
@@ -60,12 +66,25 @@ class ReplyServer:
 
     def _accept(self) -> None:
         while True:
-            end, _ = self._listener.accept()
+            try:
+                end, (peer, *_) = self._listener.accept()
+            except OSError:  # nobody can be let in for now: this process has no descriptor left
+                time.sleep(_FULL_S)
+                continue
+            with self._lock:
+                self._strangers.add(end, peer)
+                for stranger in self._strangers.choose(_MOST_STRANGERS):
+                    with contextlib.suppress(OSError):
+                        stranger.shutdown(socket.SHUT_RDWR)  # its thread closes it
             threading.Thread(target=self._serve, args=(end,), name="reply-requests", daemon=True).start()
 
     def _serve(self, end: socket.socket) -> None:
         with end, contextlib.suppress(OSError, EOFError):
-            prove(end, self._address.key, is_engine=True)
+            try:
+                prove(end, self._address.key, is_engine=True)
+            finally:
+                with self._lock:
+                    self._strangers.remove(end)
             _Client(self, Wire(end)).serve()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import secrets
 import socket
@@ -68,6 +69,18 @@ def test_who_knows_another_key_hears_nothing_and_says_nothing() -> None:
         end.sendall(end.recv(32))
         assert end.recv(1) == b""
     assert not engine.asked
+
+
+def test_strangers_who_hold_connections_keep_nobody_out() -> None:
+    engine = Engine()
+    address, before = engine.server.address(), threading.active_count()
+    with contextlib.ExitStack() as held:
+        for _ in range(500):
+            held.enter_context(socket.create_connection(address[:2]))
+        driver = Driver(engine)
+        driver.replies.ask(REQUESTS)
+        assert driver.run_until(len(REQUESTS)) == whole()
+        assert threading.active_count() < before + 100
 
 
 def test_an_engine_that_does_not_know_the_key_is_not_believed() -> None:
