@@ -15,6 +15,7 @@ from slurm_rl.rewards.results import Failure
 SHOWN_CHARS = 200
 _LONGEST_CHARS = 1_000_000
 """Of one observation; no context holds more."""
+_encode = json.JSONEncoder(sort_keys=True).encode
 
 Outcome: TypeAlias = Step | Failure
 
@@ -28,7 +29,7 @@ def digest_step(step: Step) -> int:
     said = [step.observation, step.reward, step.done, dict(step.scores)]
     if (step.agent, step.begins, step.rewards) != (None, False, {}):
         said += [step.agent, step.begins, dict(step.rewards)]
-    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
+    return zlib.crc32(_encode(said).encode())
 
 
 def check_step(step: Any) -> Outcome:

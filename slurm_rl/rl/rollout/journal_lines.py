@@ -63,14 +63,11 @@ def render_header(name: str, seed: int, facts: Mapping[str, Any]) -> bytes:
 
 def render_reply(at: TurnPlace, completion: Completion, asked: Mapping[str, Any] | None = None) -> bytes:
     fields = _fields(completion)
-    ids, logprobs = pack_ids(fields.pop("token_ids")), array("d", fields.pop("logprobs"))
-    row = {
-        "ids": ids,
-        "logprobs": _pack(logprobs),
-        **fields,
-        **({} if asked is None else {"asked": asked}),
-    }
-    return _render({"k": "reply", **_at(at), **row})
+    ids, logprobs = pack_ids(fields.pop("token_ids")), _pack(array("d", fields.pop("logprobs")))
+    row = {"k": "reply", **_at(at), "ids": ids, "logprobs": logprobs, **fields}
+    if asked is not None:
+        row["asked"] = asked
+    return _render(row)
 
 
 def render_outcome(at: TurnPlace, outcome: Outcome, snapshot: bytes | None) -> bytes:

@@ -52,7 +52,8 @@ class ReplyServer:
         self.engine = engine
         self.error: BaseException | None = None
         """What ended the sampling."""
-        self._listener = socket.create_server((host, 0))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
         self._address = ReplyAddress(host, self._listener.getsockname()[1], secrets.token_bytes(_NONCE_BYTES))
         self._strangers: Crowd[socket.socket] = Crowd()
         self._lock = threading.Lock()
