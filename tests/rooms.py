@@ -19,8 +19,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
 # From the ground up.
 ROOMS = [
     "errors", "disk", "hang", "meter", "jsonl", "holder", "lease", "filesystem", "run_dir", "nodes", "run_secret",
-    "beats", "strangers", "wire", "functions", "config", "external", "plan", "node", "doctor", "gate", "image", "goodput",
-    "report", "job",
+    "beats", "strangers", "wire", "functions", "config", "external", "plan", "node", "doctor", "gate", "image",
+    "goodput", "report", "job",
     "sweep", "launchers", "launchers_protocol", "launchers_session", "launchers_here",
     "launchers_slurm", "launchers_machines", "launchers_ray", "launchers_jobs",
     "slurm", "ray_jobs", "export", "site",
