@@ -9,18 +9,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.endpoint.episode import Bounds
 from slurm_rl.endpoint.programs import ADAPTERS, find_argv
-from slurm_rl.rl.rollout.replies import ReplyRequest
+from slurm_rl.rl.rollout.replies import Refused, ReplyRequest
 from tests.adapters_python import adapters_python
 from tests.unit.endpoint.test_tools import Engine as ToolEngine
 from tests.unit.endpoint.test_tools import called, complete
-from tests.unit.rl.test_programs import Engine, _answered, play_prompts
+from tests.unit.rl.test_programs import Engine, play_prompts
 
 VF_WORLD = f"{Path(__file__).with_name('vf_world.py')}:load_environment"
 
@@ -91,14 +90,14 @@ class Calling(Engine):
         super().__init__()
         self.tools = tools
 
-    def _begin(self, client: str, requests: Sequence[ReplyRequest]) -> Any:
+    def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         for request in requests:
             text = self.tools.tokenizer.decode(request.prompt.token_ids)
             first, second = re.findall(r"(\d+) \+ (\d+)\?", text)[-1]
             told = re.findall(r"<tool_response>\n(\d+)", text)
             said = told[-1] if told else called(first).replace("}}", f', "b": {second}}}}}')
             self._ended.put((request.episode, complete(self.tools.tokenizer, said, reads=request.tools is not None)))
-        return _answered(list)
+        return []
 
 
 @pytest.mark.slow
