@@ -63,6 +63,7 @@ def test_programs_in_the_sandbox(tmp_path: Path) -> None:
     assert all(0 < row["score/code"] < 1 and row["reward/failed"] == 0 for row in steps)
 
 
+@pytest.mark.slow
 def test_sft_then_dpo_in_the_number_format_of_a_gpu(tmp_path: Path) -> None:
     run_readme("sft_dpo", tmp_path, dict.fromkeys(("chats_sft_tiny", "chats_dpo_tiny"), ("model.dtype=bfloat16",)))
     losses = [row["eval/loss"] for row in rows_of(tmp_path / "runs/chats_sft", "eval")]

@@ -17,6 +17,8 @@ from slurm_rl.run_dir import RunDir
 from tests.examples.kit import ROOT, run_readme
 from tests.whole_run import exact_rows
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -63,7 +65,6 @@ def test_prompts_with_several_images_and_with_none_were_trained_on(run_dir: Path
     assert len(groups) == 3 * 8
 
 
-@pytest.mark.slow
 def test_gone_on_with_from_the_middle_it_ends_with_the_same_numbers(run_dir: Path, tmp_path: Path) -> None:
     """Images, bfloat16, rewards over HTTP, the reference: equal in every digit that is not a time.
 
