@@ -41,6 +41,9 @@ def test_who_sends_waits_for_nobody_and_nothing_is_lost_or_out_of_order() -> Non
 
     threading.Thread(target=send, daemon=True).start()
     assert done.wait(30), "15 MB were sent, and nobody read"
+    messages += [("while it empties", bytes(at)) for at in range(2000)]
+    later = threading.Thread(target=lambda: [outbox.put(message) for message in messages[500:]], daemon=True)
+    later.start()
     other, found = Wire(theirs), []
     while len(found) < len(messages):
         found += other.receive()

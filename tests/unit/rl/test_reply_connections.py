@@ -7,7 +7,6 @@ import queue
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -142,21 +141,25 @@ def test_what_breaks_an_engine_is_what_its_run_ends_with() -> None:
 def test_a_successor_is_asked_when_it_has_its_weights_whoever_replaced_the_engine() -> None:
     """Another thread finds an engine that hangs, and its successor stands in its place before it is ready."""
     old, fresh = Engine(lives=5), Engine()
-    proven = threading.Event()
+    waits, proven = threading.Event(), threading.Event()
 
     def recover(lost: ActorLost) -> None:
         assert lost.handle is old
+        waits.set()
         assert proven.wait(30)
 
     driver = Driver(old, care=SimpleNamespace(recover=recover))
-    driver.replies.ask(REQUESTS[:10])
-    driver.run_until(5)
+    driver.replies.ask(REQUESTS)
+    driver.inbox.get(timeout=30)()
+    assert driver.replies._links
     driver.sampler.engines[0] = Actor("rollout-0", fresh)
-    threading.Thread(target=lambda: (time.sleep(0.5), proven.set()), daemon=True).start()
-    driver.replies.ask(REQUESTS[10:])
-    while not proven.is_set():
+    driver.run_until(5)
+    while not waits.is_set():
         assert not fresh.asked
-        time.sleep(0.01)
+        with contextlib.suppress(queue.Empty):
+            driver.inbox.get(timeout=0.01)()
+    assert not fresh.asked
+    proven.set()
     assert driver.run_until(len(REQUESTS)) == whole()
 
 
