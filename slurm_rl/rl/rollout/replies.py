@@ -117,19 +117,20 @@ class ReplySampler:
             self.post(functools.partial(self._begin, link))
 
     def _reach(self, name: str) -> ReplyLink:
-        for left in reversed(range(_MOST_TRIES)):
+        left = _MOST_TRIES
+        while True:
             address = self._find_address(name)
             try:
                 return ReplyLink(name, address)
             except (OSError, EOFError) as error:  # perhaps it died just now, which Ray says then
-                if not left:
+                left -= 1
+                if left == 0:
                     raise TrainingError(
                         f"the driver must reach {name} at {address.host}, port {address.port}",
                         seen=f"{error!r}",
                         action="let the nodes of a job reach each other on all ports, as Ray has to",
                     ) from None
                 time.sleep(_PAUSE_S)
-        raise AssertionError
 
     def _find_address(self, name: str) -> ReplyAddress:
         """Of the engine as it was last, or of its successor: that one is not asked before it has the newest weights."""
