@@ -3,9 +3,9 @@
     driver  -> [ReplyRequest(...), ...]                       as they come up
     engine  -> ([(episode, Completion), ...], [(episode, why), ...])   what has ended, and what cannot be done
 
-A call of a Ray actor costs the driver about a millisecond, a message here a twentieth of it, and an engine has two a
-turn and more. Messages are pickled, so both sides first prove that they know the key, which went by Ray: HMAC-SHA256 of
-two random numbers, one of each side. Nothing is unpickled before that.
+A call of a Ray actor costs the driver much more than a message here (docs/benchmarks.md). Messages are pickled, so both
+sides first prove that they know the key, which went by Ray: HMAC-SHA256 of two random numbers, one of each side. Nothing
+is unpickled before that.
 """
 
 from __future__ import annotations

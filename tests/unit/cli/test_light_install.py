@@ -72,7 +72,7 @@ def test_light_verbs_are_light_and_quick(words: list[str], said: str, tmp_path: 
     done = run_light(tmp_path, *words)
     assert (done.returncode, done.stderr) == (0, "")
     assert said in done.stdout
-    # As seen: 0.2 times (prepare --help) to 6.8 times (--cfg job).
+    # As seen: 0.2 times (prepare --help) to 6.7 times (--cfg job).
     assert int((tmp_path / "calls").read_text()) < 10 * libraries_calls
 
 
