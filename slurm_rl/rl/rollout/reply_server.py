@@ -4,8 +4,8 @@
     engine  -> ([(episode, Completion), ...], [(episode, why), ...])   what has ended, and what cannot be done
 
 A call of a Ray actor costs the driver much more than a message here (docs/benchmarks.md). Messages are pickled, so both
-sides first prove that they know the key, which went by Ray: HMAC-SHA256 of two random numbers, one of each side. Nothing
-is unpickled before that.
+sides first prove that they know the key, which went by Ray: HMAC-SHA256 of two random numbers, one of each. Nothing is
+unpickled before that.
 """
 
 from __future__ import annotations
