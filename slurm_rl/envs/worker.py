@@ -34,8 +34,7 @@ class Snapshot(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True, kw_only=True)
-class Call:
+class Call(NamedTuple):
     """A reply on its way to the world of its episode."""
 
     episode: str

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.rewards.scorer import Scorer
-from slurm_rl.rl.groups import Group
+from slurm_rl.rl.groups import Completion, Group
 from slurm_rl.rl.rollout.episode import Episode
 from slurm_rl.rl.rollout.journal import BatchJournal
 from slurm_rl.rl.rollout.journal_lines import render_verdict
@@ -61,13 +60,12 @@ def gather_groups(
     prompts: Sequence[EncodedPrompt], episodes: Sequence[Episode], results: Sequence[RewardResult]
 ) -> list[Group]:
     """Groups in the order of the prompts, of episodes in order of place and member."""
-    found = [Group(prompt, [], []) for prompt in prompts]
+    completions: list[list[Completion]] = [[] for _ in prompts]
+    scored: list[list[RewardResult]] = [[] for _ in prompts]
     for episode, result in zip(episodes, results, strict=True):
-        group = found[episode.place]
-        found[episode.place] = replace(
-            group, completions=[*group.completions, episode.completion()], results=[*group.results, result]
-        )
-    return found
+        completions[episode.place].append(episode.completion())
+        scored[episode.place].append(result)
+    return [Group(*group) for group in zip(prompts, completions, scored, strict=True)]
 
 
 def item_of(episode: Episode) -> RewardItem:

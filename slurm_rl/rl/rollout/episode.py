@@ -165,12 +165,14 @@ class Episode:
     def _read(self, step: Step, render: TurnRenderer, limits: Limits) -> None:
         """What who replies next reads; or the end, where no reply would fit behind it."""
         agent = self.path.agent if step.agent is None else step.agent
-        path = next((path for path in reversed(self.paths) if path.agent == agent), None)
-        if path is None or step.begins:
+        # Of one agent the newest is the one that goes on.
+        others = (path for path in reversed(self.paths) if path.agent == agent)
+        known = self.path if agent == self.path.agent else next(others, None)
+        if known is None or step.begins:
             path = Path(render.begin(step.observation), agent, messages=as_messages(step.observation))
             follows = list[int]()
         else:
-            path, follows = go_on(path, step.observation, render)
+            path, follows = go_on(known, step.observation, render)
         is_first = path is self.paths[0]
         if self.prompt.images and not is_first:
             raise DataError("rows with images have one conversation an episode", seen=f"another, of {agent!r}")
@@ -178,7 +180,7 @@ class Episode:
         if len(self.replies) >= limits.max_turns or room < limits.turn_tokens:
             self.ended = self.truncated = True
             return
-        if not any(path is one for one in self.paths):
+        if path is not known:
             self.paths.append(path)
             self._note(path.context)
         path.token_ids += follows

@@ -36,13 +36,12 @@ from slurm_rl.rl.rollout.episode import (
 )
 from slurm_rl.rl.rollout.journal import BatchJournal, Journal
 from slurm_rl.rl.rollout.journal_lines import render_reply
+from slurm_rl.rl.rollout.pace import Pace
 from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler
-from slurm_rl.rl.rollout.reply_server import LINGER_S
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
 
 _LISTEN_S = 0.5
-_REST, _LONGEST_PAUSE_S = 4, 0.1
 
 
 @dataclass(eq=False)
@@ -136,28 +135,26 @@ class FreeEpisodes:
     # ---- the thread of all episodes ------------------------------------------------------------
 
     def _loop(self) -> None:
-        go_on_at = float("-inf")
+        pace = Pace()
         while True:
             todo = self._inbox.get()
             try:
-                # What comes meanwhile goes out in the same messages.
-                time.sleep(max(go_on_at - time.monotonic(), 0.0))
-                began = time.thread_time()
                 todo()
                 while not self._inbox.empty():
                     self._inbox.get()()
                 self._flush()
-                go_on_at = time.monotonic() + _find_pause(time.thread_time() - began)
+                pace.rest()  # what comes meanwhile goes out in the same messages
             except BaseException as error:  # whoever waits for a batch must hear of it
                 self._fail(error)
 
     def _listen(self) -> None:
         """A thread of its own, since what environments and engines say comes by two ways."""
+        pace = Pace()
         try:
             while not self.pool.is_closed:
                 if answers := self.pool.listen(_LISTEN_S):
                     self._inbox.put(functools.partial(self._take_answers, answers))
-                    time.sleep(LINGER_S)  # for the next to be several
+                    pace.rest()
         except BaseException as error:
             self._inbox.put(functools.partial(self._fail, error))
 
@@ -243,13 +240,3 @@ class FreeEpisodes:
         self._requests.clear()
         for batch in batches:
             batch.done.set_exception(error)
-
-
-def _find_pause(worked_s: float) -> float:
-    """The more there is to do, the more is done at a time, which costs less; but nobody waits for longer than replies
-    and tools take anyway.
-
-    >>> _find_pause(0.001), _find_pause(0.01), _find_pause(1.0)
-    (0.01, 0.04, 0.1)
-    """
-    return min(max(LINGER_S, _REST * worked_s), _LONGEST_PAUSE_S)

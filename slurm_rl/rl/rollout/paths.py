@@ -100,7 +100,7 @@ def join_paths(paths: Sequence[Path], prompt: Sequence[int], text: str, truncate
     for path in said:
         first, end = len(token_ids), path.turns[-1].end
         token_ids += path.token_ids[:end] if len(said) > 1 else path.token_ids
-        turns += [replace(turn, start=turn.start + first, end=turn.end + first) for turn in path.turns]
+        turns += [_move(turn, first) for turn in path.turns] if first else path.turns
         branches.append(Branch(list(path.context), first, len(token_ids)))
     versions = [version for path in said for version in path.versions]
     is_plain = [branch.context for branch in branches] == [list(prompt)]
@@ -114,3 +114,7 @@ def join_paths(paths: Sequence[Path], prompt: Sequence[int], text: str, truncate
         turns=turns,
         branches=[] if is_plain else branches,
     )
+
+
+def _move(turn: Turn, by: int) -> Turn:
+    return replace(turn, start=turn.start + by, end=turn.end + by)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import selectors
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from slurm_rl.rl.rollout.reply_server import LINGER_S, ReplyAddress, prove
+from slurm_rl.rl.rollout.pace import Pace
+from slurm_rl.rl.rollout.reply_server import ReplyAddress, prove
 from slurm_rl.wire import Outbox, Wire
 
 _CONNECT_S = 30.0
@@ -65,6 +65,7 @@ class ReplyListener:
             self._thread.start()
 
     def _listen(self) -> None:
+        pace = Pace()
         while True:
             heard: list[tuple[ReplyLink, Any]] = []
             ended: list[ReplyLink] = []
@@ -76,4 +77,4 @@ class ReplyListener:
                     self._selector.unregister(link.wire)
                     ended.append(link)
             self._take(heard, ended)
-            time.sleep(LINGER_S)  # for the next to be several
+            pace.rest()

@@ -19,14 +19,13 @@ import time
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
+from slurm_rl.rl.rollout.pace import LINGER_S
 from slurm_rl.strangers import Crowd
 from slurm_rl.wire import Wire
 
 if TYPE_CHECKING:
     from slurm_rl.rl.rollout.dispatch import RolloutEngine
 
-LINGER_S = 0.01
-"""So long requests and replies wait for others to go with in one message."""
 _LONGEST_WAIT_S = 60.0
 """For a reply; an engine that samples nothing in this time has no beat, and its node's agent finds it late."""
 _PROVE_S = 30.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,10 +163,10 @@ def test_a_state_is_brought_back_by_its_snapshot() -> None:
     with EnvironmentPool(spec, told("SavedCart")) as pool:
         [answer] = pool.ask([first])
         assert answer.snapshot == b'["bag", "a"]'
-    second = replace(first, replies=[*first.replies, Reply(text="9", content="9")])
+    second = first._replace(replies=[*first.replies, Reply(text="9", content="9")])
     with EnvironmentPool(spec, told("SavedCart")) as pool:
         # Of two things; a world that is not the same shows, since it holds nine.
-        assert pool.play([replace(second, snapshot=Snapshot(1, b"[1, 2, 3, 4, 5, 6, 7, 8, 9]"))]) == [
+        assert pool.play([second._replace(snapshot=Snapshot(1, b"[1, 2, 3, 4, 5, 6, 7, 8, 9]"))]) == [
             Step("", 1.0, True)
         ]
 
