@@ -28,6 +28,7 @@ from slurm_rl.rl.loop.garbage import collect_rarely
 from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.free_order import FreeBatch, FreeEpisodes
 from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.replies import ReplyRequest
 from slurm_rl.rl.rollout.sampling import Sampler
 
@@ -122,8 +123,8 @@ def measure(folder: Path, num_prompts: int, num_turns: int) -> None:
     print(f"| {num_episodes} | {num_turns} | {turn_us:.0f} us | {grown * 1e3 / num_episodes:.0f} kB | {size:.0f} MB |")
 
 
-def _reply(seed: int) -> Completion:
-    return Completion([seed % 97] * REPLY_TOKENS, [-0.5] * REPLY_TOKENS, "so", False, 0)
+def _reply(seed: int) -> PackedReply:
+    return PackedReply.of(Completion([seed % 97] * REPLY_TOKENS, [-0.5] * REPLY_TOKENS, "so", False, 0))
 
 
 def _step(is_last: bool) -> Step:

@@ -41,6 +41,7 @@ from slurm_rl.rl.loop.pipeline import Batch, RolloutPipeline
 from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.free_order import FreeBatch, FreeEpisodes
 from slurm_rl.rl.rollout.journal import Journal
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
 from slurm_rl.rl.rollout.reply_server import ReplyAddress, ReplyServer
 from slurm_rl.rl.rollout.sampling import Sampler
@@ -98,7 +99,8 @@ class SleepingEngine:
             while self.under_way and self.under_way[0][0] <= time.time():
                 _, name, seed = heapq.heappop(self.under_way)
                 tokens = [seed % 97] * REPLY_TOKENS
-                found.append((name, Completion(tokens, [-0.5] * REPLY_TOKENS, "so", False, 0)))
+                reply = Completion(tokens, [-0.5] * REPLY_TOKENS, "so", False, 0)
+                found.append((name, PackedReply.of(reply)))
         return found
 
     def measure(self, start: float, end: float) -> tuple[float, float]:

@@ -8,9 +8,11 @@ template has written its own.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from slurm_rl.config.data import Overlong
@@ -56,6 +58,11 @@ class EncodedPrompt:
     def row_id(self) -> str:
         """Names its row whatever the seed and the order: `games/17`, or `17` of data without sources."""
         return f"{self.source}/{self.index}" if self.source else str(self.index)
+
+    @cached_property
+    def packed(self) -> array[int]:
+        """`token_ids` as int32, which its episodes share."""
+        return array("i", self.token_ids)
 
     @property
     def tokens(self) -> TokenPrompt:

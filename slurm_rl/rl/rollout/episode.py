@@ -17,11 +17,11 @@ from slurm_rl.envs.steps import Outcome, digest_step
 from slurm_rl.envs.worker import Answer, Call, Snapshot
 from slurm_rl.errors import DataError
 from slurm_rl.math.schedule import derive_seed
-from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rl.groups import Completion, Group, Turn
 from slurm_rl.rl.rollout.journal import BatchJournal
 from slurm_rl.rl.rollout.journal_lines import History, TurnPlace, render_outcome, render_reply
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.paths import Path, go_on, join_paths
 
 
@@ -53,11 +53,13 @@ class Episode:
     """What the journal has of it; None as soon as something else was sampled."""
     checksum: int = 0
     """Of all tokens behind the prompt, in the order of time."""
+    newest: PackedReply | None = None
+    """Of `replies`."""
 
     def __post_init__(self) -> None:
         self.name = f"{self.seed}.{self.place}.{self.member}"
         """Names it among all episodes of the run."""
-        self.path = Path(self.prompt.token_ids, messages=self.prompt.messages or [])
+        self.path = Path(self.prompt.packed, messages=self.prompt.messages or [])
         self.paths.append(self.path)
 
     @property
@@ -77,36 +79,30 @@ class Episode:
         """What its world begins with: the row, and a seed."""
         return row_of(self.prompt), derive_seed(self.seed, "environment", self.place)
 
-    def next_tokens(self) -> TokenPrompt:
-        """What the next reply follows."""
-        return TokenPrompt(token_ids=self.path.whole, images=self.prompt.images)
-
     def next_prompt(self) -> EncodedPrompt:
-        """The same as a prompt."""
-        return replace(self.prompt, token_ids=self.path.whole)
+        """What the next reply follows."""
+        return replace(self.prompt, token_ids=self.path.whole.tolist())
 
-    def add_reply(self, completion: Completion) -> None:
+    def add_reply(self, reply: PackedReply) -> None:
         """Append what was sampled."""
         turn = len(self.replies)
-        self.path.add(completion)
-        self._note(completion.token_ids)
+        self.path.add(reply)
+        self.newest = reply
+        self.checksum = zlib.crc32(reply.token_ids, self.checksum)
         # With its tokens: who does an effect once a name must not take another reply for one that it has had.
         call_id = f"{self.name}.{turn}.{self.checksum:08x}"
         self.replies.append(
             Reply(
-                text=completion.text,
-                cut=completion.truncated,
-                content=completion.content,
-                calls=completion.calls,
+                text=reply.text,
+                cut=reply.truncated,
+                content=reply.content,
+                calls=reply.calls,
                 call_id=call_id,
             )
         )
         known = self.history.replies[turn:] if self.history is not None else ()
-        if not known or known[0].token_ids != completion.token_ids:
+        if not known or known[0].token_ids != reply.token_ids:
             self.history = None
-
-    def _note(self, token_ids: Sequence[int]) -> None:
-        self.checksum = zlib.crc32(array("q", token_ids).tobytes(), self.checksum)
 
     def next_call(self) -> Call:
         row, seed = self.world
@@ -169,22 +165,23 @@ class Episode:
         others = (path for path in reversed(self.paths) if path.agent == agent)
         known = self.path if agent == self.path.agent else next(others, None)
         if known is None or step.begins:
-            path = Path(render.begin(step.observation), agent, messages=as_messages(step.observation))
-            follows = list[int]()
+            context = array("i", render.begin(step.observation))
+            path, new = Path(context, agent, messages=as_messages(step.observation)), array("i")
         else:
             path, follows = go_on(known, step.observation, render)
+            new = array("i", follows)
         is_first = path is self.paths[0]
         if self.prompt.images and not is_first:
             raise DataError("rows with images have one conversation an episode", seen=f"another, of {agent!r}")
-        room = limits.room(path, len(follows), is_first=is_first)
+        room = limits.room(path, len(new), is_first=is_first)
         if len(self.replies) >= limits.max_turns or room < limits.turn_tokens:
             self.ended = self.truncated = True
             return
         if path is not known:
             self.paths.append(path)
-            self._note(path.context)
-        path.token_ids += follows
-        self._note(follows)
+            self.checksum = zlib.crc32(path.context, self.checksum)
+        path.token_ids += new
+        self.checksum = zlib.crc32(new, self.checksum)
         self.path = path
 
     @property
@@ -228,25 +225,14 @@ def begin_episodes(groups: Sequence[Group], seed: int, journal: BatchJournal | N
         for member, completion in enumerate(group.completions):
             known = journal.histories.get((place, member)) if journal is not None else None
             episodes.append(Episode(place, member, group.prompt, seed, history=known))
-            episodes[-1].add_reply(completion)
+            episodes[-1].add_reply(PackedReply.of(completion))
     return episodes
 
 
 def note_reply(episode: Episode) -> bytes:
     """A line of the journal: its newest reply."""
-    token_ids, logprobs, versions = episode.path.newest()
-    said = episode.replies[-1]
-    reply = Completion(
-        token_ids,
-        logprobs,
-        said.text,
-        said.cut,
-        versions[0] if versions else -1,
-        versions if versions and versions.count(versions[0]) < len(versions) else [],
-        content=said.content,
-        calls=said.calls,
-    )
-    return render_reply(episode.turn, reply)
+    assert episode.newest is not None
+    return render_reply(episode.turn, episode.newest)
 
 
 def note_answer(episode: Episode, answer: Answer) -> bytes:

@@ -28,6 +28,7 @@ from slurm_rl.rl.rollout.episode import (
     note_reply,
 )
 from slurm_rl.rl.rollout.journal import BatchJournal, Journal
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.sampling import PendingGroups, Sampler
 from slurm_rl.train.stop import Timer
 
@@ -107,4 +108,4 @@ class Episodes:
         prompts, seeds = [one.next_prompt() for one in episodes], [one.next_seed for one in episodes]
         pending = self.sampler.start(prompts, replace(spec, num_completions=1), seeds)
         for episode, group in zip(episodes, self.sampler.finish(pending, within_s), strict=True):
-            episode.add_reply(group.completions[0])
+            episode.add_reply(PackedReply.of(group.completions[0]))

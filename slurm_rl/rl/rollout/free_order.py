@@ -33,9 +33,9 @@ from slurm_rl.rl.rollout.episode import (
     Episode,
     Limits,
     note_answer,
+    note_reply,
 )
 from slurm_rl.rl.rollout.journal import BatchJournal, Journal
-from slurm_rl.rl.rollout.journal_lines import render_reply
 from slurm_rl.rl.rollout.pace import Pace
 from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler
 from slurm_rl.rl.rollout.sampling import Sampler
@@ -193,15 +193,15 @@ class FreeEpisodes:
         elif len(episode.digests) < len(episode.replies):
             self._calls.append(episode.next_call())
         else:
-            request = ReplyRequest(episode.name, episode.next_tokens(), episode.next_seed, batch.spec)
-            self._requests.append(request)
+            read, images = episode.path.whole.tobytes(), episode.prompt.images
+            self._requests.append(ReplyRequest(episode.name, read, episode.next_seed, batch.spec, images=images))
 
     def _take_replies(self, replies: Sequence[Replied]) -> None:
-        for name, completion in replies:
+        for name, reply in replies:
             if name in self._under_way:
                 episode, batch = self._under_way[name]
-                episode.add_reply(completion)
-                batch.lines.append(render_reply(episode.turn, completion))
+                episode.add_reply(reply)
+                batch.lines.append(note_reply(episode))
                 batch.num_events += 1
                 self._go_on(episode, batch)
 

@@ -23,12 +23,12 @@ from slurm_rl.envs.environment import Step
 from slurm_rl.envs.steps import Outcome
 from slurm_rl.envs.worker import Snapshot
 from slurm_rl.rewards.results import Failure
-from slurm_rl.rl.groups import Completion, with_calls
+from slurm_rl.rl.groups import with_calls
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 
-_ALWAYS = {"token_ids", "logprobs", "text", "truncated", "weight_version"}
-_ALWAYS |= {"observation", "reward", "done", "scores", "agent"}
-"""Fields that are written whatever they say; the others where they say something."""
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+_ALWAYS = {"observation", "reward", "done", "scores", "agent"}
+"""Fields of a step that are written whatever they say; the others where they say something."""
+_write = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class TurnPlace(NamedTuple):
@@ -45,7 +45,7 @@ class TurnPlace(NamedTuple):
 class History:
     """What is known of one episode."""
 
-    replies: list[Completion] = field(default_factory=list)
+    replies: list[PackedReply] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     """Of the first replies; of the newest there may be none."""
     snapshot: Snapshot | None = None
@@ -61,10 +61,15 @@ def render_header(name: str, seed: int, facts: Mapping[str, Any]) -> bytes:
     return _render({"k": "batch", "name": name, "seed": seed, **facts})
 
 
-def render_reply(at: TurnPlace, completion: Completion, asked: Mapping[str, Any] | None = None) -> bytes:
-    fields = _fields(completion)
-    ids, logprobs = pack_ids(fields.pop("token_ids")), _pack(array("d", fields.pop("logprobs")))
-    row = {"k": "reply", **_at(at), "ids": ids, "logprobs": logprobs, **fields}
+def render_reply(at: TurnPlace, reply: PackedReply, asked: Mapping[str, Any] | None = None) -> bytes:
+    row = {"k": "reply", **_at(at), "ids": _encode(reply.token_ids), "logprobs": _encode(reply.logprobs)}
+    row |= {"text": reply.text, "truncated": reply.truncated, "weight_version": reply.weight_version}
+    if reply.token_versions:
+        row["token_versions"] = array("i", reply.token_versions).tolist()
+    if reply.content:
+        row["content"] = reply.content
+    if reply.calls:
+        row["calls"] = [vars(call) for call in reply.calls]
     if asked is not None:
         row["asked"] = asked
     return _render(row)
@@ -73,7 +78,7 @@ def render_reply(at: TurnPlace, completion: Completion, asked: Mapping[str, Any]
 def render_outcome(at: TurnPlace, outcome: Outcome, snapshot: bytes | None) -> bytes:
     if isinstance(outcome, Failure):
         return _render({"k": "failure", **_at(at), "cause": outcome.cause, "detail": outcome.detail})
-    kept = {} if snapshot is None else {"snapshot": base64.b64encode(snapshot).decode()}
+    kept = {} if snapshot is None else {"snapshot": _encode(snapshot)}
     return _render({"k": "step", **_at(at), **_fields(outcome), **kept})
 
 
@@ -166,17 +171,19 @@ def _add_outcome(history: History, row: Mapping[str, Any]) -> None:
         history.snapshot = Snapshot(row["t"] + 1, base64.b64decode(row["snapshot"]))
 
 
-def _parse_reply(row: Mapping[str, Any]) -> Completion:
-    apart = {"k", "p", "m", "t", "ids", "logprobs", "asked"}
+def _parse_reply(row: Mapping[str, Any]) -> PackedReply:
+    apart = {"k", "p", "m", "t", "ids", "logprobs", "token_versions", "asked"}
     fields = {name: value for name, value in row.items() if name not in apart}
-    return Completion(token_ids=unpack_ids(row["ids"]), logprobs=_unpack("d", row["logprobs"]), **with_calls(fields))
+    versions = array("i", row.get("token_versions", ())).tobytes()
+    ids, logprobs = base64.b64decode(row["ids"]), base64.b64decode(row["logprobs"])
+    return PackedReply(ids, logprobs, token_versions=versions, **with_calls(fields))
 
 
-def _fields(of: Completion | Step) -> dict[str, Any]:
-    """Without those of lists, of tools and of agents that are empty."""
-    found = {name: value for name, value in vars(of).items() if value or name in _ALWAYS}
-    if of.calls:
-        found["calls"] = [vars(call) for call in of.calls]
+def _fields(step: Step) -> dict[str, Any]:
+    """Without those of tools and of agents that are empty."""
+    found = {name: value for name, value in vars(step).items() if value or name in _ALWAYS}
+    if step.calls:
+        found["calls"] = [vars(call) for call in step.calls]
     return found
 
 
@@ -185,25 +192,19 @@ def _at(at: TurnPlace) -> dict[str, int]:
 
 
 def pack_ids(token_ids: Sequence[int]) -> str:
-    return _pack(array("i", token_ids))
+    return _encode(array("i", token_ids).tobytes())
 
 
 def unpack_ids(text: str) -> list[int]:
-    return _unpack("i", text)
+    return array("i", base64.b64decode(text)).tolist()
 
 
-def _pack(values: array[Any]) -> str:
-    return base64.b64encode(values.tobytes()).decode()
-
-
-def _unpack(kind: str, text: str) -> list[Any]:
-    values: array[Any] = array(kind)
-    values.frombytes(base64.b64decode(text))
-    return values.tolist()
+def _encode(data: bytes) -> str:
+    return base64.b64encode(data).decode()
 
 
 def _render(row: Mapping[str, Any]) -> bytes:
-    text = _encode(row).encode()
+    text = _write(row).encode()
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
 

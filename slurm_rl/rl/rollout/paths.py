@@ -9,30 +9,31 @@ and what a path began with is read alone.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slurm_rl.data.chat import as_messages
 from slurm_rl.data.prompts import Message
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.endpoint.conversation import Sampled
 from slurm_rl.envs.environment import Observation
 from slurm_rl.rl.groups import Branch, Completion, Turn
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 
 
 @dataclass
 class Path:
-    """One conversation."""
+    """One conversation; its numbers are int32 and float64."""
 
-    context: list[int]
+    context: array[int]
     """Token ids that were read before its first reply."""
     agent: str = ""
     """Who reads and replies in it."""
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: array[int] = field(default_factory=lambda: array("i"))
     """Behind the context: replies and what was read between them."""
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: array[float] = field(default_factory=lambda: array("d"))
     """Of the tokens of the replies, as `versions`."""
-    versions: list[int] = field(default_factory=list)
+    versions: array[int] = field(default_factory=lambda: array("i"))
     """Of the weights behind each."""
     turns: list[Turn] = field(default_factory=list)
     """With places in `token_ids`."""
@@ -40,26 +41,20 @@ class Path:
     """The dialogue so far, where the template writes all of it before each reply."""
 
     @property
-    def whole(self) -> list[int]:
+    def whole(self) -> array[int]:
         """All that the next reply follows."""
-        return [*self.context, *self.token_ids]
+        return self.context + self.token_ids
 
-    def add(self, reply: Sampled) -> None:
+    def add(self, reply: PackedReply) -> None:
         """Append what was sampled."""
         start = len(self.token_ids)
-        self.token_ids += reply.token_ids
-        self.logprobs += reply.logprobs
+        self.token_ids.frombytes(reply.token_ids)
+        self.logprobs.frombytes(reply.logprobs)
         self.versions += reply.versions()
         self.turns.append(Turn(start, len(self.token_ids), reply.text, agent=self.agent))
 
-    def newest(self) -> tuple[list[int], list[float], list[int]]:
-        """Token ids, logprobs and versions of the newest reply."""
-        turn = self.turns[-1]
-        first = len(self.versions) - (turn.end - turn.start)
-        return self.token_ids[turn.start : turn.end], self.logprobs[first:], self.versions[first:]
 
-
-def go_on(path: Path, observation: Observation, render: TurnRenderer) -> tuple[Path, list[int]]:
+def go_on(path: Path, observation: Observation, render: TurnRenderer) -> tuple[Path, Sequence[int]]:
     """The path that goes on behind its newest reply, and what is read there.
 
     Where the template writes the dialogue anew (env.history=rerendered) and it does not begin with what was read and
@@ -72,7 +67,7 @@ def go_on(path: Path, observation: Observation, render: TurnRenderer) -> tuple[P
     whole = render.begin(messages)
     follows = find_new(path.whole, whole)
     if follows is None:
-        return Path(whole, path.agent, messages=messages), []
+        return Path(array("i", whole), path.agent, messages=messages), []
     path.messages = messages
     return path, follows
 
@@ -96,25 +91,24 @@ def join_paths(paths: Sequence[Path], prompt: Sequence[int], text: str, truncate
     """
     agents = list(dict.fromkeys(path.agent for path in paths))
     said = sorted((path for path in paths if path.turns), key=lambda path: agents.index(path.agent))
-    token_ids, turns, branches = list[int](), list[Turn](), list[Branch]()
+    token_ids, logprobs, versions = array("i"), array("d"), array("i")
+    turns, branches = list[Turn](), list[Branch]()
     for path in said:
         first, end = len(token_ids), path.turns[-1].end
         token_ids += path.token_ids[:end] if len(said) > 1 else path.token_ids
-        turns += [_move(turn, first) for turn in path.turns] if first else path.turns
-        branches.append(Branch(list(path.context), first, len(token_ids)))
-    versions = [version for path in said for version in path.versions]
+        logprobs += path.logprobs
+        versions += path.versions
+        turns += [replace(it, start=it.start + first, end=it.end + first) for it in path.turns] if first else path.turns
+        branches.append(Branch(path.context.tolist(), first, len(token_ids)))
     is_plain = [branch.context for branch in branches] == [list(prompt)]
+    is_mixed = bool(versions) and versions.count(versions[0]) < len(versions)
     return Completion(
-        token_ids,
-        [logprob for path in said for logprob in path.logprobs],
+        token_ids.tolist(),
+        logprobs.tolist(),
         text,
         truncated,
         versions[0] if versions else -1,
-        versions if any(version != versions[0] for version in versions) else [],
+        versions.tolist() if is_mixed else [],
         turns=turns,
         branches=[] if is_plain else branches,
     )
-
-
-def _move(turn: Turn, by: int) -> Turn:
-    return replace(turn, start=turn.start + by, end=turn.end + by)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +18,7 @@ from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Completion
 from slurm_rl.rl.rollout.ended import ask_scorer
 from slurm_rl.rl.rollout.journal import BatchJournal
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.paths import Path, join_paths
 from slurm_rl.rl.rollout.recorded import EndedEpisode
 
@@ -112,12 +114,12 @@ def build_completion(one: Played) -> Completion:
     """Its branches end to end; one alone behind the row's own prompt needs none."""
     paths = []
     for branch in conversation_of(one).branches():
-        path = Path(branch[0].context)
+        path = Path(array("i", branch[0].context))
         for number, said in enumerate(branch):
             if number:
-                path.token_ids += said.read
+                path.token_ids.extend(said.read)
                 path.turns[-1] = replace(path.turns[-1], observation=said.text_read)
-            path.add(said.reply)
+            path.add(PackedReply.of(said.reply))
             after = branch[number + 1] if number + 1 < len(branch) else None
             path.turns[-1] = replace(path.turns[-1], calls=tuple(_calls_of(said, after)))
         paths.append(path)

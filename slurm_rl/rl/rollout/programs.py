@@ -16,6 +16,7 @@ import os
 import queue
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -40,7 +41,6 @@ from slurm_rl.endpoint.server import Endpoint
 from slurm_rl.envs.facts import Facts
 from slurm_rl.errors import TrainingError
 from slurm_rl.math.schedule import derive_seed
-from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.scorer import Scorer
@@ -247,19 +247,19 @@ class Programs:
         self._asked[name] = ask
         stop = (*batch_spec.stop, *ask.stop)
         spec = replace(batch_spec, num_completions=1, max_tokens=ask.max_tokens, stop=stop)
-        self._requests.append(ReplyRequest(name, TokenPrompt(token_ids=ask.context), ask.seed, spec, ask.tools))
+        self._requests.append(ReplyRequest(name, array("i", ask.context).tobytes(), ask.seed, spec, ask.tools))
 
     def _deliver(self, replies: Sequence[Replied]) -> None:
-        found = [(self._asked.pop(name), name, completion) for name, completion in replies]
-        records = [(self._records.get(ask.episode), ask, completion) for ask, _, completion in found]
+        found = [(self._asked.pop(name), name, reply, reply.unpack()) for name, reply in replies]
+        records = [(self._records.get(ask.episode), ask, reply, completion) for ask, _, reply, completion in found]
         self._note(
             [
-                record.add(ask.place, completion, ask.answer(completion))
-                for record, ask, completion in records
+                record.add(ask.place, reply, ask.answer(completion))
+                for record, ask, reply, completion in records
                 if record is not None and record.history.end is None
             ]
         )
-        for ask, name, completion in found:
+        for ask, name, _, completion in found:
             if name != ask.episode or not ask.is_wanted():
                 self._replies.forget(name)
             ask.done.set_result(completion)

@@ -30,6 +30,7 @@ from slurm_rl.rl.rollout.journal_lines import (
     render_reply,
     unpack_ids,
 )
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,9 @@ class Record:
         if (asked["key"], asked["context"]) != (place.key, _checksum(place.context)):
             self.num_other += 1
             return None
-        return self.history.replies[turn]
+        return self.history.replies[turn].unpack()
 
-    def add(self, place: Place, reply: Completion, message: Message | None) -> bytes:
+    def add(self, place: Place, reply: PackedReply, message: Message | None) -> bytes:
         """Take a reply that was sampled; returns its line of the journal.
 
         Args:
@@ -113,7 +114,7 @@ class Record:
         return Verdict(end["reward"], end["scores"]), episode
 
     def _said(self, turn: int, known: dict[str, Said], *, is_heard: bool) -> Said:
-        asked, reply = self.history.asked[turn], self.history.replies[turn]
+        asked, reply = self.history.asked[turn], self.history.replies[turn].unpack()
         parent = known[asked["extends"]] if "extends" in asked else None
         tools = tuple(asked.get("tools", ())) if parent is None else parent.tools
         message = asked.get("message") or {"role": "assistant", "content": reply.text}

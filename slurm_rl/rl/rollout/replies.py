@@ -11,14 +11,16 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.errors import TrainingError
-from slurm_rl.math.sequences import TokenPrompt
-from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.math.sequences import ImageSpan, TokenPrompt
+from slurm_rl.rl.groups import SamplingSpec
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.reply_link import Heard, ReplyLink, ReplyListener
 from slurm_rl.rl.rollout.reply_server import ReplyAddress
 from slurm_rl.rl.rollout.sampling import Sampler
@@ -33,15 +35,22 @@ class ReplyRequest(NamedTuple):
 
     episode: str
     """One request of an episode is in flight at a time."""
-    prompt: TokenPrompt
+    token_ids: bytes
+    """What the reply follows, as int32."""
     seed: int
     """Decides the random numbers alone."""
     spec: SamplingSpec
     tools: ToolSyntax | None = None
     """How calls are read off the reply, where its program brought tools; None: as the run's own tools are."""
+    images: Sequence[ImageSpan] = ()
+    """Among the tokens."""
+
+    @property
+    def prompt(self) -> TokenPrompt:
+        return TokenPrompt(token_ids=array("i", self.token_ids).tolist(), images=self.images)
 
 
-Replied: TypeAlias = tuple[str, Completion]
+Replied: TypeAlias = tuple[str, PackedReply]
 """An episode, and its reply."""
 Refused: TypeAlias = tuple[str, str]
 """An episode whose request no engine can do, and why."""

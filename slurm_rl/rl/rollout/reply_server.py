@@ -1,7 +1,7 @@
 """Single replies over a connection of their own: the engine's side of rl/rollout/replies.py.
 
     driver  -> [ReplyRequest(...), ...]                       as they come up
-    engine  -> ([(episode, Completion), ...], [(episode, why), ...])   what has ended, and what cannot be done
+    engine  -> ([(episode, PackedReply), ...], [(episode, why), ...])   what has ended, and what cannot be done
 
 A call of a Ray actor costs the driver much more than a message here (docs/benchmarks.md). Messages are pickled, so both
 sides first prove that they know the key, which went by Ray: HMAC-SHA256 of two random numbers, one of each. Nothing is

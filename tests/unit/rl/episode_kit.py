@@ -15,6 +15,7 @@ from typing import Any, cast
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.rollout.episode import Limits
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
 from slurm_rl.rl.rollout.reply_server import ReplyServer
 from slurm_rl.rl.rollout.sampling import seed_prompts
@@ -98,7 +99,8 @@ class Engine(ServedEngine):
             import ray
 
             raise ray.exceptions.ActorDiedError
-        return [(it.episode, sample(it.seed, it.prompt.token_ids, self.version)) for it in taken]
+        replies = [sample(it.seed, it.prompt.token_ids, self.version) for it in taken]
+        return [(it.episode, PackedReply.of(reply)) for it, reply in zip(taken, replies, strict=True)]
 
 
 class WaveEngine:

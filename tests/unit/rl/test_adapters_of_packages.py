@@ -15,6 +15,7 @@ import pytest
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.endpoint.episode import Bounds
 from slurm_rl.endpoint.programs import ADAPTERS, find_argv
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.replies import Refused, ReplyRequest
 from tests.adapters_python import adapters_python
 from tests.unit.endpoint.test_tools import Engine as ToolEngine
@@ -96,7 +97,8 @@ class Calling(Engine):
             first, second = re.findall(r"(\d+) \+ (\d+)\?", text)[-1]
             told = re.findall(r"<tool_response>\n(\d+)", text)
             said = told[-1] if told else called(first).replace("}}", f', "b": {second}}}}}')
-            self._ended.put((request.episode, complete(self.tools.tokenizer, said, reads=request.tools is not None)))
+            reply = complete(self.tools.tokenizer, said, reads=request.tools is not None)
+            self._ended.put((request.episode, PackedReply.of(reply)))
         return []
 
 

@@ -23,6 +23,7 @@ from slurm_rl.rl.loop.step_metrics import sampling_metrics
 from slurm_rl.rl.rollout.ended import item_of, result_of
 from slurm_rl.rl.rollout.episode import Episode, Limits
 from slurm_rl.rl.rollout.episodes import Episodes
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.train.stop import Timer
 from tests.unit.rl.episode_kit import Letters
 
@@ -181,7 +182,7 @@ def test_an_observation_that_cannot_be_rendered_costs_its_episode(
 
 def test_rewards_that_add_up_to_no_number_are_none() -> None:
     episode = Episode(0, 0, EncodedPrompt(index=0, token_ids=[1], text="?", answer=""), 7)
-    episode.add_reply(Completion([1], [-1.0], "a", False, 0))
+    episode.add_reply(PackedReply.of(Completion([1], [-1.0], "a", False, 0)))
     episode.path.turns = [Turn(0, 1, "a", "", 1e308), Turn(0, 1, "a", "", 1e308)]
     result = result_of(episode, item_of(episode))
     assert result.value is None and result.failure == "bad score" and "inf" in result.detail

@@ -24,6 +24,7 @@ from slurm_rl.rl.rollout.journal_lines import (
     render_reply,
     render_verdict,
 )
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 
 SPEC = SamplingSpec(2, 8, 1.0, 1.0, seed=7, batch="rollout-3")
 PROMPTS = [EncodedPrompt(index=0, token_ids=[5, 6], text="?", answer="")]
@@ -31,8 +32,8 @@ STEP = Step("<", None, False, {"near": 0.5})
 FACTS = Facts("replay", "a")
 
 
-def reply(version: int = 3, text: str = "5") -> Completion:
-    return Completion([70000, 2], [-0.1, -1.0000001192092896e-7], text, False, version)
+def reply(version: int = 3, text: str = "5") -> PackedReply:
+    return PackedReply.of(Completion([70000, 2], [-0.1, -1.0000001192092896e-7], text, False, version))
 
 
 def at(turn: int, member: int = 0) -> TurnPlace:
@@ -68,16 +69,16 @@ LINES = [
 ]
 
 
-FULL = Completion([1], [-1.0], "x", True, 2, [2], content="c", calls=(ToolCall("add", "{}", "3"),))
+FULL = Completion([1, 7], [-1.0, 0.0], "x", True, 2, [2, 3], content="c", calls=(ToolCall("add", "{}", "3"),))
 STEPS = [Step("", 0.0, True), Step("a", None, False, {}, (ToolCall("add", "{}"),), "", True, {"black": 0.0})]
 
 
 @pytest.mark.parametrize("said", [Completion([], [], "", False, 0), FULL])
 @pytest.mark.parametrize("step", STEPS)
 def test_every_field_comes_back_also_one_that_says_nothing(said: Completion, step: Step) -> None:
-    rows, _ = parse_lines(render_reply(at(0), said) + render_outcome(at(0), step, None))
+    rows, _ = parse_lines(render_reply(at(0), PackedReply.of(said)) + render_outcome(at(0), step, None))
     [history] = build_histories(rows, None).values()
-    assert history.replies == [said] and history.outcomes == [step]
+    assert [it.unpack() for it in history.replies] == [said] and history.outcomes == [step]
 
 
 def test_what_was_written_comes_back_in_every_bit(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_a_turn_of_weights_that_were_never_saved_goes_with_all_after_it(tmp_path
     lines = [LINES[0], LINES[1], render_reply(at(1), reply(version=4)), render_outcome(at(1), STEP, b"new")]
     histories = build_histories(parse_lines(b"".join(lines))[0], 3)
     assert len(histories[0, 0].replies) == 1 and histories[0, 0].snapshot == Snapshot(1, b"\x00world")
-    mixed = Completion([1, 2], [-1.0, -1.0], "a", False, 3, [3, 4])
+    mixed = PackedReply.of(Completion([1, 2], [-1.0, -1.0], "a", False, 3, [3, 4]))
     assert not build_histories(parse_lines(render_reply(at(0), mixed))[0], 3)[0, 0].replies
     journal, _ = open_journal(tmp_path)
     journal.open(SPEC, PROMPTS).write(lines)

@@ -19,8 +19,9 @@ from slurm_rl.endpoint.residents import Residents
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences
-from slurm_rl.rl.groups import Completion, Group, SamplingSpec
+from slurm_rl.rl.groups import Group, SamplingSpec
 from slurm_rl.rl.loop.step_metrics import sampling_metrics
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.programs import Programs
 from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
 from slurm_rl.rl.workers.ray_driver import Actor
@@ -60,7 +61,7 @@ class Engine(ServedEngine):
         self.seeds: list[int] = []
         self.is_stopped = False
         self.engines, self.care, self.timeout_s = [Actor("rollout-0", self)], None, 60.0
-        self._ended: queue.SimpleQueue[tuple[str, Completion]] = queue.SimpleQueue()
+        self._ended: queue.SimpleQueue[Replied] = queue.SimpleQueue()
 
     def check(self) -> None:
         if self.is_stopped:
@@ -73,7 +74,7 @@ class Engine(ServedEngine):
         for request in requests:
             self.seeds.append(request.seed)
             text = "".join(map(chr, request.prompt.token_ids))
-            self._ended.put((request.episode, sampled(self.say(text))))
+            self._ended.put((request.episode, PackedReply.of(sampled(self.say(text)))))
         return []
 
     def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:

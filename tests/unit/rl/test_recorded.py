@@ -18,6 +18,7 @@ from slurm_rl.rewards.results import Failure
 from slurm_rl.rl.groups import SamplingSpec
 from slurm_rl.rl.rollout.journal import PROGRAM, Journal
 from slurm_rl.rl.rollout.journal_lines import History, build_histories, parse_lines, render_histories
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.played import Played, build_completion
 from slurm_rl.rl.rollout.recorded import Record
 from tests.unit.endpoint.kit import make_renderer, sampled
@@ -39,7 +40,7 @@ class Episode:
         found = self.record.find(place)
         if found is None:
             found = sampled(reply, version)
-            self.lines.append(self.record.add(place, found, None))
+            self.lines.append(self.record.add(place, PackedReply.of(found), None))
         self.conversation.add(place, found).heard = True
 
     def end(self, outcome: Verdict | Failure, *, truncated: bool = False) -> None:

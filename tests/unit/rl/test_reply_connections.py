@@ -7,6 +7,7 @@ import queue
 import secrets
 import socket
 import threading
+from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -15,14 +16,13 @@ from typing import Any
 import pytest
 
 from slurm_rl.errors import TrainingError
-from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.rl.rollout import reply_server
 from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest, ReplySampler
 from slurm_rl.rl.rollout.reply_link import ReplyLink
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost
 from tests.unit.rl.episode_kit import SPEC, Engine, sampler_of
 
-REQUESTS = [ReplyRequest(f"7.{at}.0", TokenPrompt(token_ids=[at, at + 1]), at, SPEC) for at in range(20)]
+REQUESTS = [ReplyRequest(f"7.{at}.0", array("i", [at, at + 1]).tobytes(), at, SPEC) for at in range(20)]
 
 
 class Driver:
@@ -36,9 +36,9 @@ class Driver:
         self.replies = ReplySampler(self.sampler, self.inbox.put, self._deliver, self._fail)
 
     def _deliver(self, replies: Sequence[Replied]) -> None:
-        for name, completion in replies:
+        for name, reply in replies:
             assert name not in self.found, "delivered twice"
-            self.found[name] = completion.token_ids
+            self.found[name] = reply.unpack().token_ids
 
     def _fail(self, error: BaseException) -> None:
         self.error = error

@@ -15,6 +15,7 @@ from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.node.processes import end_life_before
 from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
 from slurm_rl.rl.groups import Completion, SamplingSpec
+from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
 from slurm_rl.rl.rollout.reply_server import ReplyAddress, ReplyServer
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine
@@ -117,7 +118,7 @@ class VLLMEngine:
 
     def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         assert self.replies is not None, "asked of engines that take requests at any time"
-        refused = {name: why for name, _, _, _, syntax in requests if (why := self.readers.refuse(syntax)) is not None}
+        refused = {one.episode: why for one in requests if (why := self.readers.refuse(one.tools)) is not None}
         begun = [request for request in requests if request.episode not in refused]
         inputs = [build_input(request.prompt) for request in begun]
         params = [_sampling_params(request.spec, request.seed) for request in begun]
@@ -128,7 +129,7 @@ class VLLMEngine:
         assert self.replies is not None, "asked of engines that take requests at any time"
         ended = self.replies.take(client, wait_s, linger_s)
         return [
-            (request.episode, self._completion(item, item.versions, self.readers.find(request.tools)))
+            (request.episode, PackedReply.of(self._completion(item, item.versions, self.readers.find(request.tools))))
             for request, item in ended
         ]
 
