@@ -14,6 +14,8 @@ import threading
 from collections import deque
 from typing import Any
 
+LINGER_S = 0.01
+"""So long messages may wait for others to go along."""
 _HEAD = struct.Struct("!Q")
 _CHUNK_BYTES = 1 << 18
 

@@ -218,7 +218,7 @@ class EnvironmentPool(Environments):
 
     def _read(self, process: _Process) -> list[Answer]:
         try:
-            found: list[Answer] = process.wire.receive()
+            found: list[Answer] = [answer for answers in process.wire.receive() for answer in answers]
         except (EOFError, OSError):
             process.heard_at = float("-inf")
             self._looked_at = 0.0

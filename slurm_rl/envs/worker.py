@@ -23,7 +23,7 @@ from slurm_rl.envs.steps import SHOWN_CHARS, Outcome, check_step, digest_step
 from slurm_rl.envs.tools import MakeToolEnvironment
 from slurm_rl.functions.load import load_function
 from slurm_rl.rewards.results import Failure
-from slurm_rl.wire import Wire
+from slurm_rl.wire import LINGER_S, Wire
 
 
 class Snapshot(NamedTuple):
@@ -106,6 +106,9 @@ class Worlds:
     resume: str = "replay"
     _held: dict[str, Any] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _ended: list[Answer] = field(default_factory=list)
+    """Not sent yet."""
+    _sent_at: float = 0.0
 
     async def serve(self) -> None:
         """Until the other side is gone."""
@@ -133,6 +136,7 @@ class Worlds:
             task.add_done_callback(self._tasks.discard)
 
     async def answer(self, call: Call | NextCall) -> None:
+        self._send()  # what has ended does not wait for a step that takes its time
         self.num_begun.value += 1
         outcome: Outcome
         snapshot = None
@@ -148,6 +152,7 @@ class Worlds:
         except _Failed as failed:
             outcome = failed.failure
         except (SystemExit, KeyboardInterrupt) as end:
+            self._send()
             code = getattr(end, "code", None)
             os._exit(code if isinstance(code, int) else 1)  # in order it would end the others' steps with words
         except (Exception, asyncio.CancelledError) as error:
@@ -157,8 +162,21 @@ class Worlds:
         self._say(Answer(call.episode, outcome, snapshot))
 
     def _say(self, answer: Answer) -> None:
+        """At once, but of many one after the other those of some milliseconds go in one message."""
+        self._ended.append(answer)
+        loop = asyncio.get_running_loop()
+        if loop.time() - self._sent_at >= LINGER_S:
+            self._send()
+        elif len(self._ended) == 1:
+            loop.call_at(self._sent_at + LINGER_S, self._send)
+
+    def _send(self) -> None:
+        if not self._ended:
+            return
+        answers, self._ended = self._ended, []
+        self._sent_at = asyncio.get_running_loop().time()
         try:
-            self.wire.send(answer)
+            self.wire.send(answers)
         except OSError:
             os._exit(1)  # a world has closed what does not belong to it
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
-LINGER_S = 0.01
-"""So long requests and replies wait for others to go with in one message."""
+from slurm_rl.wire import LINGER_S
+
 _LONGEST_S = 0.1
 _REST = 19
 """Times its work: a thread that falls behind for no longer than `_LONGEST_S` works for a twentieth of the time."""

@@ -19,9 +19,8 @@ import time
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
-from slurm_rl.rl.rollout.pace import LINGER_S
 from slurm_rl.strangers import Crowd
-from slurm_rl.wire import Wire
+from slurm_rl.wire import LINGER_S, Wire
 
 if TYPE_CHECKING:
     from slurm_rl.rl.rollout.dispatch import RolloutEngine
