@@ -19,6 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
+
 from slurm_rl.envs.environment import Step
 from slurm_rl.envs.steps import Outcome
 from slurm_rl.envs.worker import Snapshot
@@ -28,7 +30,6 @@ from slurm_rl.rl.rollout.packed_reply import PackedReply
 
 _ALWAYS = {"observation", "reward", "done", "scores", "agent"}
 """Fields of a step that are written whatever they say; the others where they say something."""
-_write = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class TurnPlace(NamedTuple):
@@ -62,24 +63,36 @@ def render_header(name: str, seed: int, facts: Mapping[str, Any]) -> bytes:
 
 
 def render_reply(at: TurnPlace, reply: PackedReply, asked: Mapping[str, Any] | None = None) -> bytes:
-    row = {"k": "reply", **_at(at), "ids": _encode(reply.token_ids), "logprobs": _encode(reply.logprobs)}
-    row |= {"text": reply.text, "truncated": reply.truncated, "weight_version": reply.weight_version}
+    row: dict[str, Any] = {
+        "k": "reply",
+        "p": at.place,
+        "m": at.member,
+        "t": at.turn,
+        "ids": reply.token_ids,
+        "logprobs": reply.logprobs,
+        "text": reply.text,
+        "truncated": reply.truncated,
+        "weight_version": reply.weight_version,
+    }
     if reply.token_versions:
         row["token_versions"] = array("i", reply.token_versions).tolist()
     if reply.content:
         row["content"] = reply.content
     if reply.calls:
         row["calls"] = [vars(call) for call in reply.calls]
-    if asked is not None:
-        row["asked"] = asked
+    if asked is None:
+        return _render_checked(row)
+    row["asked"] = asked
     return _render(row)
 
 
 def render_outcome(at: TurnPlace, outcome: Outcome, snapshot: bytes | None) -> bytes:
     if isinstance(outcome, Failure):
         return _render({"k": "failure", **_at(at), "cause": outcome.cause, "detail": outcome.detail})
-    kept = {} if snapshot is None else {"snapshot": _encode(snapshot)}
-    return _render({"k": "step", **_at(at), **_fields(outcome), **kept})
+    row = {"k": "step", **_at(at), **_fields(outcome)}
+    if snapshot is not None:
+        row["snapshot"] = snapshot
+    return _render_checked(row)
 
 
 def render_verdict(place: int, member: int, verdict: Mapping[str, Any]) -> bytes:
@@ -203,8 +216,24 @@ def _encode(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
+_write = json.JSONEncoder(separators=(",", ":"), default=_encode).encode
+_write_finite = msgspec.json.Encoder().encode
+"""Bytes become base 64 in both."""
+
+
 def _render(row: Mapping[str, Any]) -> bytes:
-    text = _write(row).encode()
+    return _sign(_write(row).encode())
+
+
+def _render_checked(row: Mapping[str, Any]) -> bytes:
+    """The same, where all numbers are known to be finite, in an eighth of the time: there are two such lines a turn."""
+    try:
+        return _sign(_write_finite(row))
+    except UnicodeEncodeError:  # half a surrogate pair, such as a score's name may have
+        return _render(row)
+
+
+def _sign(text: bytes) -> bytes:
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
 
