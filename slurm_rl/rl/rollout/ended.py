@@ -81,11 +81,11 @@ def item_of(episode: Episode) -> RewardItem:
 
 def result_of(episode: Episode, item: RewardItem) -> RewardResult:
     """What the environment said of an episode."""
-    failure = episode.failure
-    if failure is None and episode.reward is None:
+    failure, reward = episode.failure, episode.reward
+    if failure is None and reward is None:
         failure = Failure("bad score", "no step gave a reward, and no reward is configured")
-    elif failure is None and not math.isfinite(episode.reward or 0.0):
-        failure = Failure("bad score", f"the rewards of its turns add up to {episode.reward}")
+    elif failure is None and not math.isfinite(reward or 0.0):
+        failure = Failure("bad score", f"the rewards of its turns add up to {reward}")
     if failure is not None:
         return RewardResult(item=item, value=None, failure=failure.cause, detail=failure.detail)
-    return RewardResult(item=item, value=episode.reward, parts=episode.scores)
+    return RewardResult(item=item, value=reward, parts=episode.scores)

@@ -191,7 +191,7 @@ class Episode:
         return sum(rewards) if rewards else None
 
     def completion(self) -> Completion:
-        return join_paths(self.paths, self.prompt.token_ids, self.replies[-1].text, self.truncated)
+        return join_paths(self.paths, self.prompt.packed, self.replies[-1].text, self.truncated)
 
 
 @dataclass(frozen=True)

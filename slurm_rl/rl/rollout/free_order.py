@@ -36,7 +36,6 @@ from slurm_rl.rl.rollout.episode import (
     note_reply,
 )
 from slurm_rl.rl.rollout.journal import BatchJournal, Journal
-from slurm_rl.rl.rollout.pace import Pace
 from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
@@ -135,7 +134,7 @@ class FreeEpisodes:
     # ---- the thread of all episodes ------------------------------------------------------------
 
     def _loop(self) -> None:
-        pace = Pace()
+        rest = self._replies.pace.begin()
         while True:
             todo = self._inbox.get()
             try:
@@ -143,18 +142,18 @@ class FreeEpisodes:
                 while not self._inbox.empty():
                     self._inbox.get()()
                 self._flush()
-                pace.rest()  # what comes meanwhile goes out in the same messages
+                rest()  # what comes meanwhile goes out in the same messages
             except BaseException as error:  # whoever waits for a batch must hear of it
                 self._fail(error)
 
     def _listen(self) -> None:
         """A thread of its own, since what environments and engines say comes by two ways."""
-        pace = Pace()
+        rest = self._replies.pace.begin()
         try:
             while not self.pool.is_closed:
                 if answers := self.pool.listen(_LISTEN_S):
                     self._inbox.put(functools.partial(self._take_answers, answers))
-                    pace.rest()
+                    rest()
         except BaseException as error:
             self._inbox.put(functools.partial(self._fail, error))
 

@@ -82,7 +82,7 @@ def find_new(known: Sequence[int], rendered: Sequence[int]) -> list[int] | None:
     return list(rendered[len(known) :]) if same else None
 
 
-def join_paths(paths: Sequence[Path], prompt: Sequence[int], text: str, truncated: bool) -> Completion:
+def join_paths(paths: Sequence[Path], prompt: array[int], text: str, truncated: bool) -> Completion:
     """One completion of them: agent by agent, and those of one agent in their order.
 
     Args:
@@ -99,8 +99,8 @@ def join_paths(paths: Sequence[Path], prompt: Sequence[int], text: str, truncate
         logprobs += path.logprobs
         versions += path.versions
         turns += [replace(it, start=it.start + first, end=it.end + first) for it in path.turns] if first else path.turns
-        branches.append(Branch(path.context.tolist(), first, len(token_ids)))
-    is_plain = [branch.context for branch in branches] == [list(prompt)]
+        if len(said) > 1 or path.context != prompt:
+            branches.append(Branch(path.context.tolist(), first, len(token_ids)))
     is_mixed = bool(versions) and versions.count(versions[0]) < len(versions)
     return Completion(
         token_ids.tolist(),
@@ -110,5 +110,5 @@ def join_paths(paths: Sequence[Path], prompt: Sequence[int], text: str, truncate
         versions[0] if versions else -1,
         versions.tolist() if is_mixed else [],
         turns=turns,
-        branches=[] if is_plain else branches,
+        branches=branches,
     )

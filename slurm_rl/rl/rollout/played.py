@@ -124,7 +124,7 @@ def build_completion(one: Played) -> Completion:
             path.turns[-1] = replace(path.turns[-1], calls=tuple(_calls_of(said, after)))
         paths.append(path)
     text = paths[-1].turns[-1].reply if paths else ""
-    return join_paths(paths, one.prompt.token_ids, text, is_truncated(one))
+    return join_paths(paths, one.prompt.packed, text, is_truncated(one))
 
 
 def _calls_of(said: Said, after: Said | None) -> Iterator[ToolCall]:

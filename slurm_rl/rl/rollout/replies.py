@@ -20,6 +20,7 @@ from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.errors import TrainingError
 from slurm_rl.math.sequences import ImageSpan, TokenPrompt
 from slurm_rl.rl.groups import SamplingSpec
+from slurm_rl.rl.rollout.pace import Pace
 from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.reply_link import Heard, ReplyLink, ReplyListener
 from slurm_rl.rl.rollout.reply_server import ReplyAddress
@@ -80,7 +81,8 @@ class ReplySampler:
         self._homes: dict[str, str] = {}
         """Engine of each episode, which has its keys and values."""
         self._links: dict[str, ReplyLink] = {}
-        self._listener = ReplyListener(lambda *heard: post(functools.partial(self._take, *heard)))
+        self.pace = Pace()
+        self._listener = ReplyListener(lambda *heard: post(functools.partial(self._take, *heard)), self.pace)
         self._opening: set[str] = set()
         self._engines: dict[str, Actor] = {}
         """To which the last connections were."""
@@ -177,6 +179,7 @@ class ReplySampler:
             in_flight = self._in_flight[link.name]
             self.refuse([one for one in refused if in_flight.pop(one[0], None) is not None])
             delivered += [reply for reply in replies if in_flight.pop(reply[0], None) is not None]
+        self.pace.count(len(delivered), sum(map(len, self._in_flight.values())))
         self.deliver(delivered)
         for link in ended:
             self._close(link)

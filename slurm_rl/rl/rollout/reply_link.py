@@ -52,8 +52,8 @@ class ReplyListener:
         take: gets what has come, and the connections that have ended with it, in that thread.
     """
 
-    def __init__(self, take: Callable[[Heard, Sequence[ReplyLink]], None]) -> None:
-        self._take = take
+    def __init__(self, take: Callable[[Heard, Sequence[ReplyLink]], None], pace: Pace) -> None:
+        self._take, self._pace = take, pace
         self._selector = selectors.EpollSelector()  # which takes new connections while a thread waits
         self._thread: threading.Thread | None = None
 
@@ -65,7 +65,7 @@ class ReplyListener:
             self._thread.start()
 
     def _listen(self) -> None:
-        pace = Pace()
+        rest = self._pace.begin()
         while True:
             heard: list[tuple[ReplyLink, Any]] = []
             ended: list[ReplyLink] = []
@@ -77,4 +77,4 @@ class ReplyListener:
                     self._selector.unregister(link.wire)
                     ended.append(link)
             self._take(heard, ended)
-            pace.rest()
+            rest()
