@@ -197,6 +197,8 @@ class EnvironmentPool(Environments):
         return found
 
     def _share_out(self) -> None:
+        if not (self._submitted or self._forgotten):
+            return
         shares: list[list[Call]] = [[] for _ in self._processes]
         while self._submitted:
             # By name, not by turn: an episode finds its world where it left it.

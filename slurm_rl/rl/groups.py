@@ -39,9 +39,9 @@ class Prompts:
         return [*self.train, *self.held_out, *(prompt for one in self.sets.values() for prompt in one)]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Turn:
-    """A reply in an episode, and what came of it."""
+    """A reply in an episode, and what came of it. It changes while its episode is under way, and never after."""
 
     start: int
     """Place of its first token in `Completion.token_ids`."""

@@ -6,7 +6,6 @@ import zlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.chat import as_messages
@@ -18,14 +17,14 @@ from slurm_rl.envs.worker import Answer, Call, Snapshot
 from slurm_rl.errors import DataError
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.results import Failure
-from slurm_rl.rl.groups import Completion, Group, Turn
+from slurm_rl.rl.groups import Completion, Group
 from slurm_rl.rl.rollout.journal import BatchJournal
 from slurm_rl.rl.rollout.journal_lines import History, TurnPlace, render_outcome, render_reply
 from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.paths import Path, go_on, join_paths
 
 
-@dataclass
+@dataclass(slots=True)
 class Episode:
     """One episode as it grows."""
 
@@ -55,12 +54,18 @@ class Episode:
     """Of all tokens behind the prompt, in the order of time."""
     newest: PackedReply | None = None
     """Of `replies`."""
+    name: str = field(init=False)
+    """Names it among all episodes of the run."""
+    path: Path = field(init=False)
+    """Of `paths`, the one that goes on."""
+    world: tuple[Row, int] = field(init=False)
+    """What its world begins with: the row, and a seed."""
 
     def __post_init__(self) -> None:
         self.name = f"{self.seed}.{self.place}.{self.member}"
-        """Names it among all episodes of the run."""
         self.path = Path(self.prompt.packed, messages=self.prompt.messages or [])
         self.paths.append(self.path)
+        self.world = row_of(self.prompt), derive_seed(self.seed, "environment", self.place)
 
     @property
     def turn(self) -> TurnPlace:
@@ -73,11 +78,6 @@ class Episode:
         if not self.replies:
             return derive_seed(self.seed, self.place) + self.member
         return derive_seed(self.seed, self.place, self.member, len(self.replies))
-
-    @cached_property
-    def world(self) -> tuple[Row, int]:
-        """What its world begins with: the row, and a seed."""
-        return row_of(self.prompt), derive_seed(self.seed, "environment", self.place)
 
     def next_prompt(self) -> EncodedPrompt:
         """What the next reply follows."""
@@ -105,13 +105,14 @@ class Episode:
             self.history = None
 
     def next_call(self) -> Call:
+        """Its lists are this episode's own, which do not change before the call is answered."""
         row, seed = self.world
         return Call(
             episode=self.name,
             row=row,
             seed=seed,
-            replies=tuple(self.replies),
-            expected=tuple(self.digests),
+            replies=self.replies,
+            expected=self.digests,
             snapshot=self.snapshot,
         )
 
@@ -138,8 +139,7 @@ class Episode:
         self.digests.append(digest_step(outcome))
         said = outcome.observation if isinstance(outcome.observation, str) else _as_text(outcome.observation)
         turn = self.path.turns[-1]
-        # Not `replace`, which takes five times as long, for every turn of the run.
-        self.path.turns[-1] = Turn(turn.start, turn.end, turn.reply, said, outcome.reward, outcome.calls, turn.agent)
+        turn.observation, turn.reward, turn.calls = said, outcome.reward, outcome.calls
         self.scores |= outcome.scores
         try:
             self._give(outcome.rewards)

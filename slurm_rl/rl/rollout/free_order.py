@@ -134,7 +134,6 @@ class FreeEpisodes:
     # ---- the thread of all episodes ------------------------------------------------------------
 
     def _loop(self) -> None:
-        rest = self._replies.pace.begin()
         while True:
             todo = self._inbox.get()
             try:
@@ -142,18 +141,17 @@ class FreeEpisodes:
                 while not self._inbox.empty():
                     self._inbox.get()()
                 self._flush()
-                rest()  # what comes meanwhile goes out in the same messages
+                self._replies.pace.rest()  # what comes meanwhile goes out in the same messages
             except BaseException as error:  # whoever waits for a batch must hear of it
                 self._fail(error)
 
     def _listen(self) -> None:
         """A thread of its own, since what environments and engines say comes by two ways."""
-        rest = self._replies.pace.begin()
         try:
             while not self.pool.is_closed:
                 if answers := self.pool.listen(_LISTEN_S):
                     self._inbox.put(functools.partial(self._take_answers, answers))
-                    rest()
+                    self._replies.pace.rest()
         except BaseException as error:
             self._inbox.put(functools.partial(self._fail, error))
 

@@ -28,9 +28,6 @@ from slurm_rl.rewards.results import Failure
 from slurm_rl.rl.groups import with_calls
 from slurm_rl.rl.rollout.packed_reply import PackedReply
 
-_ALWAYS = {"observation", "reward", "done", "scores", "agent"}
-"""Fields of a step that are written whatever they say; the others where they say something."""
-
 
 class TurnPlace(NamedTuple):
     """Which turn of a batch."""
@@ -89,7 +86,23 @@ def render_reply(at: TurnPlace, reply: PackedReply, asked: Mapping[str, Any] | N
 def render_outcome(at: TurnPlace, outcome: Outcome, snapshot: bytes | None) -> bytes:
     if isinstance(outcome, Failure):
         return _render({"k": "failure", **_at(at), "cause": outcome.cause, "detail": outcome.detail})
-    row = {"k": "step", **_at(at), **_fields(outcome)}
+    row: dict[str, Any] = {
+        "k": "step",
+        "p": at.place,
+        "m": at.member,
+        "t": at.turn,
+        "observation": outcome.observation,
+        "reward": outcome.reward,
+        "done": outcome.done,
+        "scores": outcome.scores,
+        "agent": outcome.agent,
+    }
+    if outcome.calls:
+        row["calls"] = [vars(call) for call in outcome.calls]
+    if outcome.begins:
+        row["begins"] = True
+    if outcome.rewards:
+        row["rewards"] = outcome.rewards
     if snapshot is not None:
         row["snapshot"] = snapshot
     return _render_checked(row)
@@ -190,14 +203,6 @@ def _parse_reply(row: Mapping[str, Any]) -> PackedReply:
     versions = array("i", row.get("token_versions", ())).tobytes()
     ids, logprobs = base64.b64decode(row["ids"]), base64.b64decode(row["logprobs"])
     return PackedReply(ids, logprobs, token_versions=versions, **with_calls(fields))
-
-
-def _fields(step: Step) -> dict[str, Any]:
-    """Without those of tools and of agents that are empty."""
-    found = {name: value for name, value in vars(step).items() if value or name in _ALWAYS}
-    if step.calls:
-        found["calls"] = [vars(call) for call in step.calls]
-    return found
 
 
 def _at(at: TurnPlace) -> dict[str, int]:

@@ -1,18 +1,15 @@
 """How often threads that serve many episodes look for what has come.
 
-A message, a wake-up and a write cost the same for one turn as for fifty, so a thread rests in proportion to its work,
-and what comes meanwhile is done together. But a turn passes such a thread four times, so none rests for long where
-replies are short: not for more than a fiftieth of the time that a reply takes.
+A message, a wake-up and a write cost the same for one turn as for fifty, so such a thread rests after its work, and
+does together what comes meanwhile. A turn passes four times through one: where replies are short, so are the rests.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
-_REST = 49
-"""Times its work, so that a thread works for a fiftieth of the time."""
 _SHARE = 1 / 50
+"""Of the time that a reply takes. A turn waits for half a rest each time, so it takes a twenty-fifth longer at most."""
 _LONGEST_S = 0.1
 _WINDOW_S = 1.0
 
@@ -21,7 +18,7 @@ class Pace:
     """Of all threads of the same episodes."""
 
     def __init__(self) -> None:
-        self._reply_s = 0.5
+        self._rest_s = 0.0
         self._num, self._since = 0, time.monotonic()
 
     def count(self, num_replies: int, num_in_flight: int) -> None:
@@ -29,34 +26,19 @@ class Pace:
         self._num += num_replies
         passed = time.monotonic() - self._since
         if passed >= _WINDOW_S:
-            self._reply_s = find_reply_time(num_in_flight, self._num, passed)
+            self._rest_s = find_rest(num_in_flight, self._num / passed)
             self._num, self._since = 0, time.monotonic()
 
-    def begin(self) -> Callable[[], None]:
-        """What the calling thread calls after some work: it sleeps, for what comes next to be several."""
-        before = time.thread_time()
-
-        def rest() -> None:
-            nonlocal before
-            time.sleep(find_rest(time.thread_time() - before, self._reply_s))
-            before = time.thread_time()
-
-        return rest
+    def rest(self) -> None:
+        """After some work, for what comes next to be several."""
+        time.sleep(self._rest_s)
 
 
-def find_reply_time(num_in_flight: int, num_replies: int, passed_s: float) -> float:
-    """Seconds that a reply takes, by Little's law; where none has come, at least so long.
+def find_rest(num_in_flight: int, replies_a_second: float) -> float:
+    """Seconds, for replies that take `num_in_flight / replies_a_second` (Little's law).
 
-    >>> find_reply_time(3000, 500, 0.5), find_reply_time(4, 0, 1.0)
-    (3.0, 4.0)
+    >>> find_rest(3000, 1000.0), find_rest(256, 1600.0), find_rest(4, 0.0), find_rest(0, 0.0)
+    (0.06, 0.0032, 0.1, 0.0)
     """
-    return num_in_flight * passed_s / max(num_replies, 1)
-
-
-def find_rest(worked_s: float, reply_s: float) -> float:
-    """Seconds.
-
-    >>> [round(find_rest(0.0002, reply_s), 4) for reply_s in (0.1, 10.0)], find_rest(0.01, 10.0)
-    ([0.002, 0.0098], 0.1)
-    """
-    return min(_REST * worked_s, _SHARE * reply_s, _LONGEST_S)
+    reply_s = num_in_flight / max(replies_a_second, 1e-9)
+    return min(_SHARE * reply_s, _LONGEST_S)

@@ -21,7 +21,7 @@ from slurm_rl.rl.groups import Branch, Completion, Turn
 from slurm_rl.rl.rollout.packed_reply import PackedReply
 
 
-@dataclass
+@dataclass(slots=True)
 class Path:
     """One conversation; its numbers are int32 and float64."""
 

@@ -65,7 +65,6 @@ class ReplyListener:
             self._thread.start()
 
     def _listen(self) -> None:
-        rest = self._pace.begin()
         while True:
             heard: list[tuple[ReplyLink, Any]] = []
             ended: list[ReplyLink] = []
@@ -77,4 +76,4 @@ class ReplyListener:
                     self._selector.unregister(link.wire)
                     ended.append(link)
             self._take(heard, ended)
-            rest()
+            self._pace.rest()
