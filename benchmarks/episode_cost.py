@@ -29,7 +29,7 @@ from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.free_order import FreeBatch, FreeEpisodes
 from slurm_rl.rl.rollout.journal import Journal
 from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.replies import ReplyRequest
+from slurm_rl.rl.rollout.reply_request import ReplyRequest
 from slurm_rl.rl.rollout.sampling import Sampler
 
 AT_ONCE = 64

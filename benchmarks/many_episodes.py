@@ -42,7 +42,7 @@ from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.free_order import FreeBatch, FreeEpisodes
 from slurm_rl.rl.rollout.journal import Journal
 from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
+from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
 from slurm_rl.rl.rollout.reply_server import ReplyAddress, ReplyServer
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster

@@ -31,7 +31,7 @@ from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.envs import worker
 from slurm_rl.envs.environments import Environments
 from slurm_rl.envs.facts import Refused
-from slurm_rl.envs.worker import Answer, Begun, Call, NextCall
+from slurm_rl.envs.worker import Answer, Begun, Call, write_call
 from slurm_rl.errors import ConfigError, RewardError
 from slurm_rl.rewards.results import Failure
 from slurm_rl.wire import Outbox, Wire
@@ -76,7 +76,7 @@ class _Process:
         for call in calls:
             self.num_asked += 1
             self.open[call.episode] = self.num_asked, call
-        self.outbox.put([NextCall(it.episode, it.replies[-1]) if it.episode in self.holds else it for it in calls])
+        self.outbox.put([write_call(call, is_held=call.episode in self.holds) for call in calls])
 
     def submit(self, calls: list[Call]) -> None:
         if self.parts or self.is_trying:

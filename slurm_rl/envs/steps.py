@@ -8,6 +8,8 @@ import zlib
 from numbers import Real
 from typing import Any, TypeAlias
 
+import msgspec
+
 from slurm_rl.data.lines import shorten
 from slurm_rl.envs.environment import Step, ToolCall
 from slurm_rl.rewards.results import Failure
@@ -16,6 +18,8 @@ SHOWN_CHARS = 200
 _LONGEST_CHARS = 1_000_000
 """Of one observation; no context holds more."""
 _encode = json.JSONEncoder(sort_keys=True).encode
+_encode_finite = msgspec.json.Encoder(order="sorted").encode
+"""In a quarter of the time."""
 
 Outcome: TypeAlias = Step | Failure
 
@@ -29,7 +33,11 @@ def digest_step(step: Step) -> int:
     said = [step.observation, step.reward, step.done, dict(step.scores)]
     if (step.agent, step.begins, step.rewards) != (None, False, {}):
         said += [step.agent, step.begins, dict(step.rewards)]
-    return zlib.crc32(_encode(said).encode())
+    try:
+        text = _encode_finite(said)
+    except UnicodeEncodeError:  # half a surrogate pair, such as a score's name may have
+        text = _encode(said).encode()
+    return zlib.crc32(text)
 
 
 def check_step(step: Any) -> Outcome:

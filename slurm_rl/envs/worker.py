@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 
 from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.lines import shorten
-from slurm_rl.envs.environment import Reply, Row, Step
+from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
 from slurm_rl.envs.facts import Refused, read_facts
 from slurm_rl.envs.steps import SHOWN_CHARS, Outcome, check_step, digest_step
 from slurm_rl.envs.tools import MakeToolEnvironment
@@ -49,10 +49,27 @@ class Call(NamedTuple):
 
 
 class NextCall(NamedTuple):
-    """The same where the process holds the world."""
+    """The same where the process holds the world: the episode, and the fields of the newest reply. It goes as a plain
+    tuple, since pickling the names of its classes would take most of the time."""
 
     episode: str
-    reply: Reply
+    text: str
+    cut: bool
+    content: str
+    calls: tuple[ToolCall, ...]
+    call_id: str
+
+    @property
+    def reply(self) -> Reply:
+        return Reply(text=self.text, cut=self.cut, content=self.content, calls=self.calls, call_id=self.call_id)
+
+
+def write_call(call: Call, *, is_held: bool) -> Call | tuple[Any, ...]:
+    """As it goes to a process, which holds the world or does not."""
+    if not is_held:
+        return call
+    reply = call.replies[-1]
+    return call.episode, reply.text, reply.cut, reply.content, reply.calls, reply.call_id
 
 
 class Answer(NamedTuple):
@@ -125,13 +142,14 @@ class Worlds:
         threading.Thread(target=read, name="calls", daemon=True).start()
         await loop.create_future()
 
-    def take(self, asked: Sequence[Call | NextCall | str]) -> None:
+    def take(self, asked: Sequence[Call | tuple[Any, ...] | str]) -> None:
         """Begin calls: all at once where environments wait by `await`, else one after the other; or forget worlds."""
         for one in asked:
             if isinstance(one, str):
                 self._held.pop(one, None)
                 continue
-            task = asyncio.get_running_loop().create_task(self.answer(one))
+            call = one if isinstance(one, Call) else NextCall(*one)
+            task = asyncio.get_running_loop().create_task(self.answer(call))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

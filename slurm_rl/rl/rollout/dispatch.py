@@ -31,7 +31,7 @@ from slurm_rl.rl.weights.weight_record import HeldWeights, WeightRecord
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, Cluster, name_failure
 
 if TYPE_CHECKING:
-    from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
+    from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
     from slurm_rl.rl.rollout.reply_server import ReplyAddress
 
 _CHUNKS_OF_A_BATCH = 4

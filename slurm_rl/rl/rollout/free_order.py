@@ -36,7 +36,8 @@ from slurm_rl.rl.rollout.episode import (
     note_reply,
 )
 from slurm_rl.rl.rollout.journal import BatchJournal, Journal
-from slurm_rl.rl.rollout.replies import Replied, ReplyRequest, ReplySampler
+from slurm_rl.rl.rollout.replies import ReplySampler
+from slurm_rl.rl.rollout.reply_request import Replied, ReplyRequest
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
 

@@ -49,7 +49,8 @@ from slurm_rl.rl.rollout.journal import PROGRAM, BatchJournal, Journal
 from slurm_rl.rl.rollout.journal_lines import History
 from slurm_rl.rl.rollout.played import Played, build_completion, row_of, score_played
 from slurm_rl.rl.rollout.recorded import Record
-from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest, ReplySampler
+from slurm_rl.rl.rollout.replies import ReplySampler
+from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
 

@@ -11,18 +11,14 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.errors import TrainingError
-from slurm_rl.math.sequences import ImageSpan, TokenPrompt
-from slurm_rl.rl.groups import SamplingSpec
 from slurm_rl.rl.rollout.pace import Pace
-from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.reply_link import Heard, ReplyLink, ReplyListener
+from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
 from slurm_rl.rl.rollout.reply_server import ReplyAddress
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost, name_failure
@@ -31,30 +27,6 @@ _MOST_TRIES, _PAUSE_S = 3, 1.0
 """Of connecting to an engine that lives, and of connections that end without a reply."""
 
 
-class ReplyRequest(NamedTuple):
-    """What an engine is asked for."""
-
-    episode: str
-    """One request of an episode is in flight at a time."""
-    token_ids: bytes
-    """What the reply follows, as int32."""
-    seed: int
-    """Decides the random numbers alone."""
-    spec: SamplingSpec
-    tools: ToolSyntax | None = None
-    """How calls are read off the reply, where its program brought tools; None: as the run's own tools are."""
-    images: Sequence[ImageSpan] = ()
-    """Among the tokens."""
-
-    @property
-    def prompt(self) -> TokenPrompt:
-        return TokenPrompt(token_ids=array("i", self.token_ids).tolist(), images=self.images)
-
-
-Replied: TypeAlias = tuple[str, PackedReply]
-"""An episode, and its reply."""
-Refused: TypeAlias = tuple[str, str]
-"""An episode whose request no engine can do, and why."""
 Post: TypeAlias = Callable[[Callable[[], None]], None]
 
 

@@ -19,6 +19,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, NamedTuple
 
+from slurm_rl.rl.rollout.reply_request import ReplyRequest
 from slurm_rl.strangers import Crowd
 from slurm_rl.wire import LINGER_S, Wire
 
@@ -104,7 +105,8 @@ class _Client:
             while True:
                 for requests in self.wire.receive():
                     try:
-                        refused = self.server.engine.begin_replies(self.name, requests)
+                        begun = [ReplyRequest(*request) for request in requests]
+                        refused = self.server.engine.begin_replies(self.name, begun)
                     except BaseException as error:
                         self.server.error = error
                         return

@@ -16,7 +16,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.rl.groups import Completion, Group, SamplingSpec
 from slurm_rl.rl.rollout.episode import Limits
 from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
+from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
 from slurm_rl.rl.rollout.reply_server import ReplyServer
 from slurm_rl.rl.rollout.sampling import seed_prompts
 from slurm_rl.rl.workers.ray_driver import Actor

@@ -22,7 +22,7 @@ from slurm_rl.envs.pool import EnvironmentPool
 from slurm_rl.rl.rollout.episodes import Episodes
 from slurm_rl.rl.rollout.free_order import FreeEpisodes
 from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.rollout.replies import Refused, ReplyRequest
+from slurm_rl.rl.rollout.reply_request import Refused, ReplyRequest
 from slurm_rl.run_dir import write_json
 from slurm_rl.train.stop import Timer
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of

@@ -16,7 +16,7 @@ from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.endpoint.episode import Bounds
 from slurm_rl.endpoint.programs import ADAPTERS, find_argv
 from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.replies import Refused, ReplyRequest
+from slurm_rl.rl.rollout.reply_request import Refused, ReplyRequest
 from tests.adapters_python import adapters_python
 from tests.unit.endpoint.test_tools import Engine as ToolEngine
 from tests.unit.endpoint.test_tools import called, complete

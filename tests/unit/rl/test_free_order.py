@@ -20,7 +20,7 @@ from slurm_rl.rl.groups import Group
 from slurm_rl.rl.rollout.episodes import Episodes
 from slurm_rl.rl.rollout.free_order import FreeEpisodes
 from slurm_rl.rl.rollout.journal import Journal
-from slurm_rl.rl.rollout.replies import Replied, ReplyRequest
+from slurm_rl.rl.rollout.reply_request import Replied, ReplyRequest
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost
 from slurm_rl.train.stop import Timer
 from tests.unit.rl.episode_kit import LIMITS, SPEC, WORLDS, Engine, Letters, WaveEngine, prompts_of, sampler_of

@@ -23,7 +23,7 @@ from slurm_rl.rl.groups import Group, SamplingSpec
 from slurm_rl.rl.loop.step_metrics import sampling_metrics
 from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.programs import Programs
-from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
+from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
 from slurm_rl.rl.workers.ray_driver import Actor
 from slurm_rl.train.stop import Timer
 from tests.unit.endpoint.kit import BOUNDS, make_renderer, sampled

@@ -17,8 +17,9 @@ import pytest
 
 from slurm_rl.errors import TrainingError
 from slurm_rl.rl.rollout import reply_server
-from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest, ReplySampler
+from slurm_rl.rl.rollout.replies import ReplySampler
 from slurm_rl.rl.rollout.reply_link import ReplyLink
+from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
 from slurm_rl.rl.workers.ray_driver import Actor, ActorLost
 from tests.unit.rl.episode_kit import SPEC, Engine, sampler_of
 

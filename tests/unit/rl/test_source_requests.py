@@ -24,7 +24,7 @@ from slurm_rl.rl.rollout import programs
 from slurm_rl.rl.rollout.episodes import Episodes
 from slurm_rl.rl.rollout.free_order import FreeEpisodes
 from slurm_rl.rl.rollout.mixture import Mixture, Part
-from slurm_rl.rl.rollout.replies import Refused, ReplyRequest
+from slurm_rl.rl.rollout.reply_request import Refused, ReplyRequest
 from slurm_rl.rl.rollout.single_turn import Rollouts
 from tests.unit.endpoint.kit import BOUNDS, make_renderer
 from tests.unit.rl import test_programs

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from slurm_rl.rl.rollout.replies import ReplyRequest
+from slurm_rl.rl.rollout.reply_request import ReplyRequest
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine, SampledTokens
 
 

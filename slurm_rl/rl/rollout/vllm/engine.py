@@ -16,7 +16,7 @@ from slurm_rl.node.processes import end_life_before
 from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.packed_reply import PackedReply
-from slurm_rl.rl.rollout.replies import Refused, Replied, ReplyRequest
+from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
 from slurm_rl.rl.rollout.reply_server import ReplyAddress, ReplyServer
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine
 from slurm_rl.rl.rollout.vllm.ended_replies import EndedReplies
