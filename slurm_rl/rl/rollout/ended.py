@@ -26,19 +26,18 @@ def score_episodes(
     episodes: Sequence[Episode], scorer: Scorer | None, journal: BatchJournal | None = None
 ) -> list[RewardResult]:
     """One a episode; a failed one has a cause and no value. Whom the journal knows a verdict of is not judged again."""
-    items = [item_of(episode) for episode in episodes]
-    judged: dict[int, RewardResult] = {}
-    asked = []
+    results, asked = list[RewardResult](), list[int]()
     for place, one in enumerate(episodes):
+        item = item_of(one)
         known = one.history.verdict if one.history is not None else None
-        if known is not None:
-            judged[place] = RewardResult(item=items[place], **known)
-        elif one.failure is None and one.reward is None:
+        results.append(result_of(one, item) if known is None else RewardResult(item=item, **known))
+        if known is None and one.failure is None and one.reward is None:
             asked.append(place)
     if scorer is not None:
-        found = ask_scorer(scorer, [items[at] for at in asked], [episodes[at] for at in asked], journal)
-        judged |= dict(zip(asked, found, strict=True))
-    return [judged.get(place) or result_of(one, items[place]) for place, one in enumerate(episodes)]
+        found = ask_scorer(scorer, [results[at].item for at in asked], [episodes[at] for at in asked], journal)
+        for place, result in zip(asked, found, strict=True):
+            results[place] = result
+    return results
 
 
 def ask_scorer(

@@ -58,6 +58,8 @@ class Episode:
     """Names it among all episodes of the run."""
     path: Path = field(init=False)
     """Of `paths`, the one that goes on."""
+    turn: TurnPlace = field(init=False)
+    """The newest, once there is one."""
     world: tuple[Row, int] = field(init=False)
     """What its world begins with: the row, and a seed."""
 
@@ -66,11 +68,6 @@ class Episode:
         self.path = Path(self.prompt.packed, messages=self.prompt.messages or [])
         self.paths.append(self.path)
         self.world = row_of(self.prompt), derive_seed(self.seed, "environment", self.place)
-
-    @property
-    def turn(self) -> TurnPlace:
-        """The newest."""
-        return TurnPlace(self.place, self.member, len(self.replies) - 1)
 
     @property
     def next_seed(self) -> int:
@@ -86,6 +83,7 @@ class Episode:
     def add_reply(self, reply: PackedReply) -> None:
         """Append what was sampled."""
         turn = len(self.replies)
+        self.turn = TurnPlace(self.place, self.member, turn)
         self.path.add(reply)
         self.newest = reply
         self.checksum = zlib.crc32(reply.token_ids, self.checksum)

@@ -10,7 +10,7 @@ import time
 
 _SHARE = 1 / 50
 """Of the time that a reply takes. A turn waits for half a rest each time, so it takes a twenty-fifth longer at most."""
-_LONGEST_S = 0.1
+_LONGEST_S = 0.2
 _WINDOW_S = 1.0
 
 
@@ -38,7 +38,7 @@ def find_rest(num_in_flight: int, replies_a_second: float) -> float:
     """Seconds, for replies that take `num_in_flight / replies_a_second` (Little's law).
 
     >>> find_rest(3000, 1000.0), find_rest(256, 1600.0), find_rest(4, 0.0), find_rest(0, 0.0)
-    (0.06, 0.0032, 0.1, 0.0)
+    (0.06, 0.0032, 0.2, 0.0)
     """
     reply_s = num_in_flight / max(replies_a_second, 1e-9)
     return min(_SHARE * reply_s, _LONGEST_S)

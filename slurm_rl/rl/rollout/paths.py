@@ -101,7 +101,7 @@ def join_paths(paths: Sequence[Path], prompt: array[int], text: str, truncated: 
         turns += [replace(it, start=it.start + first, end=it.end + first) for it in path.turns] if first else path.turns
         if len(said) > 1 or path.context != prompt:
             branches.append(Branch(path.context.tolist(), first, len(token_ids)))
-    is_mixed = bool(versions) and versions.count(versions[0]) < len(versions)
+    is_mixed = versions != versions[:1] * len(versions)
     return Completion(
         token_ids.tolist(),
         logprobs.tolist(),
