@@ -116,7 +116,7 @@ class Letters:
     """A tokenizer: a letter is a token."""
 
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [ord(letter) for letter in text]}
+        return {"input_ids": list(text.encode())}
 
 
 def main() -> None:

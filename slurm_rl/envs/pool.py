@@ -166,8 +166,16 @@ class EnvironmentPool(Environments):
         self._forgotten.extend(episodes)
 
     def submit(self, calls: Sequence[Call]) -> None:
-        if calls:
-            self._submitted.append(list(calls))
+        if not calls:
+            return
+        self._submitted.append(list(calls))
+        if self._lock.acquire(blocking=False):  # nobody listens just now, so nobody else would send them soon
+            try:
+                if not self.is_closed:
+                    self._share_out()
+            finally:
+                self._lock.release()
+        else:
             self._wake()
 
     def listen(self, timeout_s: float) -> list[Answer]:

@@ -137,12 +137,12 @@ class FreeEpisodes:
     def _loop(self) -> None:
         while True:
             todo = self._inbox.get()
+            self._replies.pace.gather()
             try:
                 todo()
                 while not self._inbox.empty():
                     self._inbox.get()()
                 self._flush()
-                self._replies.pace.rest()  # what comes meanwhile goes out in the same messages
             except BaseException as error:  # whoever waits for a batch must hear of it
                 self._fail(error)
 
