@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,16 @@ def test_every_call_reaches_the_outside_once(tmp_path: Path) -> None:
         outcomes = pool.play([call(str(place), "x", last=1, prompt=str(tmp_path)) for place in range(20)])
     assert all(isinstance(outcome, Step) and outcome.done for outcome in outcomes)
     assert len(list(tmp_path.iterdir())) == 20
+
+
+def test_a_call_goes_to_its_world_while_nobody_listens(tmp_path: Path) -> None:
+    with EnvironmentPool(config("Noted")) as pool:
+        pool.submit([call("0", "x", last=1, prompt=str(tmp_path))])
+        deadline = time.monotonic() + 60.0
+        while not list(tmp_path.iterdir()):
+            assert time.monotonic() < deadline, "no step"
+            time.sleep(0.01)
+        assert [answer.episode for answer in pool.listen(60.0)] == ["0"]
 
 
 def test_a_file_that_cannot_be_run_is_refused(tmp_path: Path) -> None:

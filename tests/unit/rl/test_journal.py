@@ -70,7 +70,10 @@ LINES = [
 
 
 FULL = Completion([1, 7], [-1.0, 0.0], "x", True, 2, [2, 3], content="c", calls=(ToolCall("add", "{}", "3"),))
-STEPS = [Step("", 0.0, True), Step("a", None, False, {}, (ToolCall("add", "{}"),), "", True, {"black": 0.0})]
+STEPS = [
+    Step("", 0.0, True, {"\ud83d": 1e300}),
+    Step("a", None, False, {}, (ToolCall("add", "{}"),), "", True, {"black": 0.0}),
+]
 
 
 @pytest.mark.parametrize("said", [Completion([], [], "", False, 0), FULL])

@@ -1,0 +1,30 @@
+"""Replies as bytes say what they said as lists."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurm_rl.envs.environment import ToolCall
+from slurm_rl.rl.groups import Completion
+from slurm_rl.rl.rollout.packed_reply import PackedReply
+
+TOKENS = st.tuples(
+    st.integers(0, 2**31 - 1), st.floats(max_value=0.0, allow_nan=False), st.integers(-1, 2**31 - 1)
+)  # an id, its logprob, the version behind it
+CALLS = st.lists(st.builds(ToolCall, st.text(), st.text())).map(tuple)
+
+
+@given(st.lists(TOKENS), st.text(), st.booleans(), st.text(), CALLS)
+def test_every_bit_comes_back(
+    tokens: list[tuple[int, float, int]], text: str, cut: bool, content: str, calls: tuple[ToolCall, ...]
+) -> None:
+    ids, logprobs, versions = ([token[part] for token in tokens] for part in range(3))
+    mixed = versions if len(set(versions)) > 1 else []
+    version = versions[0] if versions else 3
+    said = Completion(ids, logprobs, text, cut, version, mixed, content=content, calls=calls)  # type: ignore[arg-type]
+    packed = PackedReply.of(said)
+    assert packed.unpack() == said and list(packed.versions()) == said.versions()
+    assert [math.copysign(1.0, it) for it in packed.unpack().logprobs] == [math.copysign(1.0, it) for it in logprobs]
