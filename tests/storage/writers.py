@@ -516,9 +516,10 @@ def journal(folder: Path) -> Case:
     from slurm_rl.rl.groups import SamplingSpec
     from slurm_rl.rl.rollout.journal import BatchJournal, Journal
     from slurm_rl.rl.rollout.journal_lines import TurnPlace, render_reply
+    from slurm_rl.rl.rollout.packed_reply import PackedReply
 
     spec = SamplingSpec(1, 8, 1.0, 1.0, seed=7, batch="rollout-3")
-    line = render_reply(TurnPlace(0, 0, 0), _group().completions[0])
+    line = render_reply(TurnPlace(0, 0, 0), PackedReply.of(_group().completions[0]))
 
     def open_again() -> BatchJournal:
         again = Journal(folder / "run", Facts("replay", "a"), keeps_all=True, report=lambda *_, **__: None)
