@@ -536,7 +536,8 @@ def journal(folder: Path) -> Case:
         batch.close()
 
     def is_kept() -> bool:
-        return all(it.replies == _group().completions for it in open_again().histories.values())
+        histories = open_again().histories.values()
+        return all([reply.unpack() for reply in it.replies] == _group().completions for it in histories)
 
     return Case(write, lambda: bool(open_again().histories) and is_kept(), is_kept)
 
