@@ -21,10 +21,11 @@ CALLS = st.lists(st.builds(ToolCall, st.text(), st.text())).map(tuple)
 def test_every_bit_comes_back(
     tokens: list[tuple[int, float, int]], text: str, cut: bool, content: str, calls: tuple[ToolCall, ...]
 ) -> None:
-    ids, logprobs, versions = ([token[part] for token in tokens] for part in range(3))
+    ids, logprobs = [it for it, _, _ in tokens], [it for _, it, _ in tokens]
+    versions = [it for _, _, it in tokens]
     mixed = versions if len(set(versions)) > 1 else []
     version = versions[0] if versions else 3
-    said = Completion(ids, logprobs, text, cut, version, mixed, content=content, calls=calls)  # type: ignore[arg-type]
+    said = Completion(ids, logprobs, text, cut, version, mixed, content=content, calls=calls)
     packed = PackedReply.of(said)
     assert packed.unpack() == said and list(packed.versions()) == said.versions()
     assert [math.copysign(1.0, it) for it in packed.unpack().logprobs] == [math.copysign(1.0, it) for it in logprobs]
