@@ -5,6 +5,7 @@ from __future__ import annotations
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.words import read_words
 from slurm_rl.plan.explain import render_explanation
+from slurm_rl.runs.chat import describe_prompts
 from slurm_rl.runs.model_shape import find_shape, find_shape_at
 
 
@@ -12,5 +13,6 @@ def run(words: list[str]) -> int:
     told = read_words("explain", words)
     config, plan, _ = compose_run(told.rest, told.flags.config_dir)
     shape = None if config.external else find_shape(config.model)
-    print(render_explanation(config, plan, shape, find_shape_at(config.reference.path)))
+    prompts = "" if config.external else describe_prompts(config)
+    print(render_explanation(config, plan, shape, find_shape_at(config.reference.path), prompts))
     return 0

@@ -35,8 +35,9 @@ class DataConfig(RowsConfig):
     """Column with the worse answer."""
     margin_key: str | None = None
     """Column with by how much the scores should differ, for task=rm; null: any difference will do."""
-    chat_template: bool = False
-    """Render the prompt with the tokenizer's chat template."""
+    chat_template: bool | Literal["auto"] = "auto"
+    """Render prompts with the tokenizer's chat template; a text becomes one user message. auto: if the tokenizer has a
+    template. false: prompts are plain text."""
     chat_template_kwargs: dict[str, Any] = Field(default={})
     """Variables of the chat template, such as `{enable_thinking: false}` for Qwen3. One that the template does not
     read is an error."""

@@ -19,6 +19,8 @@ from slurm_rl.errors import DataError
 _GIVEN = {"messages", "add_generation_prompt", "raise_exception", "strftime_now"}
 """What whoever renders gives to every template, as transformers documents it."""
 
+NO_TEMPLATE = "no chat template: data.chat_template=false, or the tokenizer has none"
+
 
 @dataclass(frozen=True)
 class ChatTemplate:
@@ -37,7 +39,8 @@ class ChatTemplate:
     def __post_init__(self) -> None:
         if not self.tokenizer.chat_template:
             raise DataError(
-                "data.chat_template=true needs a tokenizer with a chat template",
+                "data.chat_template=true, data.system, data.chat_template_kwargs and env.tools need a tokenizer with a "
+                "chat template",
                 seen=f"{self.tokenizer.name_or_path or type(self.tokenizer).__name__} without one",
                 action="use an instruction-tuned model, or set data.chat_template=false",
             )
@@ -93,15 +96,23 @@ class ChatTemplate:
 
 
 def open_template(tokenizer: Any, config: DataConfig, tools: Sequence[dict[str, Any]] = ()) -> ChatTemplate | None:
-    """The template to render with; None where the config says that the data are plain text.
+    """Return the template to render with, or None if prompts are plain text.
 
     Args:
-        tools: schemas, where the model may call any.
+        tools: Schemas of the tools that the model may call.
 
     Raises:
-        DataError: as `ChatTemplate`.
+        DataError: The config needs a template and the tokenizer has none; see also `ChatTemplate`.
     """
-    return ChatTemplate(tokenizer, config.chat_template_kwargs, tools) if config.chat_template else None
+    needed = config.chat_template is True or config.chat_template_kwargs or config.system is not None or tools
+    if not config.chat_template or not (needed or tokenizer.chat_template):
+        return None
+    return ChatTemplate(tokenizer, config.chat_template_kwargs, tools)
+
+
+def is_rendered(prompt: str, tokenizer: Any) -> bool:
+    """Return whether the text begins with a special token, as the output of a chat template does."""
+    return any(prompt.startswith(token) for token in tokenizer.all_special_tokens)
 
 
 def as_plain(prompt: Text, answer: Text, name: str) -> tuple[str, str]:
@@ -109,8 +120,8 @@ def as_plain(prompt: Text, answer: Text, name: str) -> tuple[str, str]:
     if not isinstance(prompt, str) or not isinstance(answer, str):
         raise DataError(
             f"{name}: messages need the chat template",
-            seen="data.chat_template=false",
-            action="data.chat_template=true",
+            seen=NO_TEMPLATE,
+            action="choose a model with a chat template, or write the rows as text",
         )
     return prompt, answer
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from slurm_rl.data.chat import ChatTemplate, as_messages, as_plain
+from slurm_rl.data.chat import ChatTemplate, as_messages, as_plain, is_rendered
 from slurm_rl.data.encode_answers import refuse_what_nobody_sees
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import Message, Text
@@ -60,11 +60,6 @@ def encode_scored(
         return tokenize(prompt + answer + ("" if truncated else end), False)
     token_ids = [*tokenize(prompt, True), *tokenize(answer, False)]
     return token_ids if truncated else [*token_ids, tokenizer.eos_token_id]
-
-
-def is_rendered(prompt: str, tokenizer: Any) -> bool:
-    """Whether the special tokens are in the text, as a chat template writes them."""
-    return any(prompt.startswith(token) for token in tokenizer.all_special_tokens)
 
 
 def _cut_end(text: str, end: str, name: str) -> str:

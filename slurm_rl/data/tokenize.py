@@ -17,7 +17,7 @@ from typing import Any
 
 from slurm_rl.config.data import Overlong
 from slurm_rl.data.characters import refuse_lost, too_long
-from slurm_rl.data.chat import ChatTemplate, as_messages, begin_with_system, drop_sources
+from slurm_rl.data.chat import NO_TEMPLATE, ChatTemplate, as_messages, begin_with_system, drop_sources, is_rendered
 from slurm_rl.data.images import list_images
 from slurm_rl.data.placeholders import (
     ImageCounter,
@@ -122,13 +122,19 @@ def render_prompt(row: PromptRow, template: ChatTemplate | None) -> str:
         DataError: messages without a template, messages the template refuses, or invalid Unicode.
     """
     text = row.prompt
+    if template is not None and isinstance(text, str) and is_rendered(text, template.tokenizer):
+        raise DataError(
+            f"{row.name}: the prompt already contains the output of a chat template, which would be applied twice",
+            seen=repr(text[:40]),
+            action="set data.chat_template=false, or write the prompt as messages",
+        )
     if template is not None:
         text = template.render(as_messages(text), row.name, add_generation_prompt=True)
     if not isinstance(text, str):
         raise DataError(
             f"{row.name}: a prompt that is a list of messages needs the chat template",
-            seen="data.chat_template=false",
-            action="set data.chat_template=true, or name a text column in data.input_key",
+            seen=NO_TEMPLATE,
+            action="choose a model with a chat template, or name a text column in data.input_key",
         )
     try:
         text.encode("utf-8")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from slurm_rl.data.chat import ChatTemplate, as_messages
+from slurm_rl.data.chat import NO_TEMPLATE, ChatTemplate, as_messages
 from slurm_rl.data.prompts import Message, Text
 from slurm_rl.data.tool_syntax import as_calls, find_tail, write_calls
 from slurm_rl.errors import ConfigError, DataError
@@ -78,8 +78,8 @@ class TurnRenderer:
         if not isinstance(observation, str):
             raise DataError(
                 "an observation of messages needs the chat template",
-                seen="data.chat_template=false",
-                action="return text from step, or set data.chat_template=true",
+                seen=NO_TEMPLATE,
+                action="return text from step, or choose a model with a chat template",
             )
         return observation
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.chat import NO_TEMPLATE, ChatTemplate
 from slurm_rl.data.prompts import Message, Text
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.data.turns import TurnRenderer
@@ -128,7 +128,7 @@ class DialogueRenderer:
         found = self._with_tools.pop(key, None)
         if found is None:
             if self.template is None:
-                raise DataError("tools need a chat template, which tells of them", seen="data.chat_template=false")
+                raise DataError("tools need a chat template that lists them", seen=NO_TEMPLATE)
             template = replace(self.template, tools=tuple(tools))
             found = DialogueRenderer(self.tokenizer, template)
             found.syntax = ToolSyntax.of(template, self.tool_parser)

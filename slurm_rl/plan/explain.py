@@ -32,17 +32,18 @@ _INDENT = 14
 
 
 def render_explanation(
-    config: RunConfig, plan: JobPlan, shape: ModelShape | None, teacher: ModelShape | None = None
+    config: RunConfig, plan: JobPlan, shape: ModelShape | None, teacher: ModelShape | None = None, prompts: str = ""
 ) -> str:
     """Some 30 lines of 80 columns.
 
     Args:
+        prompts: How prompts become text; see `describe_prompts`.
         teacher: of reference.path, where there is one and this machine sees it.
     """
     found = list_reasons(config, plan, shape, teacher)
     reasons = [line for why in found for line in _wrap(": ".join(why) + ".", "  ", "    ")]
     lines = [
-        *_section("what", _what(config, shape)),
+        *_section("what", _what(config, shape, prompts)),
         *_section("where", _where(config, plan)),
         *(["why so", *reasons] if reasons else []),
         *(_memory(plan) if plan.external is None else ()),
@@ -63,7 +64,7 @@ def _wrap(text: str, first: str, later: str) -> list[str]:
     )
 
 
-def _what(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str, str]]:
+def _what(config: RunConfig, shape: ModelShape | None, prompts: str) -> Iterator[tuple[str, str]]:
     if config.external is not None:
         yield "program", f"{shlex.join(config.external.argv)} ({TASKS[config.task].title}); `plan` shows its arguments"
         yield "model", config.external.model or "the program's affair, as data, reward and steps are"
@@ -83,6 +84,8 @@ def _what(config: RunConfig, shape: ModelShape | None) -> Iterator[tuple[str, st
     if config.eval.only:
         return
     yield from _data(config)
+    if prompts:
+        yield "prompts", prompts
     yield "steps", _steps(config)
 
 

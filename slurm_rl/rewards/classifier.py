@@ -16,8 +16,8 @@ from functools import cache
 from typing import Any
 
 from slurm_rl.config.reward import RewardModelConfig
-from slurm_rl.data.chat import ChatTemplate
-from slurm_rl.data.encode_scored import encode_scored, is_rendered
+from slurm_rl.data.chat import ChatTemplate, is_rendered
+from slurm_rl.data.encode_scored import encode_scored
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import Failure, RewardItem
 

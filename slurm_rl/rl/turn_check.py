@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.data.chat import open_template
+from slurm_rl.data.chat import NO_TEMPLATE, open_template
 from slurm_rl.data.turns import TurnRenderer
 from slurm_rl.envs.schemas import Schema
 from slurm_rl.errors import ConfigError
@@ -23,6 +23,8 @@ def check_turns(config: RunConfig, model_path: str, tokenizer: Any, tools: Seque
     if not config.env.is_on:
         return
     template = open_template(tokenizer, config.data, tools)
+    if template is None and config.env.history == "rerendered":
+        raise ConfigError("env.history=rerendered needs a chat template", seen=NO_TEMPLATE, action="env.history=kept")
     end = TurnRenderer(tokenizer, template).find_end()
     stops = find_stops(config, model_path, tokenizer)
     if end is None or end in stops or config.rollout.stop:

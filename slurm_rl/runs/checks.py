@@ -20,6 +20,7 @@ from slurm_rl.job.create import check_is_free
 from slurm_rl.launchers.jobs import read_states
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
+from slurm_rl.runs.chat import uses_chat_template
 from slurm_rl.runs.find import open_run
 from slurm_rl.runs.model_checks import check_lora_targets, check_reward_model, check_same_model
 from slurm_rl.runs.model_shape import read_object, sees_images
@@ -165,7 +166,7 @@ def _check_pad_token(folder: Path) -> None:
 
 def _check_reward_models(config: RunConfig) -> None:
     for one in (*each_source(config).values(), *each_set(config).values()):
-        check_reward_model(one.reward.model, config.data.chat_template)
+        check_reward_model(one.reward.model, uses_chat_template(config))
 
 
 def _check_data(config: RunConfig, tell: Tell) -> None:
@@ -201,7 +202,7 @@ def _check_prompts(config: RunConfig) -> None:
         )
     check_sources(images)
     tiny = config.model.tiny
-    if tiny is not None and not config.data.chat_template:
+    if tiny is not None and not uses_chat_template(config):
         longest = config.data.max_prompt_tokens if config.data.overlong == "refuse" else None
         known = tiny.characters
         check_characters(split.train, known, longest=longest, with_answers=config.warmup.num_steps > 0)

@@ -12,6 +12,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reward import RewardModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.runs.chat import has_template
 from slurm_rl.runs.model_shape import find_shape, read_object
 
 
@@ -113,7 +114,7 @@ def check_reward_model(config: RewardModelConfig, chat_template: bool | None) ->
     """Refuse a folder that this machine sees and that is no such model; a hub name is looked at on the node.
 
     Args:
-        chat_template: data.chat_template; None where other runs send what is scored.
+        chat_template: Whether prompts are chats; None if unknown, as for a service of several runs.
 
     Raises:
         ConfigError: more than one output, scores that were never measured, or chats for a model of text.
@@ -135,16 +136,9 @@ def check_reward_model(config: RewardModelConfig, chat_template: bool | None) ->
             seen=f"mean={model.get('mean')}, std={model.get('std')} in {folder}",
             action="train it with task=rm to its end, which measures them, or set reward.model.normalize=false",
         )
-    if chat_template and not (model.get("scores_chats", True) and _has_template(folder)):
+    if chat_template and not (model.get("scores_chats", True) and has_template(folder)):
         raise ConfigError(
             "data.chat_template=true needs a reward model of chats, with a chat template of its own",
-            seen=f"{folder}, trained on text" if _has_template(folder) else f"{folder} without a template",
+            seen=f"{folder}, trained on text" if has_template(folder) else f"{folder} without a template",
             action="train it with data.chat_template=true, or set data.chat_template=false for both",
         )
-
-
-def _has_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
-        return True
-    tokenizer = folder / "tokenizer_config.json"
-    return tokenizer.is_file() and bool(read_object(tokenizer).get("chat_template"))

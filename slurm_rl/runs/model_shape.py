@@ -40,7 +40,7 @@ def find_shape_at(path: str | None) -> ModelShape | None:
     """Of the model in a folder, or of this name on the hub; None as above, and for no path."""
     if path is None:
         return None
-    found = _find_config(path)
+    found = find_config(path)
     return find_known(path) if found is None else parse_shape(read_object(found))
 
 
@@ -85,7 +85,7 @@ def _shape_of_tiny(model: ModelConfig) -> ModelShape | None:
 
 
 def _load_config(model: ModelConfig) -> dict[str, Any] | None:
-    path = None if model.path is None else _find_config(model.path)
+    path = None if model.path is None else find_config(model.path)
     return None if path is None else read_object(path)
 
 
@@ -105,7 +105,7 @@ def read_object(path: Path) -> dict[str, Any]:
     return tree
 
 
-def _find_config(name: str) -> Path | None:
+def find_config(name: str) -> Path | None:
     folder = expand_user(name)
     if folder.is_dir():
         return folder / "config.json" if (folder / "config.json").is_file() else None

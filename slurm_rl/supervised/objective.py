@@ -73,6 +73,8 @@ class Objective:
     build_eval_loss: Callable[[Sequence[Example]], LossFn]
     """The same for `PolicyEngine.evaluate`, with what tells most of rows that are not trained on."""
     is_reward_model: bool = False
+    is_chat: bool = False
+    """The rows were rendered with a chat template."""
     needs_reference: bool = False
 
 

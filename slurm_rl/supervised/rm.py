@@ -26,9 +26,10 @@ from slurm_rl.supervised.objective import Example, MicroBatches, Objective
 
 def build_rm(config: RunConfig, tokenizer: Any, _: ImageCounter | None) -> Objective:
     """Pairs of text, each answer with its last token as the one that is scored."""
-    encode = partial(encode_for_training, tokenizer=tokenizer, template=open_template(tokenizer, config.data))
+    template = open_template(tokenizer, config.data)
+    pairs = build_pair_examples(config, partial(encode_for_training, tokenizer=tokenizer, template=template))
     build_loss = partial(build_rm_loss, centering=config.rm.centering)
-    return Objective(*build_pair_examples(config, encode), build_loss, build_loss, is_reward_model=True)
+    return Objective(*pairs, build_loss, build_loss, is_reward_model=True, is_chat=template is not None)
 
 
 def encode_for_training(

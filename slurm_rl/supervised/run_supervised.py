@@ -76,7 +76,7 @@ def train(
         saver.load_step(state.best_step)
     if objective.is_reward_model:
         measured = measure_scores(engine, objective, loop.share_of)
-        chats, variables = config.data.chat_template, config.data.chat_template_kwargs
+        chats, variables = objective.is_chat, config.data.chat_template_kwargs
         describe_scores(engine.module.config, measured, chats=chats, variables=variables)
     run.require_ours()
     engine.export_as_asked(run.export)
