@@ -62,11 +62,7 @@ def test_render_prompt_refuses_text_that_is_rendered_already() -> None:
     ("files", "expected", "words"),
     [
         ({"tokenizer_config.json": {"chat_template": TEMPLATE}}, True, "rendered with the tokenizer's chat template"),
-        (
-            {"tokenizer_config.json": {}, "chat_template.jinja": {}},
-            True,
-            "rendered with the tokenizer's chat template (",
-        ),
+        ({"tokenizer_config.json": {}, "chat_template.jinja": {}}, True, "rendered with the tokenizer's chat template"),
         ({"tokenizer_config.json": {}}, False, "plain text, no chat template"),
         ({}, None, "rendered with the tokenizer's chat template if it has one"),
     ],
