@@ -23,7 +23,7 @@ ROOMS = [
     "goodput", "report", "job",
     "sweep", "launchers", "launchers_protocol", "launchers_session", "launchers_here",
     "launchers_slurm", "launchers_machines", "launchers_ray", "launchers_jobs",
-    "slurm", "ray_jobs", "export", "site",
+    "export", "site",
     "math", "data", "checkpoints", "engine", "rewards", "envs", "endpoint", "train", "supervised", "rl", "prepare",
     "runs", "__init__", "cli", "__main__",
 ]  # fmt: skip

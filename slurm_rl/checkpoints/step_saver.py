@@ -23,8 +23,6 @@ from slurm_rl.run_secret import checkpoint_key
 
 State = TypeVar("State")
 _POLL_S = 0.1
-_RETIRED = {"accuracy_before", "accuracy_after", "before", "after"}
-"""Fields of a state that earlier versions wrote and nobody read."""
 
 
 class StepSaver:
@@ -197,7 +195,7 @@ def parse_state(kind: type[State], meta: dict[str, Any]) -> State:
         CheckpointError: it was written by another version.
     """
     try:
-        return kind(**{name: value for name, value in meta.items() if name not in _RETIRED})
+        return kind(**meta)
     except TypeError as error:
         raise CheckpointError(
             f"a checkpoint must hold the state this version of slurm_rl writes ({error})",

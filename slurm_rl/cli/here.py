@@ -97,4 +97,4 @@ def exec_controller(directory: RunDir) -> NoReturn:
     """Become the controller, from the snapshot: edits in the checkout reach no later attempt."""
     python = JobPlan.from_json(read_json(directory.plan)).host_python
     env = {**os.environ, **snapshot_environment(directory)}
-    os.execve(python, [python, "-u", "-m", "slurm_rl.slurm", str(directory.path)], env)
+    os.execve(python, [python, "-u", "-m", "slurm_rl.launchers.jobs", str(directory.path)], env)

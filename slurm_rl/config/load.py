@@ -154,7 +154,7 @@ def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:
             some sections alone, and for saved configs, which were checked when they were new.
     """
     try:
-        config = RunConfig.model_validate(tree if is_run else _rename_old_keys(tree))
+        config = RunConfig.model_validate(tree)
     except ValidationError as error:
         lines = [_explain_field(item) for item in error.errors()]
         raise ConfigError("the config must be valid:\n  " + "\n  ".join(lines)) from None
@@ -164,32 +164,6 @@ def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:
     check_reads(config)
     check_sampling(config)
     return with_absolute_files(config)
-
-
-def _rename_old_keys(tree: dict[str, Any]) -> dict[str, Any]:
-    """What runs of earlier versions have in their config.yaml, under the names of this one."""
-    cluster, supervised = tree.get("cluster"), tree.get("supervised")
-    if isinstance(cluster, dict):
-        tree = {**tree, "cluster": _rename_old_nodes(cluster)}
-    if not isinstance(supervised, dict) or "overlong" not in supervised:
-        return tree
-    overlong = {"error": "refuse"}.get(supervised["overlong"], supervised["overlong"])
-    rest = {key: value for key, value in supervised.items() if key != "overlong"}
-    return {**tree, "supervised": rest, "data": {**tree.get("data", {}), "overlong": overlong}}
-
-
-def _rename_old_nodes(cluster: dict[str, Any]) -> dict[str, Any]:
-    """Counts by feature were all that was known of a kind; --switches was any option of sbatch."""
-    new = dict(cluster)
-    if isinstance(counts := new.pop("node_features", None), dict) and counts:
-        new["nodes"] = {name: {"count": count, "constraint": name} for name, count in counts.items()}
-    slurm = new.get("slurm")
-    if isinstance(slurm, dict) and isinstance(extra := slurm.get("extra"), dict):
-        moved = {name: str(extra[name]) for name in ("switches", "segment") if name in extra}
-        if moved:
-            rest = {name: value for name, value in extra.items() if name not in moved}
-            new |= {"slurm": {**slurm, "extra": rest}, "topology": {**moved, **(new.get("topology") or {})}}
-    return new
 
 
 def load_config(

@@ -7,6 +7,7 @@ import math
 import os
 import re
 import shlex
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +37,7 @@ def open_launcher(name: str) -> Launcher:
 
 
 def drive_run(run_dir: str) -> int:
-    """What a job does: drive the run to its end; the job's exit code."""
+    """Drive the run to its end and return the job's exit code; the entry point of every job."""
     from slurm_rl.job.supervisor import drive  # of a job alone: who submits or asks would import it for nothing
 
     run = RunDir(run_dir)
@@ -222,3 +223,7 @@ def wait_for_release(run: RunDir, timeout_s: float = _RELEASE_S) -> None:
         if standing is None or standing.is_ended:
             return
         time.sleep(_LOOK_S)
+
+
+if __name__ == "__main__":
+    sys.exit(drive_run(sys.argv[1]))

@@ -69,5 +69,5 @@ class Launcher(Protocol):
 
 
 def load_entry() -> Callable[[str], int]:
-    """What a job's pickle names. By its name here: it lies above this room, and is the same in every version."""
-    return load_function("slurm_rl.slurm.controller:run_controller")
+    """Return the function that a job calls with the run directory; submitit pickles it by name."""
+    return load_function("slurm_rl.launchers.jobs:drive_run")

@@ -183,7 +183,7 @@ def build_request(plan: JobPlan, job_id: str, package_uri: str) -> dict[str, Any
     python = plan.python
     return {
         "submission_id": job_id,
-        "entrypoint": f"exec {shlex.join([python, '-u', '-m', 'slurm_rl.ray_jobs.inside', job_id])}",
+        "entrypoint": f"exec {shlex.join([python, '-u', '-m', 'slurm_rl.launchers.ray.allocation', job_id])}",
         "runtime_env": {
             "working_dir": package_uri,
             "env_vars": {

@@ -241,7 +241,7 @@ class OnRay(Here):
         return RunDir(self.far / "run")
 
     def _entry(self) -> list[str]:
-        return ["slurm_rl.ray_jobs.inside", str(read_json(self.run.job)["job_id"])]
+        return ["slurm_rl.launchers.ray.allocation", str(read_json(self.run.job)["job_id"])]
 
     def end_all(self) -> None:
         if find_open_job(self.run) is not None:

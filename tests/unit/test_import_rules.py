@@ -38,7 +38,7 @@ def test_the_picture_of_the_rooms_is_that_of_the_code() -> None:
 
 
 def test_training_never_imports_what_starts_it() -> None:
-    starting = {"slurm", "ray_jobs", "cli", *(room for room in RANK if room.startswith("launchers"))}
+    starting = {"cli", *(room for room in RANK if room.startswith("launchers"))}
     wrong = [
         str(path) for room in TRAINING for path in (PACKAGE / room).rglob("*.py") if imported_rooms(path) & starting
     ]

@@ -157,3 +157,7 @@ def open_run(plan: JobPlan) -> RunDir:
             action="set cluster.remote_root to a folder that all its nodes see and may write",
         ) from error
     return run
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

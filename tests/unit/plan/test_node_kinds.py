@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from slurm_rl.config.load import load_config, parse_config
+from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.explain import render_explanation
@@ -170,20 +170,6 @@ def test_each_role_must_fit_the_gpus_that_it_has() -> None:
     with pytest.raises(ConfigError, match="a reference worker must fit its GPU") as caught:
         plan_of(*PINNED, *REFERENCE, "cluster.nodes.v100.gpu_mem_gb=10", shape=shape)
     assert "> 10.0 GB" in str(caught.value)
-
-
-def test_what_an_earlier_version_saved_says_the_same_today() -> None:
-    tree = config_of(*PINNED, *REFERENCE).model_dump(mode="json")
-    tree["cluster"] |= {"node_features": {"h100": 2, "v100": 1}}
-    tree["cluster"]["slurm"]["extra"] = {"switches": "1@10:00", "hold": True}
-    for new in ("nodes", "topology"):
-        del tree["cluster"][new]
-    cluster = parse_config(tree).cluster
-    assert {name: (kind.count, kind.constraint) for name, kind in cluster.nodes.items()} == {
-        "h100": (2, "h100"),
-        "v100": (1, "v100"),
-    }
-    assert (cluster.topology.switches, cluster.slurm.extra) == ("1@10:00", {"hold": True})
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def start(tmp_path: Path, script: str, *words: str, plan: JobPlan | None = None)
     write_json(work / "run" / "plan.json", plan.to_json())
     write_text(work / "run" / "config.yaml", "name: far\n")
     return subprocess.Popen(
-        [sys.executable, "-u", "-m", "slurm_rl.ray_jobs.inside", "job-1"],
+        [sys.executable, "-u", "-m", "slurm_rl.launchers.ray.allocation", "job-1"],
         cwd=work,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,

@@ -50,9 +50,9 @@ def test_submit_sends_code_config_and_plan_and_nothing_else(
     request = job_of(cluster)["request"]
     assert request["runtime_env"]["working_dir"] == f"gcs://{name}"
     names = zipfile.ZipFile(io.BytesIO(content)).namelist()
-    assert {"run/config.yaml", "run/plan.json", "slurm_rl/ray_jobs/inside.py"} <= set(names)
+    assert {"run/config.yaml", "run/plan.json", "slurm_rl/launchers/ray/allocation.py"} <= set(names)
     assert all(name.startswith(("slurm_rl/", "run/")) and "__pycache__" not in name for name in names)
-    assert "slurm_rl.ray_jobs.inside" in request["entrypoint"]
+    assert "slurm_rl.launchers.ray.allocation" in request["entrypoint"]
     assert request["metadata"]["run_dir"] == "/shared/runs/run"
     assert int(request["runtime_env"]["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) >= 10
     assert read_json(Path("run/job.json")) == {
