@@ -20,7 +20,7 @@ from slurm_rl.job.create import check_is_free
 from slurm_rl.launchers.jobs import read_states
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
-from slurm_rl.runs.chat import uses_chat_template
+from slurm_rl.runs.chat import check_template, uses_chat_template
 from slurm_rl.runs.find import open_run
 from slurm_rl.runs.model_checks import check_lora_targets, check_reward_model, check_same_model
 from slurm_rl.runs.model_shape import read_object, sees_images
@@ -69,6 +69,7 @@ def _checks_of_inputs(
     checks = [
         _check_model,
         lambda config: _check_data(config, tell),
+        _check_templates,
         _check_reward_models,
     ]
     if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's
@@ -162,6 +163,11 @@ def _check_pad_token(folder: Path) -> None:
             seen=str(path),
             action='add "pad_token" (often the end-of-text token) to tokenizer_config.json',
         )
+
+
+def _check_templates(config: RunConfig) -> None:
+    for one in (*each_source(config).values(), *each_set(config).values()):
+        check_template(one)
 
 
 def _check_reward_models(config: RunConfig) -> None:

@@ -70,8 +70,11 @@ PROGRAM = "{program: [python, -m, agent], turn_tokens: 1}"
             ["+data.sources.sums.env={max_turns: 3}"],
             "data.sources.sums: the keys of env are read with env.name, ",
         ),
-        (["+data.sources.sums.system=Hi"], "data.sources.sums.system needs data.chat_template=true"),
-        (["data.system=Hi"], "system needs data.chat_template=true"),
+        (
+            ["data.chat_template=false", "+data.sources.sums.system=Hi"],
+            "data.sources.sums.system needs data.chat_template=true",
+        ),
+        (["data.chat_template=false", "data.system=Hi"], "system needs data.chat_template=true"),
         (["+data.sources.sums.wait=1"], "data.sources.sums.wait"),
         ([f"+data.sources.games.env={FREE}", "rollout.max_staleness=1"], "games: environments go in waves with"),
         (

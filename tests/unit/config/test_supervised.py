@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_rl.config.load import load_config, parse_config
+from slurm_rl.config.load import load_config
 from slurm_rl.errors import ConfigError
 
 
@@ -26,18 +26,12 @@ from slurm_rl.errors import ConfigError
         (["+exp=dpo_tiny", "dpo.label_smoothing=0.5"], "dpo.label_smoothing"),
         (["+exp=sft_tiny", "supervised.patience=1", "data.num_eval=0"], "patience counts evaluations.*got 50 and 0"),
         (["+exp=sft_tiny", "supervised.patience=1", "eval.every=0"], "patience counts evaluations.*got 0 and 500"),
-        (["+exp=sft_tiny", "+data.chat_template_kwargs.a=1"], r"chat_template_kwargs needs data\.chat_template=true"),
+        (
+            ["+exp=sft_tiny", "data.chat_template=false", "+data.chat_template_kwargs.a=1"],
+            r"chat_template_kwargs needs data\.chat_template=true",
+        ),
     ],
 )
 def test_what_cannot_be_is_said(words: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         load_config(words)
-
-
-@pytest.mark.parametrize(("old", "new"), [("error", "refuse"), ("leave_out", "leave_out")])
-def test_the_config_of_an_older_run_is_read(old: str, new: str) -> None:
-    """There the key was one of the supervised tasks alone."""
-    tree = load_config(["+exp=sft_tiny"]).model_dump(mode="json")
-    del tree["data"]["overlong"]
-    tree["supervised"]["overlong"] = old
-    assert parse_config(tree).data.overlong == new

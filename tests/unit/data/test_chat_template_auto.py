@@ -13,8 +13,8 @@ from slurm_rl.config.load import load_config
 from slurm_rl.data.chat import ChatTemplate, open_template
 from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import render_prompt
-from slurm_rl.errors import DataError
-from slurm_rl.runs.chat import describe_prompts, uses_chat_template
+from slurm_rl.errors import ConfigError, DataError
+from slurm_rl.runs.chat import check_template, describe_prompts, uses_chat_template
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}:{{ m.content }}{% endfor %}"
 
@@ -49,6 +49,13 @@ def test_open_template_follows_the_tokenizer(choice: Any, template: str | None, 
 def test_open_template_raises_if_a_needed_template_is_missing(fields: dict[str, Any]) -> None:
     with pytest.raises(DataError, match="need a tokenizer with a chat template"):
         open_template(Tokenizer(None), DataConfig(train="x.jsonl", **fields))
+
+
+@pytest.mark.parametrize("word", ["data.system=Hi", "+data.chat_template_kwargs.a=1", "data.chat_template=true"])
+def test_check_template_refuses_a_key_that_the_tokenizer_cannot_serve(word: str) -> None:
+    with pytest.raises(ConfigError, match="needs a tokenizer with a chat template; got a tiny model without one"):
+        check_template(load_config(["+exp=demo", word]))
+    check_template(load_config(["+exp=demo", "+model.tiny.chat_template=x", word]))
 
 
 def test_render_prompt_refuses_text_that_is_rendered_already() -> None:

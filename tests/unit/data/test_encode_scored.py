@@ -159,7 +159,7 @@ def test_a_client_may_say_that_a_text_was_cut() -> None:
 
 def test_chats_for_a_model_without_a_template_are_refused() -> None:
     item = RewardItem(completion="Me", answer="", prompt="Hi", messages=CHAT)
-    with pytest.raises(DataError, match="needs a tokenizer with a chat template"):
+    with pytest.raises(DataError, match="need a tokenizer with a chat template"):
         score_ids(build_tokenizer(None), item)
 
 

@@ -26,6 +26,8 @@ from slurm_rl.train.stop import StopFlag
 class Letters:
     """A tokenizer: a letter is a token."""
 
+    chat_template: str | None = None
+
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) for letter in text]}
 
