@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 
+from slurm_rl import __version__
 from slurm_rl.cli.told import run_told
 from slurm_rl.cli.verbs import VERBS
 from slurm_rl.cli.words import render_help, render_verb_help
@@ -32,6 +33,9 @@ def run_verb(words: list[str]) -> int:
     is_named = bool(words) and words[0] in VERBS
     verb, rest = (words[0], words[1:]) if is_named else ("submit", words)
     own = rest[: rest.index("--")] if "--" in rest else rest
+    if own[:1] in (["--version"], ["-V"]):
+        print(f"slurm_rl {__version__}")
+        return 0
     if _HELP_FLAGS & set(own):
         print(render_verb_help(verb) if is_named else render_help())
         return 0

@@ -93,6 +93,10 @@ class SubmitError(ConfigError):
     """The scheduler refused the job; carries the scheduler's own words."""
 
 
+class UnknownJobError(SubmitError):
+    """The scheduler may have queued the job, but its id is not known: the run directory must stay."""
+
+
 class RunDirError(ConfigError):
     """The named run directory is missing, incomplete, or belongs to another run."""
 

@@ -33,9 +33,9 @@ def run(words: list[str]) -> int:
         found = ", ".join(sorted(p.stem for p in path.parent.glob("*.log"))) or "none yet"
         state = read_states([directory])[0]
         raise ConfigError(
-            "--who must name a log of the newest attempt",
-            seen=f"{args.who}; the run is {state}",
-            action=f"choose one of: {found}; or job",
+            f"the newest attempt has no log {args.who} yet",
+            seen=f"a run that is {state}",
+            action=f"wait, or choose one of its logs by --who: {found}; or job",
         )
     sys.stdout.write(show_plainly(path.read_text(encoding="utf-8", errors="replace")))
     return 0

@@ -9,10 +9,12 @@ import textwrap
 from slurm_rl.cli.common import compose_run
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
+from slurm_rl.errors import ConfigError
 from slurm_rl.plan.reasons import explain_exactness
 from slurm_rl.plan.render import render_plan
 from slurm_rl.report.columns import find_width
 from slurm_rl.runs.checks import check_submission
+from slurm_rl.runs.interpreter import check_interpreter
 
 _LEAST = 30
 """Columns for a reason beside its variable."""
@@ -28,6 +30,11 @@ def run(words: list[str]) -> int:
         text = text.replace("\n\nplacement\n", f"\n{said}\n\nplacement\n", 1)
     print(text, flush=True)
     check_submission(config, plan, directory, tell)
+    try:
+        check_interpreter(plan, tell)
+    except ConfigError as error:
+        # A plan may be made on another machine than the one that submits.
+        tell(f"warning: submit will refuse this: {error}")
     return 0
 
 

@@ -9,7 +9,7 @@ from slurm_rl.cli.common import check_overrides
 from slurm_rl.cli.foreground import follow_to_the_end
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words, read_words
-from slurm_rl.config.load import compose, conf_dir, load_config, register_schema, site_dirs
+from slurm_rl.config.load import compose, conf_dir, load_config, register_schema, render_search_path, site_dirs
 from slurm_rl.config.overrides import normalise_words
 from slurm_rl.errors import ConfigError
 from slurm_rl.image.files import describe_image
@@ -22,7 +22,7 @@ def run(words: list[str]) -> int:
     told = read_words("submit", words)
     flags = told.flags
     if any(getattr(flags, name) for name in _SHOWING):
-        return _run_hydra(words, told)
+        return _run_hydra(told)
     if flags.multirun:
         from slurm_rl.cli.sweep import run_sweep
 
@@ -32,7 +32,7 @@ def run(words: list[str]) -> int:
     return _submit(told)
 
 
-def _run_hydra(words: list[str], told: Words) -> int:
+def _run_hydra(told: Words) -> int:
     """Hand the words to Hydra's own main, which prints; what would not compose is told in our words first.
 
     Raises:
@@ -43,9 +43,13 @@ def _run_hydra(words: list[str], told: Words) -> int:
     register_schema()
     if told.flags.cfg or told.flags.info:
         compose(check_overrides(told.rest), config_dir=told.flags.config_dir)
-    # --config-dir is a flag of Hydra's, too; the variable is ours alone.
-    search_path = [f"hydra.searchpath=[file://{folder}]" for folder in site_dirs(None)]
-    sys.argv = ["python -m slurm_rl", *normalise_words(words), *search_path]
+    # Hydra's own --config-dir would read YAML 1.1.
+    named = {name: getattr(told.flags, name) for name in ("cfg", "info", "package")}
+    flags = [f"--{name}={value}" for name, value in named.items() if value]
+    flags += ["--hydra-help"] if told.flags.hydra_help else []
+    flags += ["--multirun"] if told.flags.multirun else []
+    search_path = render_search_path(site_dirs(told.flags.config_dir))
+    sys.argv = ["python -m slurm_rl", *flags, *normalise_words(told.rest), *search_path]
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def application(config: object) -> None:

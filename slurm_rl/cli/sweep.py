@@ -17,10 +17,11 @@ from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.sweep_checks import check_clusters, plan_runs
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import Words
+from slurm_rl.config.compose_errors import explain_hydra
 from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.config.load import explain_hydra, open_hydra
+from slurm_rl.config.load import open_hydra
 from slurm_rl.config.overrides import normalise_words
-from slurm_rl.errors import RunDirError, SlurmRLError, TrainingError
+from slurm_rl.errors import RunDirError, SlurmRLError, TrainingError, UnknownJobError
 from slurm_rl.functions.load import load_function
 from slurm_rl.job.attempts import EXIT_INTERRUPTED
 from slurm_rl.job.record import RunState
@@ -65,11 +66,13 @@ class SweepRuns:
 
     def _submit(self, ledger: Ledger, planned: Sequence[PlannedRun], submit_all: Callable[..., Ledger]) -> None:
         is_first = not self.is_started
+        # From here on a job may be queued, whatever ends this command; only Slurm's refusal of the first array says no.
+        self.is_started = True
         try:
             self.ledger = submit_all(self.directory, ledger, planned)
-            self.is_started = True
+        except UnknownJobError:
+            raise
         except SlurmRLError:
-            # Arrays that Slurm had taken before it refused one may have begun to run.
             self.is_started = any(run.array_job for run in load_ledger(self.directory).runs)
             raise
         if is_first:

@@ -76,6 +76,7 @@ def render_help() -> str:
         *(line for group, presets in groups.items() for line in _entry(group, " ".join(sorted(presets)))),
         "",
         f"  --config-dir DIR, or {SITE_DIR_VARIABLE}: a folder with presets of your own",
+        "  --version     print the version",
         "  --cfg job     print the composed config; --hydra-help: Hydra's own flags",
     ]
     return "\n".join(lines)
@@ -129,8 +130,20 @@ def _refuse_flag(verb: str, word: str) -> NoReturn:
     name = word.partition("=")[0]
     owners = [other for other, row in VERBS.items() if any(name in flag.names for flag in row.flags)]
     action = f"see {PROGRAM} {verb} --help"
+    if override := _as_override(word):
+        raise ConfigError(f"`{verb}` has no flag of this name", seen=word, action=f"write {override}, without dashes")
     if near := find_near(name, known):
         action = f"did you mean {near}? Or {action}"
     elif owners:
         action = f"{name} is of {' and '.join(owners)}; {action}"
     raise ConfigError(f"a flag of `{verb}` must be one of {', '.join(known)}", seen=word, action=action)
+
+
+def _as_override(word: str) -> str | None:
+    """Return the override that someone may have meant by a flag: --cluster=x or --optim.lr=1e-4."""
+    from slurm_rl.config.overrides import GROUPS
+
+    key, equals, value = word.lstrip("-").partition("=")
+    if key in GROUPS:
+        return f"+{key}={value or '<preset>'}"
+    return f"{key}={value}" if equals and "." in key else None

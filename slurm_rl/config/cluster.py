@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, StrictBool, StrictInt
 
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.nodes import NodeKindConfig, TopologyConfig
@@ -90,7 +90,7 @@ class SlurmOptions(Section):
     """--gres; null derives gpu:<type>:<n> from the cluster, unless `extra` has gpus or gpus_per_node."""
     exclusive: bool = True
     """--exclusive: the job has its nodes for itself."""
-    extra: Annotated[dict[str, bool | int | OneLine], checked_by(_check_extra)] = Field(default={})
+    extra: Annotated[dict[str, StrictBool | StrictInt | OneLine], checked_by(_check_extra)] = Field(default={})
     """Any other option of sbatch, long name without leading dashes; true for a flag."""
 
 
@@ -124,8 +124,9 @@ class ClusterConfig(Section):
     """Memory of one GPU in GB (10^9 bytes), for the estimate of what fits; null: nothing is estimated."""
     cpus_per_node: PositiveInt | None = None
     """CPU cores taken on each node; null: all of this machine (local), Slurm's default (slurm)."""
-    mem_gb_per_node: PositiveInt | None = None
-    """Memory taken on each node, in GB as Slurm counts them; null: all of it."""
+    mem_gb_per_node: PositiveInt | Literal["all"] | None = "all"
+    """Memory of each node for the job, in GB as Slurm counts them; all: all of it (--mem=0); null: no --mem, so that
+    Slurm's default or an option in slurm.extra holds."""
     max_parallel_runs: PositiveInt | None = None
     """Runs of a sweep that may run at once; null leaves it to Slurm."""
     run_root: OneLine = "runs"

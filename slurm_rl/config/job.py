@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from slurm_rl.config.section import NonNegativeInt, PositiveFloat, PositiveInt, Section, checked_by
+from slurm_rl.config.text import OneLine
 
 PLANNED_LEAD_S = 120
 _TIME_FORMS = {
@@ -40,7 +41,7 @@ def parse_minutes(value: str | int) -> int:
 class JobConfig(Section):
     """Time, signals and restarts."""
 
-    time_limit: Annotated[str | int, checked_by(parse_minutes)] | None = None
+    time_limit: Annotated[OneLine, checked_by(parse_minutes)] | None = None
     """When the job ends at the latest, in Slurm's forms (minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS); null:
     the partition's default."""
     signal_lead_s: PositiveInt | Literal["auto"] = "auto"

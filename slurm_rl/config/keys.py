@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +56,7 @@ def list_keys() -> dict[str, Key]:
     >>> list_keys()["optim.lr"]
     Key(name='optim.lr', meaning='Peak learning rate.', type='number > 0', default=1e-06, details='', choices=())
     """
-    schema = RunConfig.model_json_schema()
+    schema = _schema()
     return {key.name: key for key in _walk(schema, {}, schema["$defs"], "")}
 
 
@@ -65,15 +66,36 @@ def has_key(key: str) -> bool:
     >>> has_key("data.sources.games.env.timeout_s"), has_key("data.sources.games.env.timeout")
     (True, False)
     """
-    schema = RunConfig.model_json_schema()
-    section: Schema = schema
+    return _find_field(key) is not None
+
+
+def takes_text(key: str) -> bool:
+    """Return whether a key, or an entry of a table, holds text or a list or table of texts, and no other numbers.
+
+    >>> [takes_text(key) for key in ("cluster.env.A", "cluster.setup", "optim.lr", "external.args.lr")]
+    [True, True, False, False]
+    """
+    field = _find_field(key)
+    if field is None:
+        return False
+    described = describe_type(field, _schema()["$defs"])
+    return re.search(r"\btext\b", described) is not None and "number" not in described
+
+
+@functools.cache
+def _schema() -> Schema:
+    return RunConfig.model_json_schema()
+
+
+def _find_field(key: str) -> Schema | None:
+    section: Schema = _schema()
     for part in key.split("."):
         [entries] = section.get("patternProperties", {"": section.get("additionalProperties")}).values()
         field = section["properties"].get(part) if "properties" in section else entries
         if not isinstance(field, dict):
-            return False
-        section = _find_section(field, schema["$defs"]) or field
-    return True
+            return None
+        section = _find_section(field, _schema()["$defs"]) or field
+    return section
 
 
 def _walk(section: Schema, defaults: Mapping[str, Any], models: Mapping[str, Schema], prefix: str) -> Iterator[Key]:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from slurm_rl.config.external import ExternalConfig
+from slurm_rl.config.compose_errors import explain_field, explain_hydra
 from slurm_rl.config.functions import with_absolute_files
-from slurm_rl.config.keys import has_key, list_keys, nearest_keys
 from slurm_rl.config.overrides import no_secrets_in_configs, normalise_words, render_words
 from slurm_rl.config.paths import expand_user
 from slurm_rl.config.reads import check_reads, check_required, check_sampling
@@ -83,10 +81,20 @@ def section_defaults(model: type[Section]) -> dict[str, Any]:
 
 @functools.cache
 def register_schema() -> None:
-    """Once a process, give Hydra the default tree under SCHEMA_NAME, the first entry of config.yaml's defaults list."""
+    """Give Hydra, once per process, our source of presets and the default tree under SCHEMA_NAME, the first entry of
+    config.yaml's defaults list."""
     from hydra.core.config_store import ConfigStore
 
+    from slurm_rl.config.preset_source import register_source
+
+    register_source()
     ConfigStore.instance().store(name=SCHEMA_NAME, node=section_defaults(RunConfig))
+
+
+def render_search_path(folders: Sequence[Path]) -> list[str]:
+    """Return the override by which Hydra finds presets in these folders; none without folders."""
+    paths = ",".join(f"preset://{path}" for path in folders)
+    return [f"hydra.searchpath=[{paths}]"] if paths else []
 
 
 @contextlib.contextmanager
@@ -96,28 +104,15 @@ def open_hydra(config_dir: str | None) -> Iterator[list[str]]:
     from hydra.core.global_hydra import GlobalHydra
 
     register_schema()
-    search_path = ",".join(f"file://{path}" for path in site_dirs(config_dir))
+    search_path = render_search_path(site_dirs(config_dir))
     # A script may be a Hydra application of its own.
     around = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
     try:
         with no_secrets_in_configs(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            yield [f"hydra.searchpath=[{search_path}]"] if search_path else []
+            yield search_path
     finally:
         GlobalHydra.instance().hydra = around
-
-
-@contextlib.contextmanager
-def explain_hydra() -> Iterator[None]:
-    """Turn Hydra's and OmegaConf's errors into ours."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
-    try:
-        yield
-    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
-        # The last two are Hydra's own, of a group that is set to a number or to null.
-        raise explain_compose_error(error) from None
 
 
 def compose(overrides: Sequence[str], *, config_dir: str | None = None) -> dict[str, Any]:
@@ -156,7 +151,7 @@ def parse_config(tree: dict[str, Any], *, is_run: bool = False) -> RunConfig:
     try:
         config = RunConfig.model_validate(tree)
     except ValidationError as error:
-        lines = [_explain_field(item) for item in error.errors()]
+        lines = [explain_field(item) for item in error.errors()]
         raise ConfigError("the config must be valid:\n  " + "\n  ".join(lines)) from None
     if not is_run:
         return config
@@ -193,60 +188,3 @@ def load_config(
         raise ConfigError("overrides are a list of words", seen=repr(overrides), action=action)
     words = [*overrides, *render_words(values or {})]
     return parse_config(compose(words, config_dir=config_dir), is_run=is_run)
-
-
-def explain_compose_error(error: Exception) -> ConfigError:
-    """Hydra's error with the nearest valid name and without its advice to append the typo."""
-    text = str(error).strip()
-    nested = re.search(r"In '([^']+)': Could not override '(\w+)'", text)
-    if nested and nested.group(1) != "config":
-        group = nested.group(2)
-        return ConfigError(
-            "a preset takes in another by its path",
-            seen=f"an override of {group} in {nested.group(1)}",
-            action=f"write `- /{group}/<name>` in its defaults list",
-        )
-    match = re.search(r"Could not override '([^']+)'", text) or re.search(r"Key '([^']+)' is not in struct", text)
-    if match:
-        return _unknown_key(match.group(1))
-    if isinstance(error, TypeError) or text.startswith("Config group override must be"):
-        action = "python -m slurm_rl --help lists the groups and their presets"
-        return ConfigError("a config group takes the name of a preset, as in model=hf", seen=text, action=action)
-    if type(error).__name__ == "OverrideParseException":
-        # Hydra's grammar, not the shell's: both take one layer of quotes away.
-        hint = """quote values with spaces or special characters for both the shell and Hydra: 'key="a b"'"""
-        return ConfigError(f"the overrides must parse: {text}", action=hint)
-    return ConfigError(f"the overrides must compose: {text}")
-
-
-def _unknown_key(key: str) -> ConfigError:
-    section, keys = key.rpartition(".")[0], list_keys()
-    if any(name in keys and keys[name].is_table for name in (key, section)):
-        # Hydra appends to a table such as cluster.env only with a plus.
-        entry = f"{key}.<name>" if key in keys else key
-        return ConfigError("a table takes new entries one by one", seen=key, action=f"add an entry: +{entry}=<value>")
-    if key not in keys and has_key(key):
-        return ConfigError("a key that its entry has not takes a plus", seen=key, action=f"write +{key}=<value>")
-    if section == "external" and key not in keys:
-        return ConfigError(
-            f"external has {', '.join(ExternalConfig.model_fields)}, and the program's arguments by their own names",
-            seen=key,
-            action="external.args.<name>=<value>; `python -m slurm_rl --cfg job` shows those of the preset",
-        )
-    if key in keys:
-        seen = f"{key}, and {section} is null with these groups, or has no such key in them"
-        action = f"choose a group that has {section}; where it has, write +{key}=<value>"
-        return ConfigError("a key can be set where its section is on", seen=seen, action=action)
-    near = " or ".join(nearest_keys(key))
-    hint = f"did you mean {near}?" if near else "see `python -m slurm_rl config` for every key"
-    return ConfigError("the key must exist in the config", seen=key, action=hint)
-
-
-def _explain_field(item: Any) -> str:
-    path = ".".join(str(part) for part in item["loc"])
-    if item["type"] == "extra_forbidden":
-        return str(_unknown_key(path))
-    message = item["msg"].removeprefix("Value error, ")
-    if item["type"] == "value_error":
-        return f"{path}: {message}" if path else message
-    return f"{path}: {message}; got {item['input']!r}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -23,8 +23,8 @@ class NodeKindConfig(Section):
     """Memory of one of their GPUs in GB (10^9 bytes), for the estimate of what fits."""
     cpus_per_node: PositiveInt | None = None
     """CPU cores taken on each of them."""
-    mem_gb_per_node: PositiveInt | None = None
-    """Memory taken on each of them, in GB as Slurm counts them."""
+    mem_gb_per_node: PositiveInt | Literal["all"] | None = None
+    """Memory of each of them for the job, in GB as Slurm counts them, or all."""
     partition: OneLine | None = None
     """--partition of these nodes."""
     constraint: OneLine | None = None
@@ -42,5 +42,5 @@ class TopologyConfig(Section):
 
     segment: PositiveInt | None = None
     """--segment: nodes come in groups of so many, each within one block (Slurm 24.05 and later, topology/block)."""
-    switches: Annotated[str, Field(pattern=r"^[1-9]\d*(@[0-9:-]+)?$")] | None = None
+    switches: Annotated[OneLine, Field(pattern=r"^[1-9]\d*(@[0-9:-]+)?$")] | None = None
     """--switches: at most so many leaf switches, and how long to wait for that: 1@10:00 (topology/tree)."""

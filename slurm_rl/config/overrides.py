@@ -18,6 +18,14 @@ from slurm_rl.errors import ConfigError
 GROUPS = ("external", "exp", "network", "cluster", "model", "data", "algorithm", "lora", "reward")
 """The groups of conf/config.yaml, in its order, in which Hydra lays them over each other."""
 _OF_PROGRAMS = re.compile(r"external\.((args|resume|needs)\.|(layout|start|ranks_per_node|max_nodes)=)")
+# A quoted string or an interpolation; or a number of Hydra's grammar that is a whole value, with what is before it.
+_NUMBERS = re.compile(
+    r"""'(?:\\.|[^'\\])*' | "(?:\\.|[^"\\])*" | \$\{[^}]*\}
+    | (?P<before>(?:^|[\[,]|[{,][^:,{}\[\]'"]+:)\s*)
+      (?P<number>[-+]?(?:[\d_]+\.?[\d_]*(?:e[-+]?[\d_]+)?|\.[\d_]+(?:e[-+]?[\d_]+)?|inf|nan))
+      (?=\s*[\],}]|$)""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 DEMO = ("exp=demo",)
 """What runs when no words are given."""
@@ -33,6 +41,8 @@ def normalise_words(words: Sequence[str]) -> list[str]:
     ['optim.lr=1', 'cluster=h100', '+cluster.env.A=1', 'model=hf']
     >>> normalise_words(["external.args.actor.adam.lr=1e-6"])
     ['++external.args.actor.adam.lr=1e-6']
+    >>> normalise_words(["+cluster.env.VERSION=1.10", "optim.lr=1e-4"])
+    ["+cluster.env.VERSION='1.10'", 'optim.lr=1e-4']
     """
     chosen: dict[str, str] = {}
     result = []
@@ -51,8 +61,25 @@ def normalise_words(words: Sequence[str]) -> list[str]:
         elif _OF_PROGRAMS.match(word):
             # Presets do not say all arguments that a program has, nor do we know them; nor all keys of their section.
             word = f"++{word}"
-        result.append(word)
+        result.append(_quote_numbers(word))
     return result
+
+
+def _quote_numbers(word: str) -> str:
+    """Quote the numbers of an override of a text, of which Hydra would not keep the spelling: 1.10, 1_000, 1e5."""
+    key, _, value = word.partition("=")
+    numbers = {match["number"] for match in _NUMBERS.finditer(value)} - {None}
+    if all(re.fullmatch(r"0|-?[1-9]\d*", number) for number in numbers):
+        return word
+    from slurm_rl.config.keys import takes_text
+
+    if not takes_text(key.lstrip("+")):
+        return word
+
+    def quote(match: re.Match[str]) -> str:
+        return f"{match['before']}'{match['number']}'" if match["number"] else match[0]
+
+    return f"{key}={_NUMBERS.sub(quote, value)}"
 
 
 def render_words(values: Mapping[str, Any]) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_rl.config.overrides import GROUPS
+from slurm_rl.config.yaml_text import read_text
 
 
 def list_presets(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
@@ -24,7 +25,7 @@ def list_presets(folders: Sequence[Path]) -> dict[str, dict[str, Path]]:
 
 def describe_preset(file: Path) -> str:
     """What the comment at its beginning says, to the end of its first sentence; nothing without one."""
-    lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("# @package")]
+    lines = [line for line in read_text(file).splitlines() if not line.startswith("# @package")]
     comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
     words = " ".join(line.lstrip("#") for line in comment).split()
     return re.split(r"(?<=\.)(?<!Dr\.) (?=[A-Z])", " ".join(words))[0]

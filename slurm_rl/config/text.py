@@ -19,13 +19,21 @@ def _check_no_nul(text: str) -> None:
         raise ValueError(f"it must hold no NUL character; got {text!r}")
 
 
-def _number_to_text(value: object) -> object:
-    # An account 1234 or a variable NAME=1 is a number to YAML and to Hydra.
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+def _to_text(value: object) -> object:
+    """Convert an integer to text: an account 1234 or a variable NAME=1 is a number to YAML and to Hydra.
+
+    Raises:
+        ValueError: a float or a boolean, which had more than one spelling: 1.10 and 1.1, 1e3 and 1000.0, true and True.
+    """
+    if isinstance(value, bool | float):
+        kind = "true or false" if isinstance(value, bool) else "a number"
+        raise ValueError(f"this key holds text, and without quotes this is {kind}; got {value!r}. Next: {_QUOTES}")
+    return str(value) if isinstance(value, int) else value
 
 
-OneLine = Annotated[str, BeforeValidator(_number_to_text), checked_by(_check_one_line)]
+_QUOTES = """put it in quotes: key: "1.10" in YAML, "key='1.10'" on the command line"""
+OneLine = Annotated[str, BeforeValidator(_to_text), checked_by(_check_one_line)]
 # Lines of shell and values of variables may span lines.
-Text = Annotated[str, BeforeValidator(_number_to_text), checked_by(_check_no_nul)]
+Text = Annotated[str, BeforeValidator(_to_text), checked_by(_check_no_nul)]
 Feature = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.:-]*$")]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]

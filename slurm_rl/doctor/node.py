@@ -9,12 +9,12 @@ from pathlib import Path
 
 from slurm_rl.doctor.finding import load_question, save_answer
 from slurm_rl.doctor.probes import run_probes
-from slurm_rl.node.processes import raise_locked_memory
+from slurm_rl.node.limits import raise_limits
 from slurm_rl.plan.job import NODE_VARIABLE
 
 
 def main(folder: str) -> int:
-    raise_locked_memory()  # as a node agent does
+    raise_limits()  # as a node agent does
     # Any numbering will do here; of one node alone a task of srun's may have another number.
     question = load_question(Path(folder), 0)
     if question.plan.num_nodes > 1:

@@ -184,7 +184,7 @@ def _resources(config: RunConfig) -> dict[str, Any]:
         found["gpu"] = {key: value for key, value in gpu.items() if value is not None}
     if cluster.cpus_per_node:
         found["cpu"] = f"{cluster.cpus_per_node}.."
-    if cluster.mem_gb_per_node:
+    if isinstance(cluster.mem_gb_per_node, int):
         found["memory"] = f"{cluster.mem_gb_per_node}GB.."
     shm_gb = config.container.shm_size_gb or math.ceil(config.ray.object_store_gb) + _SHM_MARGIN_GB
     return {**found, "shm_size": f"{shm_gb}GB"}

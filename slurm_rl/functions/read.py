@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from modulefinder import ModuleFinder
 from pathlib import Path
 
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import ConfigError, find_near
 from slurm_rl.functions.load import copy_path, find_file
 
 
@@ -66,12 +66,18 @@ def _parse(file: Path, key: str) -> ast.Module:
         raise ConfigError(
             f"{key} must name a file that can be read",
             seen=f"{file} ({error.strerror})",
-            action=f"write {key}=/absolute/path.py:name",
+            action=_near_file(file) or f"write {key}=<path>.py:<name>; a relative path begins at the working directory",
         ) from None
     except (SyntaxError, ValueError) as error:
         raise ConfigError(
             f"{key} must name a Python file", seen=f"{file}: {error}", action="correct the file"
         ) from None
+
+
+def _near_file(file: Path) -> str | None:
+    """Return what to say if a file of a similar name is there."""
+    near = find_near(file.name, [other.name for other in file.parent.glob("*.py")])
+    return None if near is None else f"did you mean {near}?"
 
 
 def _check_call(function: ast.FunctionDef, form: Form, spec: str) -> None:

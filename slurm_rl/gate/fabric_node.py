@@ -28,8 +28,8 @@ from slurm_rl.doctor.finding import Question
 from slurm_rl.doctor.probes import normal_environment
 from slurm_rl.doctor.rank import Words
 from slurm_rl.gate.fabric import merge_ranks
+from slurm_rl.node.limits import raise_limits
 from slurm_rl.node.network import GLOO, NCCL, interface_of
-from slurm_rl.node.processes import raise_locked_memory
 from slurm_rl.plan.job import NODE_VARIABLE, JobPlan
 from slurm_rl.run_dir import RunDir, read_json
 
@@ -105,7 +105,7 @@ class Ranks:
 
 
 def main(run_dir: str, host: str, port: str) -> None:
-    raise_locked_memory()  # as a node agent does
+    raise_limits()  # as a node agent does
     plan = JobPlan.from_json(read_json(RunDir(Path(run_dir)).plan))
     word = os.environ.pop(WORD)
     env = normal_environment(Question(Path(run_dir), plan, None), {**os.environ, **plan.env})

@@ -6,12 +6,13 @@ import re
 from collections.abc import Mapping
 
 from slurm_rl.gate.verdict import State, Verdict, Wanted, worst
+from slurm_rl.node.limits import find_low_limits, read_locked_memory
 
 _LEAST_KB, _FEW_KB = 1_000_000, 10_000_000
 # A small tmpfs is how a site or a container made it, and no illness.
 _FULL = 0.1
 _SKEW_S = 2.0
-_RDMA_MEMLOCK_KB = 16_000_000
+_RDMA_MEMLOCK = 16e9
 
 
 def read_files(text: str, rc: int, wanted: Wanted) -> Verdict:
@@ -53,7 +54,7 @@ def _read_clock(text: str, wanted: Wanted) -> Verdict:
 def read_start(text: str, rc: int, wanted: Wanted) -> Verdict:
     """What the agent is started with: code, image, Python, locks, limits."""
     said = _read_pairs(text)
-    if "nofile" not in said:
+    if "limits" not in said:
         return Verdict("unknown", "it did not answer to the end")
     found = [Verdict("ok", "all is there", {"image": said["image"]} if said.get("image") else {})]
     if said.get("code") == "missing":
@@ -65,9 +66,11 @@ def read_start(text: str, rc: int, wanted: Wanted) -> Verdict:
         found.append(Verdict(state, f"its Python does not start: {said.get('python') or 'no word'}"))
     elif "unlocked" in said["python"]:
         found.append(Verdict("warn", "no file of the run directory can be locked"))
-    memlock = said.get("memlock", "")
-    if said.get("rdma", "0") != "0" and memlock.isdigit() and int(memlock) < _RDMA_MEMLOCK_KB and wanted.num_nodes > 1:
-        found.append(Verdict("warn", f"may lock {memlock} KiB of memory, too little for RDMA"))
+    memlock = read_locked_memory(text)
+    if said.get("rdma", "0") != "0" and memlock is not None and memlock < _RDMA_MEMLOCK and wanted.num_nodes > 1:
+        found.append(Verdict("warn", f"may lock {memlock / 1024:.0f} KiB of memory, too little for RDMA"))
+    if low := find_low_limits(text):
+        found.append(Verdict("warn", f"its hard limits (ulimit -H) allow {', '.join(low)}"))
     return worst(found)
 
 

@@ -13,11 +13,18 @@ from slurm_rl.node.memory import RanOut, find_out_of_memory
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event, read_json, write_json
 
-_ENGINES = "rollout"
+_ENGINES = "rollout-"
 _ENGINES_KEYS = (
-    "rollout.gpu_memory_utilization, rollout.max_num_seqs or rollout.max_tokens (without GPUs rollout.cpu_kv_cache_gb)"
+    "a smaller rollout.gpu_memory_utilization, rollout.max_num_seqs or rollout.max_tokens "
+    "(without GPUs rollout.cpu_kv_cache_gb)"
 )
-_POLICYS_KEYS = "policy.micro_batch_tokens, or shard and offload more (policy.zero_stage, policy.offload, model.lora)"
+_POLICYS_KEYS = (
+    "a smaller policy.micro_batch_tokens, or shard and offload more (policy.zero_stage, policy.offload, model.lora)"
+)
+_HOSTS_KEYS = "more memory (cluster.mem_gb_per_node), or less of it in use (policy.offload, ray.object_store_gb)"
+_EXTERNALS_KEYS = (
+    "more memory (cluster.mem_gb_per_node), or smaller batches in the program's own arguments (external.args)"
+)
 
 
 def remedy_memory(run: RunDir, plan: JobPlan, attempt: AttemptDir, end: AttemptEnd) -> AttemptEnd:
@@ -28,22 +35,29 @@ def remedy_memory(run: RunDir, plan: JobPlan, attempt: AttemptDir, end: AttemptE
     first = found[0]
     before = read_json(run.remedy)["micro_batch_tokens"] if run.remedy.is_file() else None
     smaller = plan.layout.micro_batch_tokens // 2
-    if before is None and smaller >= 1 and _is_trained(first) and plan.external is None:
+    if before is None and smaller >= 1 and _may_be_batches(first, plan):
         said = f"policy.micro_batch_tokens={smaller}, half of {plan.layout.micro_batch_tokens}"
         remedy = {"micro_batch_tokens": smaller, "attempt": attempt.number, "where": first.where, "seen": first.seen}
         write_json(run.remedy, remedy)
         append_event(run, "run/out_of_memory", attempt=attempt.number, where=first.where, remedy=said)
         return replace(end, outcome="failed", cause=f"out of memory: {first.where}; from here on {said}", remedy=said)
     append_event(run, "run/out_of_memory", attempt=attempt.number, where=first.where, remedy="")
-    return replace(end, outcome="failed", cause=_explain(first, before))
+    return replace(end, outcome="failed", cause=_explain(first, plan, before))
 
 
-def _is_trained(found: RanOut) -> bool:
-    """Whether micro-batches may be what was too large; of a node that the kernel ended something on, nobody knows."""
-    return not found.who.startswith(f"{_ENGINES}-")
+def _may_be_batches(found: RanOut, plan: JobPlan) -> bool:
+    """Return whether smaller micro-batches of ours may help: not an engine, and not host memory of nodes with GPUs."""
+    if plan.external is not None or found.who.startswith(_ENGINES):
+        return False
+    return found.phase != "" or plan.accelerator == "cpu"
 
 
-def _explain(found: RanOut, before: int | None) -> str:
-    keys = _POLICYS_KEYS if _is_trained(found) else _ENGINES_KEYS
-    again = f", with policy.micro_batch_tokens={before} already" if before is not None and _is_trained(found) else ""
-    return f"out of memory: {found.where}{again}: {found.seen[:300]}. Next: resume with a smaller {keys}"
+def _explain(found: RanOut, plan: JobPlan, before: int | None) -> str:
+    if plan.external is not None:
+        keys = _EXTERNALS_KEYS
+    elif found.who.startswith(_ENGINES):
+        keys = _ENGINES_KEYS
+    else:
+        keys = _POLICYS_KEYS if _may_be_batches(found, plan) else _HOSTS_KEYS
+    again = f", with policy.micro_batch_tokens={before} already" if before is not None and keys == _POLICYS_KEYS else ""
+    return f"out of memory: {found.where}{again}: {found.seen[:300]}. Next: resume with {keys}"

@@ -30,6 +30,7 @@ from slurm_rl.job.attempts import EXIT_FAILED, EXIT_INTERRUPTED
 from slurm_rl.job.controller import STOP_SIGNALS, Controller
 from slurm_rl.job.ends import newest_step
 from slurm_rl.job.holding import own_epoch
+from slurm_rl.node.limits import raise_limits
 from slurm_rl.node.processes import all_pids, become_subreaper, die_with_parent, end_descendants, parent_of
 from slurm_rl.node.rendezvous import comes_true
 from slurm_rl.node.tmp_dir import remove_tmp_dirs
@@ -49,6 +50,7 @@ _CLEANING_S = 20.0
 
 def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
     """Drive the run to its end on these machines; the job's exit code."""
+    raise_limits()  # a controller lives as long as the run, and its soft limits are those of the login shell
 
     def note(how: str) -> None:
         run.epoch = own_epoch(run, allocation.holder())

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from slurm_rl.config.launchers import LAUNCHERS
-from slurm_rl.errors import RunDirError, SlurmRLError, WaitError
+from slurm_rl.errors import RunDirError, SlurmRLError, UnknownJobError, WaitError
 from slurm_rl.functions.load import load_function
 from slurm_rl.holder import RESUME, Holder
 from slurm_rl.job.holding import hold
@@ -53,6 +53,8 @@ def submit_run(run: RunDir, plan: JobPlan) -> Submitted:
     run.end.unlink(missing_ok=True)
     try:
         submitted = open_launcher(plan.launcher).submit(run, plan)
+    except UnknownJobError:
+        raise
     except SlurmRLError:
         if end is not None:
             # A resume that was refused: the run is still what it was.

@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,7 @@ from slurm_rl.node.discovery import NodeRole, discover_role
 from slurm_rl.node.environment import child_environment
 from slurm_rl.node.final_copy import MOST_S, MOST_STOPPED_S, copy_out
 from slurm_rl.node.hang import HangWatch
+from slurm_rl.node.limits import find_low_limits, raise_limits
 from slurm_rl.node.memory import OomKills
 from slurm_rl.node.own_image import check_own_image, check_same_image
 from slurm_rl.node.ports import choose_ports
@@ -37,7 +39,6 @@ from slurm_rl.node.processes import (
     attempt_mark,
     become_subreaper,
     end_marked,
-    raise_locked_memory,
     write_into,
 )
 from slurm_rl.node.ray_cluster import explain_ray_end, keep_ray_logs
@@ -88,7 +89,9 @@ class NodeAgent:
     def main(self) -> int:
         """Run the node to its end; the exit status is the trainer's on the head, 0 or 1 elsewhere."""
         become_subreaper()
-        raise_locked_memory()
+        raise_limits()
+        if low := find_low_limits(Path("/proc/self/limits").read_text(encoding="ascii")):
+            say(f"warning: hard limits of this node allow {', '.join(low)}; see `ulimit -H -a` there")
         for signum in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_signal)
         self.write_record()  # the controller signals an agent only once it has this

@@ -53,8 +53,18 @@ def exit_status(returncode: int) -> int:
 
 def describe_status(code: int) -> str:
     """How a process ended that `subprocess` gives this return code."""
-    hint = "; Linux kills so when memory runs out (dmesg, sacct's MaxRSS)" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{hint}" if code < 0 else f"ended with exit status {code}"
+    return f"was killed by {signal.Signals(-code).name}{_hint(code)}" if code < 0 else f"ended with exit status {code}"
+
+
+_HINTS = {
+    signal.SIGKILL: "Linux kills so when memory runs out (dmesg, sacct's MaxRSS)",
+    signal.SIGXCPU: "its limit of CPU time is used up (ulimit -H -t on that node)",
+    signal.SIGXFSZ: "a file became larger than allowed (ulimit -H -f on that node)",
+}
+
+
+def _hint(code: int) -> str:
+    return f"; {_HINTS[signal.Signals(-code)]}" if code < 0 and signal.Signals(-code) in _HINTS else ""
 
 
 def check_driver_end(attempt: AttemptDir, returncode: int) -> None:
@@ -62,10 +72,9 @@ def check_driver_end(attempt: AttemptDir, returncode: int) -> None:
     if attempt.outcome.is_file():
         return
     how = f"killed by {signal.Signals(-returncode).name}, " if returncode < 0 else ""
-    hint = "; Linux kills so when memory runs out (dmesg, sacct's MaxRSS)" if returncode == -signal.SIGKILL else ""
     raise TrainingError(
         "the trainer must say how it ended",
-        seen=f"{how}exit status {exit_status(returncode)}{hint}",
+        seen=f"{how}exit status {exit_status(returncode)}{_hint(returncode)}",
         where=attempt.log("driver").name,
     )
 

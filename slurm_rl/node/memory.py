@@ -17,13 +17,16 @@ from slurm_rl.run_dir import AttemptDir, read_json, write_json
 _CGROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 # torch's classes; a subclass of RuntimeError, which some of its libraries raise themselves.
-_LATELY_S = 10.0
+_LATELY_S = 30.0
 _TYPES = {"OutOfMemoryError", "MemoryError"}
 _WORDS = re.compile(
     r"(CUDA|HIP|XPU|MPS).{0,20}out of memory|CUDNN_STATUS_ALLOC_FAILED|hipErrorOutOfMemory|can't allocate memory",
     re.IGNORECASE,
 )
-_SLURM = re.compile(r"^.*\boom[-_ ]kill event.*$", re.MULTILINE | re.IGNORECASE)
+# Slurm says the first to srun, and the second where the task writes.
+_TASK_OUT = re.compile(r"^srun: error: (\S+): tasks? [\d,-]+: Out Of Memory$", re.MULTILINE)
+_KILL_EVENT = re.compile(r"\boom[-_ ]kill event", re.IGNORECASE)
+KERNEL = "the kernel killed a process there, because the memory of the job was full"
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,22 @@ def note_out_of_memory(attempt: AttemptDir, found: RanOut) -> None:
 
 
 def find_out_of_memory(attempt: AttemptDir) -> list[RanOut]:
-    """Those that said so, and what Slurm said in srun's log."""
-    found = [RanOut(**read_json(path)) for path in sorted(attempt.path.glob("memory-*.json"))]
-    log = attempt.log("srun")
-    said = _SLURM.search(log.read_text(encoding="utf-8", errors="replace")) if log.is_file() else None
-    if said and not found:
-        found.append(RanOut("a node of the job", "", said[0].strip()))
-    return found
+    """Return the processes and nodes that ran out of memory; processes that said so themselves come first.
+
+    A kill by the kernel is seen by the node's agent, if it lives, by srun, and by Slurm's step daemon. Which of them
+    gets to say so is a matter of luck, so that all three give the same `RanOut`.
+    """
+    found = [RanOut(**read_json(path)) for path in attempt.path.glob("memory-*.json")]
+    if found:
+        return sorted(found, key=lambda one: (one.phase == "", one.who))
+    text = attempt.log("srun").read_text(encoding="utf-8", errors="replace") if attempt.log("srun").is_file() else ""
+    if hosts := _TASK_OUT.findall(text):
+        return [RanOut(host, "", KERNEL) for host in sorted(set(hosts))]
+    logs = [log.read_text(encoding="utf-8", errors="replace") for log in attempt.logs.glob("task-*.log")]
+    if not any(map(_KILL_EVENT.search, [text, *logs])):
+        return []
+    nodes = [read_json(path).get("host") for path in attempt.path.glob("node-*.json")]
+    return [RanOut(nodes[0] if len(nodes) == 1 else "a node of the job", "", KERNEL)]
 
 
 def count_oom_kills(own: Path = _OWN, cgroups: Path = _CGROUPS) -> int:
@@ -112,5 +124,4 @@ class OomKills:
     def note(self, attempt: AttemptDir, host: str) -> None:
         """For an attempt that has failed."""
         if count_oom_kills() > self._counts[0]:
-            seen = "the kernel ended a process here, since the memory that the job has was full"
-            note_out_of_memory(attempt, RanOut(host, "", seen))
+            note_out_of_memory(attempt, RanOut(host, "", KERNEL))

@@ -16,7 +16,6 @@ import contextlib
 import ctypes
 import functools
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -60,15 +59,6 @@ def attempt_mark(run: RunDir, job_key: str, attempt: int, rank: int) -> str:
 def become_subreaper() -> None:
     """Orphans below this process become its children instead of init's, so that it can reap them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def raise_locked_memory() -> None:
-    """To the node's own upper limit, for this process and its children.
-
-    RDMA locks what it sends. The limit below that comes from the shell that submitted, often 8 MB: Slurm hands it on.
-    """
-    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    resource.setrlimit(resource.RLIMIT_MEMLOCK, (hard, hard))
 
 
 def die_with_parent(signal_number: int, parent_pid: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # the node agent imports this without pydantic
     from slurm_rl.config.run import RunConfig
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the node agent imports this without pydantic
 class NodeKind:
     """Nodes of one kind, whose ranks follow each other: one component of a heterogeneous job of Slurm.
 
-    NodeKind("v100", 1, 4, None, 32.0, None) is one node of four GPUs of 32 GB, with all of its cores and memory.
+    NodeKind("v100", 1, 4, None, 32.0, "all") is one node of four GPUs of 32 GB, with all of its cores and memory.
     """
 
     name: str
@@ -28,8 +28,8 @@ class NodeKind:
     """None: Slurm's default."""
     gpu_mem_gb: float | None
     """Of one GPU, in GB (10^9 bytes); None: not known."""
-    mem_gb_per_node: int | None
-    """As Slurm counts them; None: all of a node's."""
+    mem_gb_per_node: int | Literal["all"] | None
+    """As Slurm counts them; None: Slurm's default."""
 
 
 def list_kinds(config: RunConfig) -> tuple[NodeKind, ...]:

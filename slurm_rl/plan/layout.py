@@ -187,7 +187,7 @@ def build_layout(
     hosts, kinds = _host_memory_by_node(found, actors), list_kinds(config)
     for node, phases in hosts.items():
         limit = kind_of(kinds, node).mem_gb_per_node if kinds else config.cluster.mem_gb_per_node
-        if limit is not None and max(phases.values()) > limit:
+        if isinstance(limit, int) and max(phases.values()) > limit:
             raise ConfigError(
                 "what a node holds in host memory must fit cluster.mem_gb_per_node",
                 seen=f"{max(phases.values()):.1f} GB > {limit} GB: {describe_phases(phases)}",

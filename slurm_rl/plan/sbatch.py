@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from slurm_rl.errors import ConfigError
 from slurm_rl.plan.container import SETUP_ACTION, SETUP_RULE
@@ -100,9 +100,9 @@ def _of_a_kind(config: RunConfig, kind: NodeKind) -> dict[str, str | int | bool 
     return found | ({"partition": own.partition} if own.partition else {})
 
 
-def _mem(gigabytes: int | None) -> str:
-    # 0 is all of a node's memory.
-    return f"{gigabytes}G" if gigabytes else "0"
+def _mem(gigabytes: int | Literal["all"] | None) -> str | None:
+    """Return the value of --mem, where 0 is all of a node's memory."""
+    return "0" if gigabytes == "all" else f"{gigabytes}G" if gigabytes else None
 
 
 def _names_gpus(extra: Mapping[str, object]) -> bool:

@@ -22,7 +22,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
 from slurm_rl.runs.chat import check_template, uses_chat_template
 from slurm_rl.runs.find import open_run
-from slurm_rl.runs.model_checks import check_lora_targets, check_reward_model, check_same_model
+from slurm_rl.runs.model_checks import check_lora_targets, check_reward_model, check_same_model, check_weight_files
 from slurm_rl.runs.model_shape import read_object, sees_images
 
 Tell = Callable[[str], object]
@@ -146,6 +146,8 @@ def _check_model(config: RunConfig) -> None:
         # A name without a slash in front may be one of the hub; the node looks that up in its cache.
         if value and value.startswith(("/", "./", "../", "~")) and not expand_user(value).is_dir():
             raise ConfigError(f"{field} must be a folder", seen=value, action="fix the path")
+        if value and expand_user(value).is_dir():
+            check_weight_files(field, expand_user(value))
     if config.model.path:
         _check_pad_token(expand_user(config.model.path))
     check_lora_targets(config.model)

@@ -6,6 +6,7 @@ Told from headers and config alone: no torch, and no more than a few kilobytes a
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from slurm_rl.config.model import ModelConfig
@@ -34,10 +35,66 @@ def read_header(file: Path) -> dict[str, dict[str, list[int]]]:
     # 8 bytes with the length of the JSON that follows: https://huggingface.co/docs/safetensors/#format
     try:
         with file.open("rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-    except (OSError, ValueError, MemoryError) as error:
-        raise ConfigError("the model's safetensors must be whole", seen=f"{file}: {error}") from None
-    return {name: entry for name, entry in header.items() if name != "__metadata__"}
+            length = int.from_bytes(opened.read(8), "little")
+            if length > _MAX_HEADER:
+                raise ValueError(f"not a safetensors file: its header would have {length} bytes")
+            header = json.loads(opened.read(length))
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        data = max((entry["data_offsets"][1] for entry in entries.values() if "data_offsets" in entry), default=0)
+        if (size := file.stat().st_size) < 8 + length + data:
+            raise ValueError(f"the file is cut off: it has {size} of {8 + length + data} bytes")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            "the model's safetensors must be whole", seen=f"{file}: {error}", action="download or copy the file again"
+        ) from None
+    return entries
+
+
+# The library's own bound.
+_MAX_HEADER = 100_000_000
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_INDEX = "model.safetensors.index.json"
+
+
+def check_weight_files(field: str, folder: Path) -> None:
+    """Refuse a folder whose weights no trainer can load: git-lfs pointers, missing shards, pickles without safetensors.
+
+    Raises:
+        ConfigError: names the files.
+    """
+    if pointers := [file.name for file in sorted(folder.iterdir()) if _is_pointer(file)]:
+        raise ConfigError(
+            f"{field} has git-lfs pointers in place of files",
+            seen=f"{_some(pointers)} in {folder}",
+            action="run `git lfs pull` in that folder",
+        )
+    if (folder / _INDEX).is_file():
+        shards = set(read_object(folder / _INDEX).get("weight_map", {}).values())
+        if missing := sorted(name for name in shards if not (folder / name).is_file()):
+            raise ConfigError(
+                f"{field} lacks {len(missing)} of the {len(shards)} files that its {_INDEX} names",
+                seen=f"{_some(missing)} missing in {folder}",
+                action="download or copy the folder again",
+            )
+    pickles = sorted(path.name for path in folder.glob("pytorch_model*.bin"))
+    if pickles and not any(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"{field} must have its weights as safetensors; pickles, which can run code, are never loaded",
+            seen=f"{_some(pickles)} in {folder}",
+            action="convert it once: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new_folder)",
+        )
+
+
+def _is_pointer(file: Path) -> bool:
+    if not file.is_file() or file.stat().st_size > 1024:
+        return False
+    with file.open("rb") as opened:
+        return opened.read(len(_POINTER)) == _POINTER
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 # Of the models that are built here.

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
-
+from slurm_rl.config.yaml_text import parse_yaml
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir import RunDir
 
@@ -43,10 +42,7 @@ def parse_stages(text: str, where: str) -> list[Stage]:
     >>> parse_stages("sft: +exp=sft_tiny seed=1", "a.yaml")
     [Stage(name='sft', words=('+exp=sft_tiny', 'seed=1'))]
     """
-    try:
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError("a pipeline must be YAML", seen=f"{where}: {error}", action=_EXAMPLE) from None
+    tree = parse_yaml(text, where)
     if not isinstance(tree, dict) or not tree:
         raise ConfigError("a pipeline names its stages", seen=f"{where}: {type(tree).__name__}", action=_EXAMPLE)
     return [_parse_stage(name, words, where) for name, words in tree.items()]

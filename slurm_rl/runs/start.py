@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import SlurmRLError
+from slurm_rl.errors import SlurmRLError, UnknownJobError
 from slurm_rl.image.files import check_image_is_there
 from slurm_rl.job.create import create_run, remove_run, require_own_run
 from slurm_rl.launchers.jobs import held_to_resume, open_launcher, submit_run
@@ -15,6 +15,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir
 from slurm_rl.runs.checks import check_submission
 from slurm_rl.runs.find import load_plan
+from slurm_rl.runs.interpreter import check_interpreter
 from slurm_rl.runs.planning import choose_directory, plan_in
 
 
@@ -33,6 +34,7 @@ def start_run(config: RunConfig, tell: Callable[[str], object]) -> Started:
         tell: is given what the user should know of a run that is not refused, a line at a time.
 
     Raises:
+        UnknownJobError: the job may be queued; the run directory stays.
         SlurmRLError: it is refused, by us or in the cluster's own words; nothing is left of it.
     """
     directory = choose_directory(config)
@@ -42,6 +44,8 @@ def start_run(config: RunConfig, tell: Callable[[str], object]) -> Started:
     create_run(directory, config, plan)
     try:
         submitted = submit_run(directory, plan)
+    except UnknownJobError:
+        raise
     except SlurmRLError:
         remove_run(directory)
         raise
@@ -83,14 +87,15 @@ def resume_run(directory: RunDir, tell: Callable[[str], object]) -> Started:
 
 
 def ask_cluster(plan: JobPlan, tell: Callable[[str], object]) -> JobPlan:
-    """Ask the launcher whether it takes this job, and pass on what it says.
+    """Check the job's Python, ask the launcher whether it takes this job, and pass on what it says.
 
     Returns:
         The plan in the cluster's own words.
 
     Raises:
-        ConfigError, SubmitError: it does not, in its own words.
+        ConfigError, SubmitError: the Python lacks a library, or the launcher refuses, in its own words.
     """
+    check_interpreter(plan, tell)
     plan, notes = open_launcher(plan.launcher).check(plan)
     for line in notes:
         tell(line)

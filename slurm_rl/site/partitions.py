@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurm_rl.launchers.slurm.partitions import is_slice, parse_gpus, parse_limit
+from slurm_rl.config.gres import parse_gpus
+from slurm_rl.launchers.slurm.partitions import is_slice, parse_limit
 
 SINFO_FORMAT = "%P|%a|%l|%D|%c|%m|%G|%T|%N|%f"
 """One line for each partition, kind of node and state; every version since 20.11 knows these letters."""

@@ -109,7 +109,7 @@ def _gpu_lines(kind: NodeKind, accelerator: Answer) -> Iterator[Line]:
     else:
         yield Line("cluster.gpu_mem_gb", mem_gb, f"by the name of the type, {gpu_type}")
     yield Line("cluster.cpus_per_node", None, f"all {kind.cpus} of a node, since it is exclusive")
-    yield Line("cluster.mem_gb_per_node", None, f"all {kind.mem_mb // 1024} GB of a node (--mem=0)")
+    yield Line("cluster.mem_gb_per_node", "all", f"all {kind.mem_mb // 1024} GB of a node (--mem=0)")
 
 
 def _cpu_lines(kind: NodeKind) -> Iterator[Line]:

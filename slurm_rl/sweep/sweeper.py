@@ -23,7 +23,8 @@ from hydra.core.plugins import Plugins
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from slurm_rl.config.load import explain_hydra, resolve_tree
+from slurm_rl.config.compose_errors import explain_hydra
+from slurm_rl.config.load import resolve_tree
 from slurm_rl.disk import naming
 from slurm_rl.errors import ConfigError, SlurmRLError
 from slurm_rl.sweep.composed import Signature, find_interpolations, set_values, sign

@@ -3,6 +3,7 @@
 from slurm_rl.config.rules.kinds import kind_problems
 from slurm_rl.config.rules.machines import machine_problems
 from slurm_rl.config.rules.sampling import sampling_problems, transfer_problems
+from slurm_rl.config.rules.slurm import slurm_problems
 from slurm_rl.config.rules.task import critic_problems, task_problems
 from slurm_rl.config.sources import source_problems
 
@@ -14,4 +15,5 @@ RULES = (
     kind_problems,
     machine_problems,
     transfer_problems,
+    slurm_problems,
 )

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from slurm_rl.config.gres import parse_gpus
 from slurm_rl.errors import SubmitError
 from slurm_rl.launchers.slurm import commands
 from slurm_rl.launchers.slurm.partitions import (
     NodeGroup,
     PartitionInfo,
     nodes_out_of_service,
-    parse_gpus,
     partitions,
     spell_gpus,
 )

@@ -47,6 +47,10 @@ class SlurmUnavailableError(SlurmRLError):
     """Slurm does not answer now (controller restarting, network); the same call may succeed later."""
 
 
+class SlurmTimeoutError(SlurmUnavailableError):
+    """Slurm did not answer in time; it may have done what it was asked to do."""
+
+
 def clean_env(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """`environ` without what would silently change a Slurm command, or the job that it starts.
 
@@ -81,7 +85,7 @@ def execute_slurm(argv: Sequence[str], **extra_env: str) -> subprocess.Completed
         action = "run on a login node of the cluster, or use +cluster=local"
         raise SubmitError(f"{argv[0]} must be on PATH", action=action) from None
     except subprocess.TimeoutExpired:
-        raise SlurmUnavailableError(
+        raise SlurmTimeoutError(
             f"{argv[0]} must answer within {TIMEOUT_S:g} s", action="try again when `scontrol ping` says UP"
         ) from None
 
@@ -98,6 +102,7 @@ def slurm_error(done: subprocess.CompletedProcess[str], words: str | None = None
     said = (words_of(done) if words is None else words) or f"exit code {done.returncode} and no message"
     if any(phrase in said.lower() for phrase in _UNREACHABLE):
         action = "try again when `scontrol ping` says UP"
-        return SlurmUnavailableError(f"Slurm must answer {done.args[0]}", seen=said, action=action)
+        error = SlurmTimeoutError if "socket timed out" in said.lower() else SlurmUnavailableError
+        return error(f"Slurm must answer {done.args[0]}", seen=said, action=action)
     action = next((action for phrase, action in _ACTIONS.items() if phrase in said.lower()), "see the words above")
     return SubmitError(f"Slurm must accept {done.args[0]}", seen=said, action=action)

@@ -17,8 +17,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_rl.errors import SlurmRLError, SubmitError
-from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError, execute_slurm, run_slurm, slurm_error, words_of
+from slurm_rl.errors import SlurmRLError, UnknownJobError
+from slurm_rl.launchers.slurm.command_line import (
+    SlurmTimeoutError,
+    SlurmUnavailableError,
+    execute_slurm,
+    run_slurm,
+    slurm_error,
+    words_of,
+)
 from slurm_rl.launchers.slurm.states import JobState, parse_state
 
 Version = tuple[int, int]
@@ -58,14 +65,22 @@ class JobInfo:
 
 
 def submit(args: Sequence[str]) -> str:
-    """Submit a batch job and return its id. `args` are sbatch's: options, then the script and its arguments."""
-    output = run_slurm(["sbatch", "--parsable", *args]).strip()
-    # ";cluster" may follow the id; a site's wrapper may print lines before it.
-    match = re.fullmatch(r"(\d+)(;.*)?", output.rpartition("\n")[2])
-    if match is None:
-        action = "look whether the job is in `squeue --me` before submitting again"
-        raise SubmitError("sbatch --parsable must print a job id", seen=output, action=action)
-    return match[1]
+    """Submit a batch job and return its id. `args` are sbatch's: options, then the script and its arguments.
+
+    Raises:
+        UnknownJobError: the job is or may be queued, but its id is not known.
+        SlurmRLError: the job is not queued.
+    """
+    action = "look for the job in `squeue --me`; `python -m slurm_rl cancel` with this run directory ends it"
+    try:
+        output = run_slurm(["sbatch", "--parsable", *args])
+    except SlurmTimeoutError as error:
+        raise UnknownJobError("sbatch did not answer in time", seen=str(error), action=action) from None
+    # ";cluster" may follow the id; a site's wrapper may print lines before and after it.
+    ids = re.findall(r"^\s*(\d+)(?:;\S*)?\s*$", output, re.MULTILINE)
+    if not ids:
+        raise UnknownJobError("sbatch --parsable must print a job id", seen=output.strip() or "nothing", action=action)
+    return str(ids[-1])
 
 
 def test_only(args: Sequence[str]) -> None:

@@ -12,9 +12,10 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
+from slurm_rl.config.gres import parse_gpus
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.launchers.slurm.commands import exclude_nodes, excluded_nodes, hostnames
-from slurm_rl.launchers.slurm.partitions import NodeLine, boot_times, find_spelling, list_nodes, parse_gpus
+from slurm_rl.launchers.slurm.partitions import NodeLine, boot_times, find_spelling, list_nodes
 from slurm_rl.nodes.evidence import Evidence, find_bad, find_passed, note_evidence, note_passed, read_evidence
 from slurm_rl.nodes.exclusion import Exclusion, Part, Pool, choose_excluded
 from slurm_rl.nodes.site import publish, read_site

@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from slurm_rl.config.gres import parse_gpus
 from slurm_rl.config.job import parse_minutes
 from slurm_rl.launchers.slurm.command_line import execute_slurm, run_slurm
 from slurm_rl.plan.sbatch import SbatchOptions
@@ -121,22 +122,6 @@ def parse_partitions(output: str) -> list[PartitionInfo]:
         for (name, limit), alike in groups.items()
     ]
     return sorted(found, key=lambda partition: (not partition.is_default, partition.name))
-
-
-def parse_gpus(gres: str) -> dict[str, int]:
-    """GPUs in a node's gres, by type.
-
-    >>> parse_gpus("gpu:a100:4(S:0,1),nvme:1"), parse_gpus("gpu:8"), parse_gpus("(null)")
-    ({'a100': 4}, {'': 8}, {})
-    """
-    found: dict[str, int] = {}
-    # The sockets stand in parentheses and may hold commas.
-    for part in re.sub(r"\([^)]*\)", "", gres).split(","):
-        match = re.fullmatch(r"gpu(?::([^:]+))??(?::(\d+))?", part.strip())
-        if match:
-            kind = match[1] or ""
-            found[kind] = found.get(kind, 0) + int(match[2] or 1)
-    return found
 
 
 def parse_limit(limit: str) -> int | None:

@@ -36,7 +36,8 @@ WRONG = {
     "a b: seed=1": "a stage's name",
     "a: run_dir=x": "run_dir is the pipeline's own",
     "a: seed=1\nb: job.after=x": r"job\.after is the pipeline's own",
-    "a: {": "must be YAML",
+    "a: {": r"not valid YAML; got .*, line 1, column 5",
+    "a: seed=1\na: seed=2": "duplicate key 'a'",
     "a: model.path={b}/export\nb: seed=1": "may name the stages before it: there are none",
 }
 

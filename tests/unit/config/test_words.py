@@ -96,7 +96,7 @@ def test_the_number_format_follows_the_accelerator_and_is_saved() -> None:
 
 def test_a_preset_that_overrides_a_group_is_told_how() -> None:
     """Of conf/config.yaml's slots those of later groups are the user's own."""
-    from slurm_rl.config.load import explain_compose_error
+    from slurm_rl.config.compose_errors import explain_compose_error
 
     error = explain_compose_error(ValueError("In 'exp/mine': Could not override 'model'. No match in the defaults"))
     assert "/model/<name>" in str(error)

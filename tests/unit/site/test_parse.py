@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_rl.launchers.slurm.partitions import parse_gpus, parse_limit
+from slurm_rl.config.gres import parse_gpus
+from slurm_rl.launchers.slurm.partitions import parse_limit
 from slurm_rl.site.accounts import Association, choose_qos, list_accounts, parse_associations
 from slurm_rl.site.fabric import Fabric, advise, read_fabric
 from slurm_rl.site.folders import judge_folder, list_folders

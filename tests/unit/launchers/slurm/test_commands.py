@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl.config.gres import parse_gpus
 from slurm_rl.errors import SubmitError
 from slurm_rl.launchers.slurm import command_line, commands
 from slurm_rl.launchers.slurm.command_line import SlurmUnavailableError
-from slurm_rl.launchers.slurm.partitions import NodeGroup, PartitionInfo, parse_gpus, parse_partitions
+from slurm_rl.launchers.slurm.partitions import NodeGroup, PartitionInfo, parse_partitions
 from slurm_rl.launchers.slurm.states import JobState
 
 

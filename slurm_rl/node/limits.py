@@ -1,0 +1,76 @@
+"""Resource limits of a node's processes. Standard library alone.
+
+Slurm hands on the soft limits of the shell that submitted. Those of login nodes are low, so that nobody computes there:
+a trainer would run out of files or be killed for its CPU time. The hard limits are the node's own.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import resource
+
+_MIB = 1 << 20
+# Some libraries look at every descriptor that could be open, so that a billion costs minutes.
+_MAX_FILES = 1 << 20
+# An unlimited stack would make those of threads smaller: glibc then gives them 2 MiB.
+_STACK = 8 * _MIB
+_RAISED = {
+    resource.RLIMIT_MEMLOCK: math.inf,  # RDMA locks what it sends
+    resource.RLIMIT_NOFILE: _MAX_FILES,
+    resource.RLIMIT_NPROC: math.inf,
+    resource.RLIMIT_CPU: math.inf,
+    resource.RLIMIT_AS: math.inf,
+    resource.RLIMIT_DATA: math.inf,
+    resource.RLIMIT_FSIZE: math.inf,
+    resource.RLIMIT_STACK: _STACK,
+}
+"""Limit to the value that is enough. Core dumps are not in it: eight ranks of 100 GB would fill the run's disk."""
+_LEAST = {
+    "cpu time": math.inf,
+    "file size": math.inf,
+    "data size": math.inf,
+    "address space": math.inf,
+    "stack size": _STACK,
+    "processes": 4096,
+    "open files": 8192,
+}
+"""Name in /proc/<pid>/limits to the hard limit below which runs fail."""
+
+
+def raise_limits() -> None:
+    """Raise the soft limits of this process and its children to the node's hard ones, as far as they are of use."""
+    for limit, enough in _RAISED.items():
+        soft, hard = resource.getrlimit(limit)
+        wanted = hard if enough == math.inf else int(min(enough, _number(hard)))
+        if _number(soft) < _number(wanted):
+            resource.setrlimit(limit, (wanted, hard))
+
+
+def _number(value: int) -> float:
+    return math.inf if value == resource.RLIM_INFINITY else value
+
+
+def find_low_limits(text: str) -> list[str]:
+    r"""Return the hard limits that are too low for a run.
+
+    Args:
+        text: of /proc/<pid>/limits.
+
+    >>> find_low_limits("Max cpu time        3      600        seconds\nMax open files   512   20000   files\n")
+    ['at most 600 seconds of cpu time']
+    """
+    found = []
+    for name, least in _LEAST.items():
+        match = re.search(rf"^Max {name} +\S+ +(\d+) +(\w+)", text, re.MULTILINE)
+        if match and int(match[1]) < least:
+            found.append(
+                f"at most {match[1]} {match[2]} of {name}" if match[2] != name else f"at most {match[1]} {name}"
+            )
+    return found
+
+
+def read_locked_memory(text: str) -> float | None:
+    """Return the hard limit of locked memory in bytes; None if the text does not say."""
+    match = re.search(r"^Max locked memory +\S+ +(\S+)", text, re.MULTILINE)
+    return None if match is None else math.inf if match[1] == "unlimited" else float(match[1])
