@@ -70,7 +70,7 @@ def read_start(text: str, rc: int, wanted: Wanted) -> Verdict:
     if said.get("rdma", "0") != "0" and memlock is not None and memlock < _RDMA_MEMLOCK and wanted.num_nodes > 1:
         found.append(Verdict("warn", f"may lock {memlock / 1024:.0f} KiB of memory, too little for RDMA"))
     if low := find_low_limits(text):
-        found.append(Verdict("warn", f"its hard limits (ulimit -H) allow {', '.join(low)}"))
+        found.append(Verdict("warn", f"its hard limits (ulimit -H -a) are low: {', '.join(low)}"))
     return worst(found)
 
 

@@ -91,7 +91,7 @@ class NodeAgent:
         become_subreaper()
         raise_limits()
         if low := find_low_limits(Path("/proc/self/limits").read_text(encoding="ascii")):
-            say(f"warning: hard limits of this node allow {', '.join(low)}; see `ulimit -H -a` there")
+            say(f"warning: hard limits of this node are low: {', '.join(low)}; see `ulimit -H -a` there")
         for signum in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, self._on_signal)
         self.write_record()  # the controller signals an agent only once it has this

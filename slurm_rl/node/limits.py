@@ -58,15 +58,14 @@ def find_low_limits(text: str) -> list[str]:
         text: of /proc/<pid>/limits.
 
     >>> find_low_limits("Max cpu time        3      600        seconds\nMax open files   512   20000   files\n")
-    ['at most 600 seconds of cpu time']
+    ['cpu time 600 seconds']
     """
     found = []
     for name, least in _LEAST.items():
         match = re.search(rf"^Max {name} +\S+ +(\d+) +(\w+)", text, re.MULTILINE)
         if match and int(match[1]) < least:
-            found.append(
-                f"at most {match[1]} {match[2]} of {name}" if match[2] != name else f"at most {match[1]} {name}"
-            )
+            unit = "" if match[2] in name else f" {match[2]}"
+            found.append(f"{name} {match[1]}{unit}")
     return found
 
 

@@ -39,6 +39,8 @@ def read_header(file: Path) -> dict[str, dict[str, list[int]]]:
             if length > _MAX_HEADER:
                 raise ValueError(f"not a safetensors file: its header would have {length} bytes")
             header = json.loads(opened.read(length))
+        if not isinstance(header, dict):
+            raise ValueError(f"not a safetensors file: its header is a {type(header).__name__}")
         entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
         data = max((entry["data_offsets"][1] for entry in entries.values() if "data_offsets" in entry), default=0)
         if (size := file.stat().st_size) < 8 + length + data:

@@ -161,6 +161,9 @@ def test_amd() -> None:
     assert amd.read_gpus(_said("rocm-smi-a.mi250.json"), 0, two).state == "bad"
 
 
+_LOCKED = "Max locked memory         65536                {}            bytes\nlimits end"
+
+
 def _files(**changed: str) -> str:
     said = {"canary": "w", "tmp_writable": "yes", "tmp_kb": "99000000 50000000", "shm_writable": "yes"}
     said |= {"shm_kb": "64000 60000", "clock": str(_NOW)} | changed
@@ -189,13 +192,16 @@ def test_files(changed: dict[str, str], state: str) -> None:
 @pytest.mark.parametrize(
     ("said", "state"),
     [
-        ("python ok\nmemlock 64\nnofile 1024", "ok"),
-        ("python ok\nrdma 2\nmemlock 64\nnofile 1024", "warn"),
-        ("python ok\nrdma 2\nmemlock unlimited\nnofile 1024", "ok"),
-        ("python ok, unlocked: no locks\nnofile 1024", "warn"),
-        ("python exit status 127\nnofile 1024", "bad"),
-        ("code missing\npython ok\nnofile 1024", "bad"),
-        ("image missing\npython ok\nnofile 1024", "bad"),
+        (f"python ok\n{_LOCKED.format(64)}", "ok"),
+        (f"python ok\nrdma 2\n{_LOCKED.format(64)}", "warn"),
+        (f"python ok\nrdma 2\n{_LOCKED.format('unlimited')}", "ok"),
+        ("python ok\nMax open files    512    1024    files\nlimits end", "warn"),
+        ("python ok\nMax cpu time    3    unlimited    seconds\nlimits end", "ok"),
+        ("python ok\nMax cpu time    3    600    seconds\nlimits end", "warn"),
+        ("python ok, unlocked: no locks\nlimits end", "warn"),
+        ("python exit status 127\nlimits end", "bad"),
+        ("code missing\npython ok\nlimits end", "bad"),
+        ("image missing\npython ok\nlimits end", "bad"),
         ("python ok", "unknown"),
     ],
 )

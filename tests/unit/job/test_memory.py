@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +19,14 @@ from slurm_rl.job.attempts import AttemptEnd, decide
 from slurm_rl.job.controller import Controller
 from slurm_rl.job.memory import remedy_memory
 from slurm_rl.jsonl import read_rows
-from slurm_rl.node.memory import RanOut, count_oom_kills, find_out_of_memory, is_out_of_memory, note_out_of_memory
+from slurm_rl.node.memory import (
+    KERNEL,
+    RanOut,
+    count_oom_kills,
+    find_out_of_memory,
+    is_out_of_memory,
+    note_out_of_memory,
+)
 from slurm_rl.rl.workers.ray_driver import name_failure
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json, write_json
 from slurm_rl.train.remedy import load_plan
@@ -179,8 +187,7 @@ def test_slurms_words_and_the_kernels_count(tmp_path: Path) -> None:
     assert find_out_of_memory(attempt) == []
     said = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.0. Some of the step tasks have been OOM Killed."
     attempt.log("srun").write_text(f"srun: job 8\n{said}\n")
-    [found] = find_out_of_memory(attempt)
-    assert found.seen == said
+    assert find_out_of_memory(attempt) == [RanOut("a node of the job", "", KERNEL)]
     note_out_of_memory(attempt, RanOut("n1", "", "the kernel"))
     note_out_of_memory(attempt, RanOut("n1", "train", "later"))
     assert find_out_of_memory(attempt) == [RanOut("n1", "", "the kernel")]
@@ -208,3 +215,59 @@ def test_bad_input_and_other_ends_stay_what_they_are(tmp_path: Path) -> None:
     for end in (AttemptEnd("finished"), AttemptEnd("checkpointed"), AttemptEnd("failed", "input", 2)):
         assert remedy_memory(run, plan, attempt, end) == end
     assert "torch" in sys.modules and not run.remedy.exists()
+
+
+AGENT = ("memory-n1.json", json.dumps({"who": "n1", "phase": "", "seen": KERNEL}))
+SRUN = ("logs/srun.log", "srun: error: n1: task 0: Out Of Memory\nsrun: Terminating StepId=8.0\n")
+STEPD = "slurmstepd: error: Detected 1 oom_kill event in StepId=8.0. Some of the step tasks have been OOM Killed.\n"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [AGENT],
+        [SRUN],
+        [("logs/srun.log", STEPD)],
+        [("logs/task-0.log", STEPD)],
+        [AGENT, SRUN, ("logs/task-0.log", STEPD)],
+    ],
+)
+def test_a_kill_by_the_kernel_has_one_cause_whoever_saw_it(tmp_path: Path, files: list[tuple[str, str]]) -> None:
+    run = make_run(tmp_path / "run")
+    attempt = run.attempt(1)
+    attempt.logs.mkdir(parents=True)
+    write_json(attempt.node(0), {"host": "n1", "rank": 0})
+    for name, text in files:
+        (attempt.path / name).write_text(text)
+    assert find_out_of_memory(attempt) == [RanOut("n1", "", KERNEL)]
+
+
+@pytest.mark.parametrize(
+    ("found", "changed", "says", "has_remedy"),
+    [
+        (RanOut("n1", "", KERNEL), {}, "policy.micro_batch_tokens", True),  # on CPU
+        (RanOut("n1", "", KERNEL), {"accelerator": "nvidia"}, "cluster.mem_gb_per_node", False),
+        (RanOut("policy-0", "train", CUDA), {"accelerator": "nvidia"}, "policy.micro_batch_tokens", True),
+        (RanOut("rollout-0", "load", CUDA), {"accelerator": "nvidia"}, "rollout.gpu_memory_utilization", False),
+        (RanOut("n1", "", KERNEL), {"external": object()}, "external.args", False),
+    ],
+)
+def test_remedy_memory_advises_keys_of_the_task(
+    tmp_path: Path, found: RanOut, changed: dict[str, Any], says: str, has_remedy: bool
+) -> None:
+    run = make_run(tmp_path / "run")
+    attempt = run.attempt(1)
+    attempt.logs.mkdir(parents=True)
+    note_out_of_memory(attempt, found)
+    end = remedy_memory(run, replace(load_plan(run), **changed), attempt, AttemptEnd("failed", "killed", 1))
+    assert says in end.cause and bool(end.remedy) is has_remedy
+    if not has_remedy:
+        assert "micro_batch_tokens" not in end.cause
+
+
+def test_find_out_of_memory_puts_a_process_before_its_node(tmp_path: Path) -> None:
+    attempt = make_run(tmp_path / "run").attempt(1)
+    attempt.logs.mkdir(parents=True)
+    for found in (RanOut("a1", "", KERNEL), RanOut("policy-1", "train", CUDA), RanOut("policy-0", "train", CUDA)):
+        note_out_of_memory(attempt, found)
+    assert [one.who for one in find_out_of_memory(attempt)] == ["policy-0", "policy-1", "a1"]

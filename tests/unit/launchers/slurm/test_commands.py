@@ -35,13 +35,22 @@ def test_a_missing_program_says_where_to_go() -> None:
         commands.submit(["job.sh"])
 
 
-@pytest.mark.parametrize(("printed", "job_id"), [("12", "12"), ("12;west", "12"), ("welcome!\n12", "12")])
+@pytest.mark.parametrize(
+    ("printed", "job_id"),
+    [
+        ("12", "12"),
+        ("12;west", "12"),
+        ("welcome!\n12", "12"),
+        ("12\nbye", "12"),
+        ("job 7 of 9\n 12;west \n\nbye 8", "12"),
+    ],
+)
 def test_the_id_is_found(fake_bin: Path, printed: str, job_id: str) -> None:
     put(fake_bin, "sbatch", f"echo '{printed}'")
     assert commands.submit(["job.sh"]) == job_id
 
 
-@pytest.mark.parametrize("printed", ["", "Submitted batch job 12", "12\nbye"])
+@pytest.mark.parametrize("printed", ["", "Submitted batch job 12", "12 jobs"])
 def test_no_id_warns_of_a_second_submission(fake_bin: Path, printed: str) -> None:
     put(fake_bin, "sbatch", f"echo '{printed}'")
     with pytest.raises(SubmitError, match=r"(?s)must print a job id.*squeue --me"):

@@ -1,0 +1,87 @@
+"""Soft limits of the login shell do not reach a trainer, and low hard ones are told."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from slurm_rl.node.driver import describe_status
+from slurm_rl.node.limits import find_low_limits
+
+RAISE = (
+    "from slurm_rl.node.limits import raise_limits as r; r(); import resource; print(resource.getrlimit(resource.{}))"
+)
+MIB = 1 << 20
+
+
+def lower(limit: int, soft: int, hard: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(limit, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("name", "soft", "hard", "raised"),
+    [
+        ("RLIMIT_NOFILE", 256, 2000, 2000),
+        ("RLIMIT_CPU", 300, 400, 400),
+        ("RLIMIT_FSIZE", 1 << 30, 1 << 40, 1 << 40),
+        ("RLIMIT_AS", 1 << 40, 1 << 42, 1 << 42),
+        ("RLIMIT_DATA", 1 << 40, 1 << 42, 1 << 42),
+        ("RLIMIT_NPROC", 20_000, 30_000, 30_000),
+        ("RLIMIT_MEMLOCK", 0, 4096, 4096),
+        ("RLIMIT_STACK", 2 * MIB, 64 * MIB, 8 * MIB),  # more would be virtual memory of each thread
+        ("RLIMIT_STACK", 32 * MIB, 64 * MIB, 32 * MIB),
+        ("RLIMIT_CORE", 0, 4096, 0),  # dumps of eight ranks would fill the disk
+    ],
+)
+def test_raise_limits_raises_soft_to_hard(name: str, soft: int, hard: int, raised: int) -> None:
+    before = resource.getrlimit(getattr(resource, name))[1]
+    if before != resource.RLIM_INFINITY and before < hard:
+        pytest.skip(f"this machine allows {before}")
+    argv = [sys.executable, "-c", RAISE.format(name)]
+    limits = lower(getattr(resource, name), soft, hard)
+    done = subprocess.run(argv, preexec_fn=limits, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == f"({raised}, {hard})"
+
+
+LIMITS = """Limit                     Soft Limit           Hard Limit           Units
+Max cpu time              {cpu}                  {cpu}             seconds
+Max file size             unlimited            unlimited            bytes
+Max data size             unlimited            unlimited            bytes
+Max stack size            8388608              {stack}            bytes
+Max core file size        0                    0            bytes
+Max processes             100              {processes}              processes
+Max open files            512                 {files}                files
+Max address space         unlimited            {space}            bytes
+"""
+WELL = {"cpu": "unlimited", "stack": "unlimited", "processes": "4096", "files": "20000", "space": "unlimited"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "found"),
+    [
+        ({}, []),
+        ({"cpu": "600"}, ["cpu time 600 seconds"]),
+        ({"files": "4096"}, ["open files 4096"]),
+        ({"processes": "100", "space": "1024"}, ["address space 1024 bytes", "processes 100"]),
+        ({"stack": "1048576"}, ["stack size 1048576 bytes"]),
+    ],
+)
+def test_find_low_limits_names_what_is_low(changed: dict[str, str], found: list[str]) -> None:
+    assert find_low_limits(LIMITS.format(**WELL | changed)) == found
+
+
+@pytest.mark.parametrize(
+    ("status", "says"),
+    [
+        (-24, "SIGXCPU; its limit of CPU time"),
+        (-25, "SIGXFSZ; a file became"),
+        (-9, "memory runs out"),
+        (3, "status 3"),
+    ],
+)
+def test_describe_status_explains_the_signal_of_a_limit(status: int, says: str) -> None:
+    assert says in describe_status(status)
