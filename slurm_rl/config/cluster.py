@@ -138,13 +138,14 @@ class ClusterConfig(Section):
     """Node-local folder for sockets and spills, mounted into containers; short, since a Unix socket's path holds 107
     bytes."""
     python: OneLine | None = None
-    """Python on the nodes; null: the one running now, or in a container python3."""
+    """Python of the trainer on the nodes, /shared/venv/bin/python; null: the one running now, or in a container
+    python3."""
     network_interface: OneLine | None = None
     """Interface for NCCL, RCCL and Gloo; null lets them choose."""
     setup: list[Text] = Field(default=[])
-    """Shell lines on the host of each node before anything starts there: module load, source activate; one that fails
-    ends the attempt. With pyxis, which starts no shell on the nodes, in the batch script alone: what they export
-    arrives everywhere. container.setup is for the container."""
+    """Shell lines on the host of each node before anything starts there, such as module load; one that fails ends the
+    attempt. They do not change the Python that runs: see cluster.python. With pyxis, which starts no shell on the
+    nodes, in the batch script alone: what they export arrives everywhere. container.setup is for the container."""
     env: dict[VariableName, Text | None] = Field(default={})
     """Environment of every process of the run; null removes a variable the presets set."""
     slurm: SlurmOptions = SlurmOptions()

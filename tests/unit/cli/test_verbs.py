@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_rl import __version__
 from slurm_rl.__main__ import main
 from slurm_rl.cli.verbs import VERBS
 from slurm_rl.cli.words import read_words
@@ -47,6 +48,7 @@ def test_help_of_all_verbs_needs_no_heavy_package() -> None:
     script = f"""
 import sys
 for name in {HEAVY.split()!r}: sys.modules[name] = None
+from slurm_rl import __version__
 from slurm_rl.__main__ import main
 from slurm_rl.cli.verbs import VERBS
 sys.exit(sum(main([*words, "--help"]) for words in [[], *([verb] for verb in VERBS)]))
@@ -100,6 +102,10 @@ def test_the_example_of_a_verb_is_one_of_its_command_lines(verb: str) -> None:
         (["results", "--min", "--max"], "not allowed with argument"),
         (["export", "xpk", "--priority=urgent"], "invalid choice: 'urgent'"),
         (["cancel", "--", "now"], "takes no command after --"),
+        (["--cluster=slurm_cpu"], "write +cluster=slurm_cpu, without dashes"),
+        (["plan", "--optim.lr=1e-4"], "write optim.lr=1e-4, without dashes"),
+        (["explain", "+exp=dmo"], "exp has no preset of this name; got dmo"),
+        (["explain", "+exp=demo", "cluster.slurm.time=1"], "set job.time_limit"),
         (["statsu"], "did you mean status?"),
         (["trainer.num_steps=1", "plan"], "it comes first: python -m slurm_rl plan"),
         (["plan", "plan"], "one verb a command"),
@@ -127,6 +133,11 @@ def test_wrong_words_name_the_right_ones(
     assert shown.err.startswith("slurm_rl: ")
     assert said in shown.err
     assert shown.out == ""
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"slurm_rl {__version__}\n"
 
 
 def make_run(folder: Path) -> Path:
