@@ -66,18 +66,21 @@ def normalise_words(words: Sequence[str]) -> list[str]:
 
 
 def _quote_numbers(word: str) -> str:
-    """Quote the numbers of an override of a text, of which Hydra would not keep the spelling: 1.10, 1_000, 1e5."""
+    """Quote the numbers in an override of a text, or of a section with texts, whose spelling Hydra would not keep."""
     key, _, value = word.partition("=")
     numbers = {match["number"] for match in _NUMBERS.finditer(value)} - {None}
     if all(re.fullmatch(r"0|-?[1-9]\d*", number) for number in numbers):
         return word
     from slurm_rl.config.keys import takes_text
 
-    if not takes_text(key.lstrip("+")):
-        return word
+    name = key.lstrip("+")
 
     def quote(match: re.Match[str]) -> str:
-        return f"{match['before']}'{match['number']}'" if match["number"] else match[0]
+        if not match["number"]:
+            return match[0]
+        inner = match["before"].strip("[{,: ")
+        is_text = takes_text(name) or (inner != "" and takes_text(f"{name}.{inner}"))
+        return f"{match['before']}'{match['number']}'" if is_text else match[0]
 
     return f"{key}={_NUMBERS.sub(quote, value)}"
 

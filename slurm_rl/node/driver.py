@@ -83,7 +83,10 @@ def find_lack(python: str, words: str) -> BringUpError | None:
     """The error that these last words of a process tell; None when they tell of something else."""
     if not _NO_MODULE.search(words):
         return None
-    action = "install slurm_rl there, or set cluster.python to an environment that has it"
+    action = (
+        "install slurm_rl with its trainer there (slurm_rl[cuda], slurm_rl[rocm] or slurm_rl[cpu]), or set "
+        "cluster.python to an environment that has it"
+    )
     return BringUpError(f"{python} must have what slurm_rl needs", seen=words, action=action)
 
 

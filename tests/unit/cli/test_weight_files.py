@@ -29,8 +29,8 @@ def fill(folder: Path, *names: str, **files: str) -> Path:
     [
         (SHARDS[:1], {"model__safetensors__index__json": INDEX}, r"lacks 2 of the 3 files.*00002-of-00003.*00003"),
         ([], {"pytorch_model__bin": "x"}, r"must have its weights as safetensors.*pytorch_model\.bin.*save_pretrained"),
-        ([], {"model__safetensors": POINTER}, r"git-lfs pointers.*model\.safetensors.*git lfs pull"),
-        (["model.safetensors"], {"tokenizer__json": POINTER}, r"git-lfs pointers.*tokenizer\.json"),
+        ([], {"model__safetensors": POINTER}, r"has git-lfs pointers.*model\.safetensors.*git lfs pull"),
+        (["model.safetensors"], {"tokenizer__json": POINTER}, r"has git-lfs pointers.*tokenizer\.json"),
     ],
 )
 def test_check_weight_files_refuses_with_the_reason(

@@ -146,3 +146,5 @@ def test_load_config_keeps_the_spelling_inside_lists_and_tables() -> None:
     config = load_config(["+exp=demo", *words])
     assert config.cluster.setup == ["1.10", "a,2.0", "b"]
     assert config.cluster.env == {"A": "1_0", "B": ".5", "C": "x", "D": "0"}
+    config = load_config(["+exp=demo", "cluster.slurm={account: 1_000, nice: 1_0}", "optim.lr=1e-5"])
+    assert (config.cluster.slurm.account, config.cluster.slurm.nice, config.optim.lr) == ("1_000", 10, 1e-5)

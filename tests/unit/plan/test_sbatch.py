@@ -99,6 +99,7 @@ def test_mail_at_a_failure_and_overcommit_are_sbatchs_own_words() -> None:
 
 
 def test_a_flag_has_no_value_and_false_is_left_out() -> None:
-    argv = sbatch_argv(plan_with(slurm={"exclusive": False, "extra": {"spread_job": True, "hold": False}}).sbatch)
+    slurm = {"exclusive": False, "extra": {"spread_job": True, "hold": False}}
+    argv = sbatch_argv(plan_with(slurm=slurm, cpus_per_node=2, mem_gb_per_node=8).sbatch)
     assert "--spread-job" in argv
     assert not any("hold" in word or "exclusive" in word for word in argv)

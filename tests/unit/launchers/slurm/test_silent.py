@@ -162,8 +162,8 @@ def test_an_agent_that_spoke_keeps_its_word(plan: JobPlan, attempt: AttemptDir) 
 )
 def test_a_run_on_this_machine_names_the_cause(tmp_path: Path, words: str, said: str) -> None:
     run, bare = tmp_path / "run", tmp_path / "python"
-    # Without the packages of its environment, Ray among them.
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    # Without the packages of its environment, Ray among them; the login node's has them.
+    bare.write_text(f'#!/bin/sh\ncase "$*" in *find_spec*) exit;; esac\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
     argv = [sys.executable, "-m", "slurm_rl", "+exp=demo", f"run_dir={run}", words.format(bare=bare)]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
