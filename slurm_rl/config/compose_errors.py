@@ -69,8 +69,8 @@ def _unknown_key(key: str) -> ConfigError:
         # sbatch's own name of an option: one of its words has another key, any other goes into extra.
         option = key.rpartition(".")[2].replace("_", "-")
         action = RESERVED_OPTIONS.get(option) or f"write +cluster.slurm.extra.{option.replace('-', '_')}=<value>"
-        near = nearest_keys(key) if option not in RESERVED_OPTIONS else []
-        hint = f"did you mean {near[0]}? Any other option of sbatch: " if near else ""
+        known = nearest_keys(key) if option not in RESERVED_OPTIONS else []
+        hint = f"did you mean {known[0]}? Any other option of sbatch: " if known else ""
         return ConfigError("the key must exist in the config", seen=key, action=hint + action)
     if section == "external" and key not in keys:
         return ConfigError(

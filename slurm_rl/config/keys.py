@@ -187,12 +187,22 @@ def show_value(value: Any) -> str:
 
 
 def nearest_keys(key: str) -> list[str]:
-    """The keys that a mistyped one may stand for: those that end in it, else the closest.
+    """Return the keys that a mistyped one may stand for: those that end in it, a sibling, the same name elsewhere.
 
     >>> nearest_keys("optim.lrr"), nearest_keys("lr")
     (['optim.lr'], ['optim.lr', 'critic.optim.lr', 'warmup.optim.lr'])
+    >>> nearest_keys("cluster.time_limit"), nearest_keys("cluster.slurm.hold")
+    (['job.time_limit'], [])
     """
     known = list(list_keys())
+    section, _, last = key.rpartition(".")
+    if inside := [name for name in known if name.endswith(f".{key}")]:
+        return inside
+    siblings = {name.rpartition(".")[2]: name for name in known if name.rpartition(".")[0] == section}
     # Nobody types a long word for a short one, and the comparison takes the product of both lengths.
-    inside = [name for name in known if name.endswith(f".{key}")]
-    return inside or difflib.get_close_matches(key[:100], known, n=1, cutoff=0.5)
+    if near := difflib.get_close_matches(last[:100], siblings, n=1, cutoff=0.6):
+        return [siblings[near[0]]]
+    if elsewhere := [name for name in known if name.endswith(f".{last}")][:3]:
+        return elsewhere
+    # Of two keys of one section the common beginning says nothing.
+    return [] if siblings else difflib.get_close_matches(key[:100], known, n=1, cutoff=0.5)

@@ -25,10 +25,9 @@ def _extra(config: RunConfig) -> dict[str, object]:
 
 def _gpu_problems(config: RunConfig) -> Iterator[str]:
     cluster, extra = config.cluster, _extra(config)
-    per_node = {name: _count(extra[name]) for name in ("gpus_per_node", "gpus_per_task") if name in extra}
-    if "gpus" in extra:
-        per_node["gpus"] = _count(extra["gpus"]) / (cluster.num_nodes + config.job.num_spare_nodes)
-    asked: dict[str, float] = {f"cluster.slurm.extra.{name}": number for name, number in per_node.items()}
+    # Of --gpus a node gets its share; a node has one task.
+    shares = {"gpus_per_node": 1, "gpus_per_task": 1, "gpus": cluster.num_nodes + config.job.num_spare_nodes}
+    asked = {f"cluster.slurm.extra.{name}": _count(extra[name]) / of for name, of in shares.items() if name in extra}
     gres = sum(parse_gpus(cluster.slurm.gres or "").values())
     if cluster.slurm.gres and (gres or not asked):
         asked["cluster.slurm.gres"] = gres

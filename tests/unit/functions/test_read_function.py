@@ -67,6 +67,8 @@ def test_a_file_that_cannot_be_read_is_refused(file: Path) -> None:
     ):
         read_function("my.py:f", ADVANTAGE)
     file.write_text("def f(:\n")
+    with pytest.raises(ConfigError, match=r"did you mean my\.py"):
+        read_function("mi.py:f", ADVANTAGE)
     with pytest.raises(ConfigError, match="must name a Python file"):
         read_function("my.py:f", ADVANTAGE)
     with pytest.raises(ConfigError, match="~name must be a user of this machine"):
