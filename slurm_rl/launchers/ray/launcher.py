@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slurm_rl.errors import ConfigError, SlurmRLError, SubmitError
+from slurm_rl.errors import ConfigError, SlurmRLError, SubmitError, UnknownJobError
 from slurm_rl.job.agents import EXIT_NOT_EXECUTABLE, EXIT_NOT_STARTED, MOST, NO_PYTHON, OURS, choose_telling, explain
 from slurm_rl.job.attempts import EXIT_BAD_INPUT, EXIT_INTERRUPTED
 from slurm_rl.job.create import require_own_run
@@ -57,7 +57,12 @@ class RayLauncher(Launcher):
             dashboard.submit(build_request(plan, job_id, f"gcs://{package}"))
         except RayUnavailableError:
             # The answer was lost, perhaps not the job: its name is ours, so Ray can tell.
-            if dashboard.find_job(job_id) is None:
+            try:
+                found = dashboard.find_job(job_id)
+            except SlurmRLError as error:
+                action = f"`ray job stop {job_id}` ends it, if it is there"
+                raise UnknownJobError("Ray may have the job but is silent", seen=str(error), action=action) from None
+            if found is None:
                 raise
         return Submitted(job_id, {"address": plan.address})
 

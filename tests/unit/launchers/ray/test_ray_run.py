@@ -233,6 +233,27 @@ def test_a_cluster_in_trouble_is_no_bad_input(cluster: FakeCluster, capsys: pyte
     assert "GCS is away" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("is_taken", "is_silent", "code"), [(True, False, 0), (True, True, 2), (False, True, 2), (False, False, 1)]
+)
+def test_submit_keeps_the_directory_of_a_job_that_ray_may_have(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch, *, is_taken: bool, is_silent: bool, code: int
+) -> None:
+    answer = cluster.answer
+
+    def lose_the_answer(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+        if method != "POST" or path != "/api/jobs/":
+            return answer(method, path, body)
+        if is_taken:
+            answer(method, path, body)
+        cluster.override = (503, b"busy", {}) if is_silent else None
+        return 504, b"gateway timeout"
+
+    monkeypatch.setattr(cluster, "answer", lose_the_answer)
+    assert submit(cluster) == code
+    assert Path("run").exists() == (is_taken or is_silent)
+
+
 def test_another_ray_is_refused_with_both_versions(cluster: FakeCluster, capsys: pytest.CaptureFixture[str]) -> None:
     cluster.version = {"ray_version": "2.33.0"}
     assert submit(cluster) == 2
