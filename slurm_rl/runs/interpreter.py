@@ -39,8 +39,8 @@ def check_interpreter(plan: JobPlan, tell: Callable[[str], object]) -> None:
     error = ConfigError(
         f"the job's Python lacks {', '.join(missing)}",
         seen=plan.python,
-        action=f"install slurm_rl[{_EXTRAS[plan.accelerator]}] there (docs/install.md), or set cluster.python to a Python "
-        "that has them",
+        action=f"install slurm_rl[{_EXTRAS[plan.accelerator]}] there (docs/install.md), or set cluster.python to "
+        "a Python that has them",
     )
     if not plan.setup:
         raise error
