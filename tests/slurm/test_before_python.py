@@ -36,7 +36,8 @@ def check_cause(cluster: Cluster, run: Path, *said: str) -> None:
 def make_bare(folder: Path) -> Path:
     """A Python without the packages of its environment."""
     path = folder / "bare"
-    path.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -S "$@"\n')
+    login = 'case "$*" in *find_spec*) exit;; esac'  # the login node's has them
+    path.write_text(f'#!/bin/sh\n{login}\nexec {shlex.quote(sys.executable)} -S "$@"\n')
     path.chmod(0o755)
     return path
 
