@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,11 @@ OVERRIDES = (
 )
 
 
-def start_run(run_dir: Path, *extra: str, verb: str = "submit") -> subprocess.Popen[str]:
+def start_run(
+    run_dir: Path, *extra: str, verb: str = "submit", base: Sequence[str] = OVERRIDES
+) -> subprocess.Popen[str]:
     """`python -m slurm_rl` as a user starts it, in a folder of its own."""
-    words = [str(run_dir)] if verb == "resume" else [f"run_dir={run_dir}", *OVERRIDES, *extra]
+    words = [str(run_dir)] if verb == "resume" else [f"run_dir={run_dir}", *base, *extra]
     return subprocess.Popen(
         [sys.executable, "-m", "slurm_rl", verb, *words],
         cwd=run_dir.parent,

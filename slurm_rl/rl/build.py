@@ -56,6 +56,7 @@ def start_engine(
         actor,
         engine,
         *(model_path, config.model, rollout, max_model_len, len(actor.gpus), prompts.max_images, prompts.tools),
+        not config.eval.only,  # awaits_weights: nothing is sent to the engines of an evaluation
         max_concurrency=num_calls,
         generation=generation,
     )

@@ -135,6 +135,8 @@ def _build_sync(
         probe=choose_probe(prompts, config.data.max_prompt_tokens + config.rollout.max_tokens - 1),
         tolerance=choose_tolerance(config.rollout.probe_tolerance, config.model.dtype, num_layers),
         timeout_s=config.trainer.step_timeout_s,
+        dtype=config.model.dtype,
+        engine_args=config.rollout.engine_args,
         recover=care.recover,
     )
 

@@ -40,8 +40,9 @@ class Source:
         return iter(STATE.items())
 
 
-class Model:
+class Model(torch.nn.Module):
     def __init__(self) -> None:
+        super().__init__()
         self.held: dict[str, torch.Tensor] = {}
 
     def load_weights(self, weights: Any) -> None:
@@ -81,7 +82,7 @@ def build_engine(rank: int) -> GlooEngine:
 def extend(engine: GlooEngine) -> RolloutWorkerExtension:
     """vLLM's worker, with what it gains from us."""
     worker = RolloutWorkerExtension()
-    worker.weight_transfer_engine = engine
+    worker.weight_transfer_engine, worker.device = engine, torch.device("cpu")
     return worker
 
 

@@ -2,7 +2,8 @@
 
 Three things must agree after a sync: the version, the checksum of the bytes, and the logprobs of a
 probe text under policy and engine. The last one is what catches a tensor that arrived but was not
-used, such as a tied output layer that keeps its old weights.
+used, such as a tied output layer that keeps its old weights. It does so from the first sync on, since engines start
+with random weights (rollout/vllm/random_weights.py) and not with those that the policy starts with.
 
 Two programs that hold the same weights differ by rounding alone. In float32 that is 1e-6 to 1e-5. bfloat16 keeps 8
 bits, so each layer changes what it passes on by some 2^-8, and L layers make logits of deviation s differ by about
@@ -36,7 +37,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -155,6 +156,8 @@ class WeightSync:
 
     Args:
         tolerance: largest mean difference of the probe's logprobs, `mean_of_most`.
+        dtype: of the model; what the error of a refused engine advises depends on it and on
+        engine_args: names of vLLM's arguments that the user has set.
     """
 
     def __init__(
@@ -166,12 +169,17 @@ class WeightSync:
         probe: TokenPrompt,
         tolerance: float,
         timeout_s: float,
+        dtype: str = "float32",
+        engine_args: Collection[str] = (),
         recover: Callable[[ActorLost], None] | None = None,
     ) -> None:
         self.cluster, self.transport, self.engines = cluster, transport, engines
         self.recover, self.version, self.difference = recover, -1, 0.0
         self.probe, self.tolerance, self.timeout_s = probe, tolerance, timeout_s
+        self.dtype, self.engine_args = dtype, engine_args
         self._in_flight: deque[Push] = deque()
+        self._agreed: dict[Any, str] = {}
+        """Handle of an engine -> how well it agreed the last time."""
 
     def push(self, version: int) -> None:
         """Send the weights as `version`; returns at once."""
@@ -214,12 +222,12 @@ class WeightSync:
         sent: SentWeights = results[0]
         held: list[HeldWeights] = results[len(push.sent) :]
         pairs = zip(self.engines, held, strict=True)
-        return max(self._compare(one.name, push.version, sent, has) for one, has in pairs)
+        return max(self._compare(one, push.version, sent, has) for one, has in pairs)
 
-    def _compare(self, name: str, version: int, sent: SentWeights, held: HeldWeights) -> float:
+    def _compare(self, engine: Actor, version: int, sent: SentWeights, held: HeldWeights) -> float:
         if held.version != version or set(held.checksums) != {sent.checksum}:
             raise WeightSyncError(
-                f"{name} must hold version {version} with checksum {sent.checksum}",
+                f"{engine.name} must hold version {version} with checksum {sent.checksum}",
                 seen=f"version {held.version} with {', '.join(held.checksums) or 'none'}",
                 action="report a bug: the bytes changed on their way",
             )
@@ -227,12 +235,27 @@ class WeightSync:
         mean, largest = mean_of_most(differences), max(differences)
         # Written so that NaN is refused, too.
         if not (mean <= self.tolerance and largest <= _LARGEST * self.tolerance):
+            before = self._agreed.get(engine.handle, "these are the first weights that it got")
             raise WeightSyncError(
-                f"{name} must agree with the policy on the logprobs of {len(differences)} tokens, on average (but for "
-                f"the eighth that differs most) to rollout.probe_tolerance={self.tolerance:g} and each to "
+                f"{engine.name} must agree with the policy on the logprobs of {len(differences)} tokens, on average "
+                f"(but for the eighth that differs most) to rollout.probe_tolerance={self.tolerance:g} and each to "
                 f"{_LARGEST * self.tolerance:g}",
-                seen=f"differences of {mean:g} on average and {largest:g} at most",
-                action="look whether the engine computes otherwise on purpose (rollout.engine_args, a quantized model) "
-                f"and then set rollout.probe_tolerance={2 * max(mean, largest / _LARGEST):.1g}; else report a bug",
+                seen=f"differences of {mean:g} on average and {largest:g} at most with version {version}; {before}",
+                action=self._advise(2 * max(mean, largest / _LARGEST)),
             )
+        self._agreed[engine.handle] = f"with version {version} it agreed to {mean:g} on average"
         return largest
+
+    def _advise(self, enough: float) -> str:
+        """Return how to find out why an engine disagrees; `enough` is a tolerance that would let it pass."""
+        bug = "the engine does not use all of the weights that it received: report a bug"
+        if math.isnan(enough):
+            return "look for the tensor that is not finite, in the engine or in the policy"
+        if self.engine_args:
+            cause, test = "they are the cause", f"without rollout.engine_args ({', '.join(self.engine_args)})"
+        elif self.dtype != "float32":
+            cause, test = "rounding is the cause", "with model.dtype=float32"
+        else:
+            return f"{bug}, since float32 does not round by so much"
+        allow = f"rollout.probe_tolerance={enough:.1g} allows it"
+        return f"repeat the run {test}; if the engine agrees then, {cause} and {allow}; else {bug}"

@@ -56,15 +56,17 @@ class ContinuousEngine:
     """A vLLM engine (`LLM.llm_engine`) with several callers at once.
 
     Every method but the private ones may be called from any thread; the engine itself is touched by one alone.
+
+    Args:
+        held: take no step before the first `update`.
     """
 
-    def __init__(self, engine: Any, version: int = -1) -> None:
-        self._engine, self.version = engine, version
+    def __init__(self, engine: Any, version: int = -1, *, held: bool = False) -> None:
+        self._engine, self.version, self._held = engine, version, held
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
         self._names = count()
         self._broken: BaseException | None = None
-        self._held = False
         threading.Thread(target=self._loop, name="continuous-engine", daemon=True).start()
 
     def generate(self, prompts: Sequence[dict[str, Any]], params: Sequence[Any]) -> list[list[SampledTokens]]:

@@ -41,18 +41,20 @@ class VLLMEngine:
         num_gpus: int,
         max_images: int | None = None,
         tools: ToolSyntax | None = None,
+        awaits_weights: bool = False,
     ) -> None:
         """Start vLLM.
 
         Args:
             max_images: most images of one prompt; None for a text model.
             tools: how the model calls them; None where it has none.
+            awaits_weights: start with random weights and sample nothing before the policy has sent its own.
         """
         import ray
         from vllm import LLM
 
         end_life_before()
-        self.version = -1
+        self.version, self.awaits_weights = -1, awaits_weights
         self.model_path, self.model = model_path, model
         self.llm = LLM(
             model=model_path,
@@ -73,7 +75,7 @@ class VLLMEngine:
             **_transfer_options(rollout),
             **({} if max_images is None else build_options(model, max_images)),
             **_prompt_options(num_gpus),
-            **rollout.engine_args,
+            **_load_options(awaits_weights) | rollout.engine_args,
         )
         self.sees_images = max_images is not None
         self.sleeps = rollout.colocate and num_gpus > 0
@@ -88,7 +90,7 @@ class VLLMEngine:
             return step(*args, **kwargs)
 
         self.llm.llm_engine.step = beating_step
-        self.continuous = ContinuousEngine(self.llm.llm_engine) if rollout.continuous else None
+        self.continuous = ContinuousEngine(self.llm.llm_engine, held=awaits_weights) if rollout.continuous else None
         self.replies = EndedReplies(self.continuous) if self.continuous is not None else None
         self.server = ReplyServer(self, ray.util.get_node_ip_address()) if self.continuous is not None else None
 
@@ -105,6 +107,7 @@ class VLLMEngine:
                 [self._completion(item, item.versions) for item in group]
                 for group in self.continuous.generate(inputs, params)
             ]
+        assert not self.awaits_weights, "an engine that was just started must get weights before requests"
         outputs = self.llm.generate(inputs, params, use_tqdm=False)
         check_expanded(prompts, outputs)
         return [
@@ -198,7 +201,7 @@ class VLLMEngine:
             if self.sees_images:
                 # What the vision tower made of images is of the old weights, and vLLM knows images by their pixels.
                 self.llm.llm_engine.reset_encoder_cache()
-            self.version = version
+            self.version, self.awaits_weights = version, False
             if self.continuous is not None:
                 self._wake("kv_cache")
             return checksums
@@ -249,6 +252,11 @@ def _sampling_params(spec: SamplingSpec, seed: int) -> Any:
         logprobs=0,
         detokenize=bool(spec.stop),  # vLLM looks for the strings in its text
     )
+
+
+def _load_options(awaits_weights: bool) -> dict[str, Any]:
+    """See random_weights.py; a user's `load_format` takes precedence."""
+    return {"load_format": "random_weights"} if awaits_weights else {}
 
 
 def _prompt_options(num_gpus: int) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""Weights of a tiny Qwen3-MoE to one real vLLM engine, in all three ways; writes down what each sync found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from slurm_rl.config.load import load_config
+from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.errors import WeightSyncError
+from slurm_rl.math.sequences import TokenPrompt
+from slurm_rl.plan.topology import ActorPlan
+from slurm_rl.rl.build import start_engine
+from slurm_rl.rl.rollout.vllm.gloo_transfer import GlooTrainerEngine, GlooTrainerInitInfo
+from slurm_rl.rl.rollout.vllm.transfer import _build_source
+from slurm_rl.rl.rollout.vllm.worker_extension import RolloutWorkerExtension
+from slurm_rl.rl.weights.sync import ObjectStore, Push, WeightSync, choose_tolerance
+from slurm_rl.rl.weights.weight_record import SentWeights
+from slurm_rl.rl.workers.policy_worker import PolicyWorker
+from slurm_rl.rl.workers.ray_driver import Actor
+from tests.tiny_moe import build_tiny_moe
+from tests.train.continuous_script import OneEngine
+from tests.unit.engine.test_store_address import free_port
+from tests.unit.rl.test_sync_order import Handle
+
+PROBE = TokenPrompt(token_ids=[2 + (5 * place) % 12 for place in range(32)])
+
+
+class OneProcess:
+    """`Cluster` whose actors are objects of this process."""
+
+    plan = SimpleNamespace(weight_transfer="gloo", actors=[ActorPlan("rollout", 0, 0, (), 1)])
+
+    def place(self, actor: ActorPlan, cls: type, *args: Any, **_: Any) -> Actor:
+        return Actor("rollout-0", Handle(cls(*args)))
+
+    def gather(self, calls: Any, **_: Any) -> list[Any]:
+        return [value for _, value in calls]
+
+
+class Gloo:
+    """`Direct` without Ray."""
+
+    needs_all = True
+
+    def __init__(self, policy: PolicyWorker, engine: Actor) -> None:
+        self.policy, self.engine = policy, engine
+        info = GlooTrainerInitInfo("127.0.0.1", free_port(), 2, rank=0)
+        self.source = _build_source(policy.engine)
+        self.sender = GlooTrainerEngine.trainer_init(info, client=OneEngine(engine.handle.target), source=self.source)
+
+    def open(self) -> None: ...
+
+    def push(self, version: int, probe: TokenPrompt) -> Push:
+        self.sender.send_weights()
+        sent = SentWeights(self.source.checksum.hexdigest(), self.policy._probe(probe))
+        held = self.engine.handle.confirm_weights.remote(version, sent, probe)
+        return Push(version, [(Actor("policy-0", None), sent)], [(self.engine, held)])
+
+
+def build_policy(folder: Path, lora: LoraConfig | None) -> PolicyWorker:
+    """A rank of the policy without a process group."""
+    model = ModelConfig(path=str(folder), lora=lora)
+    policy = PolicyWorker.__new__(PolicyWorker)
+    policy.config = load_config(["+exp=demo"]).model_copy(update={"model": model})
+    policy.engine = PolicyEngine(folder, model, PolicyConfig(num_threads=1), OptimConfig(), temperature=1.0)
+    policy.device = policy.engine.device
+    return policy
+
+
+def move(policy: PolicyWorker) -> None:
+    """Change all trained weights, as a large optimizer step does."""
+    with torch.no_grad():
+        for parameter in policy.engine.module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+
+
+def receive_without_use(extension: Any, weights: Any) -> None:
+    """In place of the reload: the checksum covers what passes here, the model gets none of it."""
+    deque(weights, maxlen=0)
+
+
+def main(folder: Path) -> None:
+    build_tiny_moe(TinyModelConfig(hidden_size=64, num_layers=2, num_heads=2, num_kv_heads=1), folder / "m")
+    config = load_config(
+        [
+            "+exp=demo",
+            "model=hf",
+            f"model.path={folder / 'm'}",
+            "rollout.weight_transfer=gloo",
+            "data.max_prompt_tokens=48",
+        ]
+    )
+    prompts, cluster = SimpleNamespace(max_images=None, tools=None), OneProcess()
+    engine = start_engine(cluster, config, str(folder / "m"), prompts, 0)  # type: ignore[arg-type]
+    whole, adapted = (
+        build_policy(folder / "m", lora) for lora in (None, LoraConfig(rank=4, target_modules=("q_proj", "v_proj")))
+    )
+    held: Any = engine.handle.target
+
+    def sync(policy: PolicyWorker, transport: Callable[[], Any]) -> float | str:
+        held.model = policy.config.model
+        weights = WeightSync(
+            cluster,  # type: ignore[arg-type]
+            transport(),
+            [engine],
+            probe=PROBE,
+            tolerance=choose_tolerance(None, "float32", 2),
+            timeout_s=60,
+        )
+        weights.push(1)
+        try:
+            return weights.verify()
+        except WeightSyncError as error:
+            return str(error)
+
+    def store(policy: PolicyWorker) -> Callable[[], Any]:
+        return lambda: ObjectStore([Actor("policy-0", Handle(policy))], [engine])
+
+    found: dict[str, Any] = {}
+    extension: Any = RolloutWorkerExtension
+    real, extension._reload = extension._reload, receive_without_use
+    found["unused"] = {"whole": sync(whole, store(whole)), "adapters": sync(adapted, store(adapted))}
+    extension._reload = real
+    torch.manual_seed(0)
+    gloo = Gloo(whole, engine)
+    for way, policy, transport in (
+        ("store", whole, store(whole)),
+        ("gloo", whole, lambda: gloo),
+        ("adapters", adapted, store(adapted)),
+    ):
+        found[way] = [sync(policy, transport)]
+        for _ in range(2):
+            move(policy)
+            found[way].append(sync(policy, transport))
+    (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,37 @@
+"""Weights of a tiny Qwen3-MoE reach a real vLLM engine through every transport; ignored weights are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from slurm_rl.plan.accelerator import accelerator_env
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    env = {var.name: var.value for var in accelerator_env("cpu")}
+    folder = tmp_path_factory.mktemp("sync")
+    command = [sys.executable, "-m", "tests.train.sync_script", str(folder)]
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    results: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return results
+
+
+@pytest.mark.parametrize("transport", ["store", "gloo", "adapters"])
+def test_experts_agree_after_each_sync(found: dict[str, Any], transport: str) -> None:
+    assert len(found[transport]) == 3
+    assert max(found[transport]) < 2e-6, "an engine computed with the experts of an earlier load"
+
+
+@pytest.mark.parametrize("weights", ["whole", "adapters"])
+def test_first_sync_raises_if_the_engine_ignores_the_weights(found: dict[str, Any], weights: str) -> None:
+    assert "must agree with the policy" in found["unused"][weights]
+    assert "these are the first weights that it got" in found["unused"][weights]
+    assert "probe_tolerance=" not in found["unused"][weights].partition("Next: ")[2], "rounding is not the cause"
