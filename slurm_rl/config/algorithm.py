@@ -62,6 +62,10 @@ class KLConfig(Section):
     """Add it to the loss (k2 or k3), or take it from the reward before the advantage; with gae, reinforce_pp and
     reinforce_pp_baseline from that of each token. advantage (k1): from each token's own advantage and no other's, which
     is on-policy distillation where reference.path is a teacher."""
+    bias_correction: bool = False
+    """With where=loss and k3, multiply the KL of each token by the policy's ratio (DeepSeek-V3.2,
+    https://arxiv.org/abs/2512.02556): the expected gradient is then that of the KL itself. It is TRL's
+    use_bias_correction_kl, which is on by default there."""
     target: PositiveFloat | None = None
     """With where=reward, change the coefficient after each step until the KL of a completion, summed over its
     tokens, comes to so many nats (Ziegler et al. 2019); null: it stays as it is."""
@@ -80,6 +84,12 @@ class KLConfig(Section):
             yield (
                 "algorithm.kl.estimator must be k1 with algorithm.kl.where=advantage, since as an advantage k1 alone "
                 f"makes the gradient of the KL; got {self.estimator!r}. Next: algorithm.kl.estimator=k1"
+            )
+        if self.bias_correction and (self.coefficient == 0 or self.where != "loss" or self.estimator != "k3"):
+            yield (
+                "algorithm.kl.bias_correction needs a KL term in the loss by k3; got "
+                f"coefficient={self.coefficient}, where={self.where!r} and estimator={self.estimator!r}. Next: "
+                "algorithm.kl.coefficient=0.001 algorithm.kl.where=loss algorithm.kl.estimator=k3, or leave it out"
             )
         if self.target is not None and (self.coefficient == 0 or self.where != "reward"):
             yield (
@@ -110,16 +120,14 @@ class CorrectionConfig(Section):
 
     kind: CorrectionName | None = "auto"
     """auto: none where the sampler is the policy (float32, its own weights, nothing that bends the distribution), else
-    sequence_mask for the losses of whole sequences (gspo, gspo_token) and token_tis for the others. Or token_tis,
-    sequence_mask, icepop. null corrects nothing, and the ratio is taken to the sampler."""
-    low: PositiveFloat = 0.5
-    """Smallest ratio let through (sequence_mask, icepop)."""
-    high: PositiveFloat = 2.0
-    """Largest ratio let through, or that a token counts with (token_tis)."""
-
-    def problems(self) -> Iterator[str]:
-        if not self.low < 1 < self.high:
-            yield f"correction.low must be below 1 and correction.high above; got {self.low} and {self.high}"
+    geometric_mask for the losses of whole sequences (gspo, gspo_token) and token_tis for the others. token_tis: each
+    token's ratio, at most high. icepop: each token's ratio, 0 outside [low, high]. sequence_mask: the product of a
+    sequence's ratios, 0 outside. geometric_mask: 1 where the geometric mean of a sequence's ratios lies inside, else 0.
+    null: no correction, and the ratio is taken to the sampler."""
+    low: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Smallest ratio let through (icepop, sequence_mask, geometric_mask); 0: no lower bound."""
+    high: Annotated[float, Field(gt=1)] = 2.0
+    """Largest ratio let through; with token_tis the largest weight of a token."""
 
 
 class FilterConfig(Section):

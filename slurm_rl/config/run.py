@@ -136,7 +136,7 @@ class RunConfig(Section):
         exact = self.model.dtype == "float32" and rollout.max_staleness == 0 and not rollout.engine_args
         if exact and not self.bends_distribution:
             return None
-        return "sequence_mask" if find_loss(self.algorithm.loss).per_sequence else "token_tis"
+        return "geometric_mask" if find_loss(self.algorithm.loss).per_sequence else "token_tis"
 
     def problems(self) -> Iterator[str]:
         for rule in RULES:

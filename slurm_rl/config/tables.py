@@ -60,7 +60,7 @@ class LossRow(Row):
     """`LossInputs` and `ClipRange` to `TokenLoss`; see math/losses.py."""
 
     per_sequence: bool = False
-    """Its ratio is of whole completions, so that `correction.kind=auto` masks whole ones too."""
+    """Its ratio is per sequence, so `correction.kind=auto` masks whole sequences too."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,7 @@ POLICY_LOSSES: Final[dict[str, LossRow]] = {
 CORRECTIONS: Final[dict[str, Row]] = {
     "token_tis": Row(f"{_LOSSES}:token_tis"),
     "sequence_mask": Row(f"{_LOSSES}:sequence_mask"),
+    "geometric_mask": Row(f"{_LOSSES}:geometric_mask"),
     "icepop": Row(f"{_LOSSES}:icepop"),
 }
 

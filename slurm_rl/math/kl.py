@@ -33,6 +33,9 @@ def k2(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """`exp(-d) - 1 + d`: unbiased and never negative; GRPO's choice (https://arxiv.org/abs/2402.03300).
 
+    As a term of the loss its gradient is `1 - exp(-d)` per token, whose expectation is not that of the KL;
+    `kl.bias_correction` multiplies the term by the policy's ratio, and then it is.
+
     With |d| bounded as the losses bound log ratios, and no gradient beyond: one token that the policy has all but
     given up would else be the whole loss, or infinity.
     """

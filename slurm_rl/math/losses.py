@@ -14,6 +14,10 @@ is multiplied by `f(w_t)`; the policy's own ratio is then taken to proximal (dec
 https://arxiv.org/abs/2505.24298), so that clipping sees what training changed and not what rounding did. To add one,
 write a function and a row in `CORRECTIONS` of config/tables.py: it maps the tokens of a micro-batch to their weights
 [N], float32 and never negative.
+
+A sequence is what the model reads at once: a completion, or one branch of an episode that has several. Ratios and
+masks of sequences (gspo, sequence_mask, geometric_mask) are per branch. Weights are per completion, so at ratio 1 the
+gradient of gspo does not depend on how an episode is split.
 """
 
 from __future__ import annotations
@@ -80,10 +84,10 @@ def grpo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
 
 
 def gspo(inputs: LossInputs, clip: ClipRange) -> TokenLoss:
-    """GSPO (https://arxiv.org/abs/2507.18071, eq. 5): grpo's formula with one ratio for the whole sequence.
+    """Return GSPO's loss (https://arxiv.org/abs/2507.18071, eq. 5): grpo's formula with one ratio per sequence.
 
-    `s = exp(mean over the sequence's tokens of log r_t)`, which every token of the sequence carries. Weighted
-    by sequence-mean-token-mean the total is the paper's. Ratios of means are close to 1: clip at some 3e-4.
+    `s = exp(mean over the sequence's tokens of log r_t)` applies to every token of the sequence. Weighted by
+    sequence-mean-token-mean the total is the paper's. Ratios of means are close to 1: clip at about 3e-4.
     """
     return _clip_surrogate(_compute_sequence_ratio(inputs), inputs.advantages, clip)
 
@@ -156,11 +160,15 @@ def _compute_sequence_ratio(inputs: LossInputs) -> Tensor:
     return exp_bounded(mean_by_sequence(log_ratio, inputs.sequence_ids, inputs.num_sequences))
 
 
+def sum_by_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
+    """Return the sum of `values` [N] over each token's sequence, [N]."""
+    return values.new_zeros(num_sequences).index_add(0, sequence_ids, values)[sequence_ids]
+
+
 def mean_by_sequence(values: Tensor, sequence_ids: Tensor, num_sequences: int) -> Tensor:
-    """[N] the mean of the `values` [N] of the sequence each token belongs to."""
-    sums = values.new_zeros(num_sequences).index_add(0, sequence_ids, values)
-    counts = torch.bincount(sequence_ids, minlength=num_sequences).clamp(min=1)  # a sequence may be empty
-    return (sums / counts)[sequence_ids]
+    """Return the mean of `values` [N] over each token's sequence, [N]."""
+    counts = torch.bincount(sequence_ids, minlength=num_sequences)[sequence_ids]
+    return sum_by_sequence(values, sequence_ids, num_sequences) / counts
 
 
 def exp_bounded(log_ratio: Tensor) -> Tensor:
@@ -192,12 +200,27 @@ def token_tis(inputs: CorrectionInputs) -> Tensor:
 
 
 def sequence_mask(inputs: CorrectionInputs) -> Tensor:
-    """1 for all tokens of a completion whose geometric mean of `w_t` lies in [low, high], else 0 for all."""
-    mean = exp_bounded(mean_by_sequence(inputs.log_ratio, inputs.sequence_ids, inputs.num_sequences))
-    return ((mean >= inputs.low) & (mean <= inputs.high)).float()
+    """Return TRL's sequence_mask: the product of a sequence's `w_t` for each of its tokens, 0 outside [low, high].
+
+    The bounds apply to a product, so they depend on the length: 100 tokens at 1.01 each make 2.7.
+    """
+    log_ratio = sum_by_sequence(inputs.log_ratio, inputs.sequence_ids, inputs.num_sequences)
+    return _mask_outside(exp_bounded(log_ratio), inputs)
+
+
+def geometric_mask(inputs: CorrectionInputs) -> Tensor:
+    """Return 1 for each token of a sequence whose geometric mean of `w_t` lies in [low, high], else 0.
+
+    The mean that gspo clips; the bounds do not depend on the length.
+    """
+    log_ratio = mean_by_sequence(inputs.log_ratio, inputs.sequence_ids, inputs.num_sequences)
+    return (_mask_outside(exp_bounded(log_ratio), inputs) > 0).float()
 
 
 def icepop(inputs: CorrectionInputs) -> Tensor:
-    """IcePop (Ring-1T, https://arxiv.org/abs/2510.18855): `w_t` within [low, high], 0 outside."""
-    ratio = exp_bounded(inputs.log_ratio)
+    """Return IcePop's weight (Ring-1T, https://arxiv.org/abs/2510.18855): `w_t` within [low, high], 0 outside."""
+    return _mask_outside(exp_bounded(inputs.log_ratio), inputs)
+
+
+def _mask_outside(ratio: Tensor, inputs: CorrectionInputs) -> Tensor:
     return torch.where((ratio >= inputs.low) & (ratio <= inputs.high), ratio, 0.0)

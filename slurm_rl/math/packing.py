@@ -122,14 +122,15 @@ def build_packed_batch(sequences: Sequence[TrainSequence], *, share_prompts: boo
     lengths = np.array([len(s.token_ids) for s in sequences])
     num_trained = np.array([s.num_trained for s in sequences])
     cu_seqlens = np.concatenate([[0], np.cumsum(lengths)])
-    positions = [np.arange(s.trained_from, len(s.token_ids)) if s.trained is None else s.trained for s in sequences]
     seeds = [s.noise_seed for s in sequences if s.noise_seed is not None]
     advantages = _concatenate(num_trained, [s.advantages for s in sequences])
     return PackedBatch(
         token_ids=torch.from_numpy(np.concatenate([s.token_ids for s in sequences])).long(),
         position_ids=torch.from_numpy(np.concatenate([np.arange(n) for n in lengths])).long(),
         cu_seqlens=torch.from_numpy(cu_seqlens).int(),
-        trained_positions=torch.from_numpy(np.concatenate(positions) + np.repeat(cu_seqlens[:-1], num_trained)).long(),
+        trained_positions=torch.from_numpy(
+            np.concatenate([s.positions for s in sequences]) + np.repeat(cu_seqlens[:-1], num_trained)
+        ).long(),
         sequence_ids=torch.from_numpy(np.repeat(np.arange(len(sequences)), num_trained)).long(),
         weights=torch.from_numpy(np.repeat([s.weight for s in sequences], num_trained)).float(),
         advantages=torch.zeros(int(num_trained.sum())) if advantages is None else advantages,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 
+from slurm_rl.config.supervised import SupervisedConfig
 from slurm_rl.config.train import OptimConfig
 
 
@@ -16,6 +17,16 @@ def derive_seed(*place: int | str) -> int:
     """A seed in 0 .. 2^63 - 1 for a place such as (run seed, "rollout", step, engine)."""
     digest = hashlib.sha256(":".join(map(str, place)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def count_steps(config: SupervisedConfig, num_rows: int) -> int:
+    """Return the optimizer steps of a supervised run: `num_epochs` passes, or `max_steps` if that is fewer.
+
+    >>> count_steps(SupervisedConfig(), 300)
+    2
+    """
+    steps = num_rows * config.num_epochs // config.batch_size
+    return steps if config.max_steps is None else min(steps, config.max_steps)
 
 
 def schedule_lr(config: OptimConfig, step: int, num_steps: int) -> float:

@@ -80,6 +80,11 @@ class TrainSequence:
     """Those of the prompt, in order."""
 
     @property
+    def positions(self) -> npt.NDArray[np.int64]:
+        """Positions of the trained tokens, [num_trained]."""
+        return np.arange(self.trained_from, len(self.token_ids)) if self.trained is None else self.trained
+
+    @property
     def num_trained(self) -> int:
         return len(self.token_ids) - self.trained_from if self.trained is None else len(self.trained)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from slurm_rl.config.engine_args import check_engine_args
@@ -24,6 +24,7 @@ from slurm_rl.runs.chat import check_template, uses_chat_template
 from slurm_rl.runs.find import open_run
 from slurm_rl.runs.model_checks import check_lora_targets, check_reward_model, check_same_model, check_weight_files
 from slurm_rl.runs.model_shape import read_object, sees_images
+from slurm_rl.runs.schedule_check import find_long_warmups
 
 Tell = Callable[[str], object]
 """Is given what the user should know of a run that is not refused, a line at a time."""
@@ -62,10 +63,11 @@ def _checks_of_inputs(
     after = [functools.partial(_check_after, config)] if is_new and not is_stage else []
     if config.external is not None:  # its program checks its own
         return [*after]
+    schedules = functools.partial(_check_schedules, config, tell)
     named = named_functions(config) if is_new else {}
     functions = [functools.partial(check_function, config, key, spec) for key, spec in named.items()]
     if LAUNCHERS[config.cluster.launcher].existing:  # its nodes see other folders than this machine does
-        return [*after, *functions]
+        return [*after, schedules, *functions]
     checks = [
         _check_model,
         lambda config: _check_data(config, tell),
@@ -74,7 +76,7 @@ def _checks_of_inputs(
     ]
     if config.cluster.python is None and config.container.image is None:  # this Python is the trainer's
         checks = [_check_checkpoint_url, lambda config: check_engine_args(config.rollout.engine_args), *checks]
-    return [*after, *(functools.partial(check, config) for check in checks), *functions]
+    return [*after, schedules, *(functools.partial(check, config) for check in checks), *functions]
 
 
 def _raise_all(checks: Sequence[Callable[[], None]]) -> None:
@@ -185,6 +187,7 @@ def _check_data(config: RunConfig, tell: Tell) -> None:
         if config.task != "grpo":
             examples = load_answers(config.data).train if config.task == "sft" else load_pairs(config.data).train
             require_one_batch(len(examples), config.supervised.batch_size)
+            _tell_all(find_long_warmups(config, len(examples)), tell)
             return
         for one in [] if config.eval.only else each_source(config).values():
             _check_prompts(one)
@@ -192,6 +195,16 @@ def _check_data(config: RunConfig, tell: Tell) -> None:
             load_set(one.data, config.eval.sets[name].num_rows, with_info=one.env.is_on)
     except MissingLibraryError as error:
         tell(f"the data are checked on the node only, since here {error}")
+
+
+def _check_schedules(config: RunConfig, tell: Tell) -> None:
+    if config.task == "grpo" and not config.eval.only:
+        _tell_all(find_long_warmups(config), tell)
+
+
+def _tell_all(lines: Iterable[str], tell: Tell) -> None:
+    for line in lines:
+        tell(line)
 
 
 def _check_prompts(config: RunConfig) -> None:

@@ -6,7 +6,6 @@ had been.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from slurm_rl.data.split import PromptOrder
 from slurm_rl.engine import distributed
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.errors import StopRequested
-from slurm_rl.math.schedule import derive_seed, schedule_lr
+from slurm_rl.math.schedule import count_steps, derive_seed, schedule_lr
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.report.step_log import SAVE
 from slurm_rl.run_dir import RunDir, append_event
@@ -58,7 +57,7 @@ class SupervisedLoop:
         self.add_reference = add_reference
         self.rank, self.num_ranks = distributed.get_rank(), distributed.get_world_size()
         self.order = PromptOrder(len(objective.train), config.seed)
-        self.num_steps = count_steps(config, len(objective.train))
+        self.num_steps = count_steps(config.supervised, len(objective.train))
         self.state = LoopState()
         self.cadence = open_cadence(run, config)
 
@@ -188,14 +187,3 @@ class SupervisedLoop:
     def event(self, kind: str, **fields: object) -> None:
         if self.rank == 0:
             append_event(self.run_dir, kind, **fields)
-
-
-def count_steps(config: RunConfig, num_rows: int) -> int:
-    """Optimizer steps of the run: `num_epochs` passes, or `max_steps` when that is fewer.
-
-    >>> from slurm_rl.config.model import ModelConfig
-    >>> count_steps(RunConfig(model=ModelConfig(path="x")), 300)
-    2
-    """
-    steps = math.floor(num_rows * config.supervised.num_epochs / config.supervised.batch_size)
-    return steps if config.supervised.max_steps is None else min(steps, config.supervised.max_steps)

@@ -11,7 +11,7 @@ from slurm_rl.config.functions import find_loss
 from slurm_rl.config.tables import CORRECTIONS, LossRow
 from slurm_rl.errors import ConfigError
 from slurm_rl.math.kl import compute_kl
-from slurm_rl.math.losses import ClipRange, CorrectionInputs, LossInputs, TokenLoss
+from slurm_rl.math.losses import ClipRange, CorrectionInputs, LossInputs, TokenLoss, exp_bounded
 from slurm_rl.math.sequences import PackedBatch
 
 BatchLoss = Callable[[PackedBatch, Tensor, Tensor], tuple[Tensor, dict[str, float]]]
@@ -69,7 +69,8 @@ def build_policy_loss(config: AlgorithmConfig, correction: str | None) -> BatchL
             kl = compute_kl(logprobs, batch.ref_logprobs, config.kl.estimator)
             sums["kl/reference"] = float(kl.detach().sum())
             if kl_in_loss:
-                loss = loss + config.kl.coefficient * (kl * batch.weights).sum()
+                term = kl * exp_bounded(logprobs - old_logprobs) if config.kl.bias_correction else kl
+                loss = loss + config.kl.coefficient * (term * batch.weights).sum()
         return loss, sums
 
     return compute

@@ -118,12 +118,15 @@ class Critic:
 
 
 def read_before(sequence: TrainSequence) -> TrainSequence:
-    """The same tokens, trained where the critic speaks: at the position before each token of the completion."""
-    positions = np.arange(sequence.trained_from - 1, len(sequence.token_ids) - 1)
+    """Return the sequence with each trained position moved one token back, where the critic's value is read.
+
+    Tokens of an environment have no value: the value before a turn's first token is read at the last token that the
+    environment wrote.
+    """
     return TrainSequence(
         token_ids=sequence.token_ids,
         trained_from=sequence.trained_from - 1,
-        trained=positions,
+        trained=sequence.positions - 1,
         weight=sequence.weight,
         old_values=sequence.old_values,
         returns=sequence.returns,

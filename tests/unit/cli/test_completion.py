@@ -64,7 +64,10 @@ def complete(script: Path, *lines: str, folder: Path | None = None) -> list[list
         (f"{OURS}plan +exp=demo critic.optim.s", ["critic.optim.schedule="]),
         (f"{OURS}plan rollout.weight_transfer=n", ["nccl "]),
         (f"{OURS}plan ray.dashboard=", ["true ", "false "]),
-        (f"{OURS}plan algorithm.correction.kind=", ["auto ", "token_tis ", "sequence_mask ", "icepop ", "null "]),
+        (
+            f"{OURS}plan algorithm.correction.kind=",
+            ["auto ", "token_tis ", "sequence_mask ", "geometric_mask ", "icepop ", "null "],
+        ),
         (f"{OURS}plan optim.lr=", []),
         (f"{OURS}plan --", ["--config-dir ", "--json ", "--help "]),
         (f"{OURS}plan +cluster.e", ["+cluster.env."]),

@@ -69,7 +69,7 @@ def test_the_keys_are_those_that_pydantic_has_with_its_defaults() -> None:
         ("optim.lr", "number > 0"),
         ("rollout.weight_transfer", "one of auto, ray, gloo, nccl, ipc"),
         ("algorithm.loss", "one of grpo, gspo, gspo_token, cispo, file.py:name"),
-        ("algorithm.correction.kind", "one of auto, token_tis, sequence_mask, icepop, or null"),
+        ("algorithm.correction.kind", "one of auto, token_tis, sequence_mask, geometric_mask, icepop, or null"),
         ("model.dtype", "one of auto, float32, bfloat16"),
         ("model.gradient_checkpointing", "true, false, or auto"),
         ("policy.zero_stage", "integer >= 0 and <= 3"),

@@ -30,6 +30,13 @@ from slurm_rl.errors import ConfigError
             ["algorithm.kl.coefficient=0.1", "algorithm.kl.estimator=k1"],
             ["algorithm.kl.estimator", "k1", "algorithm.kl.where=reward"],
         ),
+        (["algorithm.kl.bias_correction=true"], ["algorithm.kl.bias_correction", "coefficient=0.0"]),
+        (
+            ["+algorithm=ppo", "algorithm.kl.bias_correction=true"],
+            ["algorithm.kl.bias_correction", "where='reward'", "estimator='k1'"],
+        ),
+        (["algorithm.correction.low=1"], ["algorithm.correction.low", "less than 1"]),
+        (["algorithm.correction.high=1"], ["algorithm.correction.high", "greater than 1"]),
         (["trainer.num_epochs=0"], ["trainer.num_epochs", "0"]),
         (["policy.logprob_chunk_tokens=0"], ["policy.logprob_chunk_tokens", "0"]),
         (

@@ -30,11 +30,34 @@ def test_icepop_drops_what_is_outside() -> None:
     assert correct("icepop", torch.tensor(RATIOS).log(), 0.4, 4.0) == pytest.approx([0.0, 0.5, 1.0, 2.0, 0.0])
 
 
-def test_sequence_mask_looks_at_the_geometric_mean_of_each_sequence() -> None:
-    # The product of the five is 2: its fifth root is 1.149. The second sequence has 0.5, the third no token.
+@pytest.mark.parametrize(
+    ("name", "low", "high", "weights"),
+    [
+        ("geometric_mask", 0.9, 1.2, (1.0, 0.0)),
+        ("geometric_mask", 0.4, 1.1, (0.0, 1.0)),
+        ("sequence_mask", 0.9, 2.1, (2.0, 0.0)),
+        ("sequence_mask", 0.4, 1.9, (0.0, 0.5)),
+        ("sequence_mask", 0.0, 1.9, (0.0, 0.5)),
+    ],
+)
+def test_sequence_corrections_use_product_or_geometric_mean(
+    name: str, low: float, high: float, weights: tuple[float, float]
+) -> None:
+    # The product of the five ratios is 2, their geometric mean 1.149. The second sequence has 0.5, the third no token.
     log_ratio, lengths = torch.tensor([*RATIOS, 0.5]).log(), [5, 1, 0]
-    assert correct("sequence_mask", log_ratio, 0.9, 1.2, lengths) == [1.0] * 5 + [0.0]
-    assert correct("sequence_mask", log_ratio, 0.4, 1.1, lengths) == [0.0] * 5 + [1.0]
+    assert correct(name, log_ratio, low, high, lengths) == pytest.approx([weights[0]] * 5 + [weights[1]])
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "each", "product", "mean"),
+    [(100, 0.05, 0.0, 1.0), (100, 0.005, 1.6487, 1.0), (400, -0.005, 0.0, 1.0)],
+)
+def test_sequence_mask_of_long_sequence_differs_from_geometric_mask(
+    num_tokens: int, each: float, product: float, mean: float
+) -> None:
+    log_ratio = torch.full((num_tokens,), each)
+    assert correct("sequence_mask", log_ratio, 0.5, 2.0)[0] == pytest.approx(product, abs=1e-4)
+    assert correct("geometric_mask", log_ratio, 0.5, 2.0)[0] == mean
 
 
 @pytest.mark.parametrize("name", CORRECTIONS)

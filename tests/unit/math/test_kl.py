@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
+from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
 from slurm_rl.config.tables import KL_ESTIMATORS
 from slurm_rl.math.kl import compute_kl
+from slurm_rl.math.packing import build_packed_batch
+from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
 
 
 @pytest.mark.parametrize(
@@ -38,6 +44,28 @@ def test_unbiased_over_the_whole_vocabulary(estimator: str) -> None:
     policy, reference = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.25, 0.25, 0.5])
     expectation = (policy * compute_kl(policy.log(), reference.log(), estimator)).sum()
     assert expectation.item() == pytest.approx(0.21801, abs=1e-5)
+
+
+@pytest.mark.parametrize("steps_taken", [0.0, 0.7], ids=["on-policy", "after-a-step"])
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_kl_term_with_bias_correction_has_the_exact_gradient(bias_correction: bool, steps_taken: float) -> None:
+    """The loss of a policy over 7 tokens, summed over all of them with the sampler's probabilities as weights."""
+    random = torch.Generator().manual_seed(0)
+    old, reference, moved = (torch.randn(7, generator=random, dtype=torch.float64) for _ in range(3))
+    logits = (old + steps_taken * moved).requires_grad_()
+    logprobs, old_logprobs, ref_logprobs = logits.log_softmax(0), old.log_softmax(0), reference.log_softmax(0)
+    config = AlgorithmConfig(kl=KLConfig(coefficient=1.0, bias_correction=bias_correction))
+    batch = replace(
+        build_packed_batch([TrainSequence(token_ids=np.arange(8), trained_from=1)]),
+        weights=old_logprobs.exp(),
+        old_logprobs=old_logprobs,
+        ref_logprobs=ref_logprobs,
+    )
+    loss, _ = build_policy_loss(config, None)(batch, logprobs, torch.zeros(7))
+    [gradient] = torch.autograd.grad(loss, logits, retain_graph=True)
+    [exact] = torch.autograd.grad((logprobs.exp() * (logprobs - ref_logprobs)).sum(), logits)
+    error = (gradient - exact).norm() / exact.norm()
+    assert error < 1e-12 if bias_correction else error > 0.1
 
 
 def test_k3_keeps_its_digits_where_the_models_nearly_agree() -> None:

@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from slurm_rl.config.algorithm import AlgorithmConfig, KLConfig
+from slurm_rl.math.losses import CorrectionInputs, geometric_mask
+from slurm_rl.math.packing import build_packed_batch
 from slurm_rl.rl.algorithm.filters import keep_sequences, split_minibatches
+from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
 from slurm_rl.rl.algorithm.train_sequences import (
     build_plain_sequences,
     build_train_sequences,
@@ -98,6 +102,34 @@ def test_a_split_episode_weighs_what_a_whole_one_does(aggregation: str, num_mini
     if num_minibatches == 1:
         sums = [sum(one.weight * one.num_trained for one in part) for part in parts]
         assert aggregation == "sequence-mean" or sums == pytest.approx([1.0])
+
+
+@pytest.mark.parametrize("loss", ["gspo", "gspo_token"])
+@pytest.mark.parametrize("aggregation", ["token-mean", "sequence-mean-token-mean", "sequence-mean"])
+def test_gspo_gradient_at_ratio_1_is_the_same_for_branches_and_one_sequence(loss: str, aggregation: str) -> None:
+    config = AlgorithmConfig.model_validate({"loss": loss, "aggregation": aggregation})
+    found = []
+    for completion in (SPLIT, replace(SPLIT, branches=[])):
+        groups = groups_with(completion)
+        [batch] = split_minibatches(build_train_sequences(groups, config, None), groups, config, 1, seed=0)
+        packed = build_packed_batch(batch)
+        assert packed.old_logprobs is not None
+        logprobs = packed.old_logprobs.clone().requires_grad_()
+        value, _ = build_policy_loss(config, None)(packed, logprobs, torch.zeros(len(logprobs)))
+        found.append(torch.autograd.grad(value, logprobs)[0])
+    torch.testing.assert_close(*found)
+
+
+def test_sequence_corrections_are_per_branch() -> None:
+    """Of 6 sampled tokens the first branch has 4 at ratio 1, the second 2 at ratio 3; the mean of all is inside."""
+    inputs = CorrectionInputs(
+        log_ratio=torch.tensor([1.0, 1.0, 1.0, 1.0, 3.0, 3.0]).log(),
+        sequence_ids=torch.tensor([0, 0, 0, 0, 1, 1]),
+        num_sequences=2,
+        low=0.5,
+        high=2.0,
+    )
+    assert geometric_mask(inputs).tolist() == [1.0] * 4 + [0.0] * 2
 
 
 def test_a_failed_episode_is_left_out_with_all_its_branches() -> None:

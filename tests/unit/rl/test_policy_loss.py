@@ -67,7 +67,7 @@ def test_a_correction_scales_what_each_token_counts_and_nothing_is_clipped_on_po
 
 def test_a_masked_sequence_has_no_gradient_and_is_counted() -> None:
     config = AlgorithmConfig(loss="gspo", correction=CorrectionConfig(low=0.9, high=1.1))
-    gradient, sums = compute(correct_sampler(build_sequences(), None), config, "sequence_mask")
+    gradient, sums = compute(correct_sampler(build_sequences(), None), config, "geometric_mask")
     # The second sequence's geometric mean is sqrt(0.25 * 2) = 0.71.
     assert gradient.tolist() == pytest.approx([-0.25, -0.25, 0.0, 0.0])
     assert sums["correction/dropped"] == 2

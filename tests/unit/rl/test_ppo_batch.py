@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -15,7 +17,7 @@ from slurm_rl.math.sequences import FloatArray
 from slurm_rl.rewards.results import RewardItem, RewardResult
 from slurm_rl.rl.algorithm.filters import split_minibatches, weigh
 from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences, build_train_sequences, completion_kl
-from slurm_rl.rl.groups import Completion, Group
+from slurm_rl.rl.groups import Branch, Completion, Group, Turn
 from slurm_rl.rl.workers.critic import build_critic_loss, read_before, value_metrics
 
 PPO = AlgorithmConfig(advantage="gae", group_size=1, gae=GAEConfig(discount=1.0, smoothing=1.0, whiten=False))
@@ -75,6 +77,41 @@ def test_the_critic_speaks_before_each_token_of_the_completion() -> None:
     # Half of: max(0.5^2, (0.45-1)^2), 0.1^2, 0.75^2, 0.25^2; each token weighs a half.
     assert float(loss) == pytest.approx(0.25 * (0.55**2 + 0.1**2 + 0.75**2 + 0.25**2))
     assert sums == {"clipped": 1.0}
+
+
+LOGPROBS = [-0.5, -0.6, -0.7]
+# The policy samples 9 8, the environment writes 3 4, the policy samples 7.
+EPISODE = Completion([9, 8, 3, 4, 7], LOGPROBS, "7", False, 0, turns=[Turn(0, 2, "98", "34"), Turn(4, 5, "7")])
+# The same tokens, the second turn in a branch of its own.
+SPLIT = replace(
+    EPISODE,
+    token_ids=[9, 8, 7],
+    turns=[Turn(0, 2, "98", "34"), Turn(2, 3, "7")],
+    branches=[Branch([5, 12, 6], 0, 2), Branch([5, 12, 6, 9, 8, 3, 4], 2, 3)],
+)
+
+
+@pytest.mark.parametrize(
+    ("completion", "trained", "read"),
+    [(EPISODE, [[3, 4, 7]], [[2, 3, 6]]), (SPLIT, [[3, 4], [7]], [[2, 3], [6]])],
+    ids=["one-sequence", "branches"],
+)
+def test_read_before_episode_reads_values_of_sampled_tokens_only(
+    completion: Completion, trained: list[list[int]], read: list[list[int]]
+) -> None:
+    groups = [replace(group(1.0, [9, 1]), completions=[completion])]
+    plain = build_plain_sequences(groups)
+    assert [one.positions.tolist() for one in plain] == trained
+    assert [read_before(one).positions.tolist() for one in plain] == read
+    values = [row(0.25, 0.5, 0.75)] if completion is EPISODE else [row(0.25, 0.5), row(0.75)]
+    sequences = build_train_sequences(groups, PPO, None, values)
+    # With discount and smoothing 1 an advantage is the reward less the value, in both turns.
+    assert [one.advantages.tolist() for one in sequences if one.advantages is not None] == [
+        [1.0 - value for value in part.tolist()] for part in values
+    ]
+    # The critic learns as many returns as it has values.
+    batch = build_packed_batch([read_before(one) for one in sequences])
+    assert batch.returns is not None and batch.returns.tolist() == [1.0] * len(batch.trained_positions) == [1.0] * 3
 
 
 def test_the_critic_is_judged_by_what_it_said_before_it_learned() -> None:

@@ -63,7 +63,7 @@ def test_flags_are_those_of_the_function(tmp_path: Path) -> None:
         for name in (loss, "grpo")
     ]
     assert find_loss(loss) == LossRow(loss, per_sequence=True)
-    assert kinds == ["sequence_mask", "token_tis"]
+    assert kinds == ["geometric_mask", "token_tis"]
 
 
 def test_an_advantage_per_token_is_a_reward_of_the_last_token(tmp_path: Path) -> None:
