@@ -148,10 +148,26 @@ def _describe(path: str | Path, config: ModelConfig, *, is_reward_model: bool) -
     architecture = AutoConfig.from_pretrained(path, **_source(path, config))
     clear_dropout(architecture)
     if is_reward_model:
+        _require_classifier(architecture, path)
         architecture.num_labels = 1
     kind = AutoModelForSequenceClassification if is_reward_model else model_class(architecture)
     dtype = getattr(torch, config.dtype)
     return kind, {"config": architecture, "dtype": dtype, "attn_implementation": name_to_load(config.attention)}
+
+
+def _require_classifier(architecture: PreTrainedConfig, path: str | Path) -> None:
+    """Raise ConfigError if transformers cannot build a sequence classifier of this architecture."""
+    own = getattr(architecture, "auto_map", None) or {}
+    if (
+        type(architecture) in AutoModelForSequenceClassification._model_mapping
+        or "AutoModelForSequenceClassification" in own
+    ):
+        return
+    raise ConfigError(
+        "a critic or a reward model needs an architecture that transformers has a sequence classifier of",
+        seen=f"{architecture.model_type} in {path}",
+        action="choose another model, or an algorithm without a critic, such as +algorithm=grpo",
+    )
 
 
 @contextmanager

@@ -70,6 +70,7 @@ def _checks_of_inputs(
         return [*after, schedules, *functions]
     checks = [
         _check_model,
+        _check_classifier,
         lambda config: _check_data(config, tell),
         _check_templates,
         _check_reward_models,
@@ -155,6 +156,18 @@ def _check_model(config: RunConfig) -> None:
     check_lora_targets(config.model)
     check_same_model("model.init_from", config.model.init_from, config.model)
     check_same_model("critic.init_from", config.critic.init_from, config.model)
+
+
+def _check_classifier(config: RunConfig) -> None:
+    """Refuse a vision-language model from which a critic or a reward model would be built: these read text only."""
+    needs_critic = config.task == "grpo" and config.algorithm.needs_values
+    if (needs_critic or config.task == "rm") and sees_images(config.model):
+        wanted = "algorithm.advantage=gae trains a critic" if needs_critic else "task=rm trains a reward model"
+        raise ConfigError(
+            "a critic or a reward model needs a text model: transformers has no classifier of a vision-language one",
+            seen=f"{config.model.path or 'model.tiny_vl'}, and {wanted}",
+            action="choose a text model, or an algorithm without a critic, such as +algorithm=grpo",
+        )
 
 
 def _check_pad_token(folder: Path) -> None:
