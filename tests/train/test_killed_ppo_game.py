@@ -1,4 +1,4 @@
-"""PPO on the guessing game: it learns, is killed in a turn, and resumes to every digit. Real Ray, vLLM and torch on CPU."""
+"""PPO on the guessing game: it learns, is killed in a turn, and resumes to every digit. Real Ray, vLLM and torch."""
 
 from __future__ import annotations
 
