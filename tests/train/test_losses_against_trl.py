@@ -9,13 +9,13 @@ it is, except that the rewards are ours. What stands where:
     TRL importance_sampling_level   token    sequence           (TRL has no gspo_token since 1.16: it equals
     loss                            grpo     gspo, gspo_token    gspo where a sequence has one advantage)
     TRL cispo (sums like dapo)      cispo, token-mean, epsilon_high = 1 + clip_high
-    TRL beta > 0                    k3, with use_bias_correction_kl=False: since 1.16 TRL multiplies the KL term by the
-                                    ratio unless told not to (DeepSeek-V3.2); ours is the GRPO paper's plain term
+    TRL beta > 0                    k3, with use_bias_correction_kl=False; with True: kl.bias_correction, see
+                                    test_moving_trl.py, which holds every row of docs/moving-trl.md
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,81 +28,30 @@ from slurm_rl.math.advantages import whiten
 from slurm_rl.math.kl import compute_kl
 from slurm_rl.math.logprobs import compute_token_logprobs
 from slurm_rl.math.losses import ClipRange, LossInputs, aggregation_weights
+from tests.train.trl_kit import (
+    CLIP,
+    LENGTHS,
+    MASK,
+    MAX_LENGTH,
+    Case,
+    build_model,
+    build_tokenizer,
+    build_trainer,
+    compute_theirs,
+    make_case,
+)
 
 trl = pytest.importorskip("trl")
-datasets = pytest.importorskip("datasets")
-
-CLIP = ClipRange(low=0.2, high=0.4, dual=None)
-MAX_LENGTH = 6
-# Long, full, single and empty completions; the last is where a mean would divide by zero.
-LENGTHS = [3, MAX_LENGTH, 1, 5, 0]
-MASK = torch.arange(MAX_LENGTH) < torch.tensor(LENGTHS).unsqueeze(1)
-
-
-@dataclass(frozen=True)
-class Case:
-    """Padded [B, T] logprobs and one advantage a sequence [B]."""
-
-    logprobs: torch.Tensor
-    old_logprobs: torch.Tensor
-    ref_logprobs: torch.Tensor
-    advantages: torch.Tensor
 
 
 @pytest.fixture(scope="module")
 def tiny_model() -> Any:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-    )
-    return Qwen2ForCausalLM(config)
+    return build_model()
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    vocabulary = {"<pad>": 0, "<bos>": 1, "<eos>": 2} | {f"w{i}": i for i in range(3, 16)}
-    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=words, pad_token="<pad>", bos_token="<bos>", eos_token="<eos>", padding_side="left"
-    )
-
-
-def build_trainer(
-    kind: str, tiny_model: Any, tokenizer: Any, path: Path, shape: tuple[int, int], **settings: Any
-) -> Any:
-    """A trainer of TRL (`GRPO` or `RLOO`) whose every batch is P prompts of G completions."""
-    num_prompts, group_size = shape
-    config = getattr(trl, f"{kind}Config")(
-        output_dir=str(path),
-        report_to=[],
-        use_cpu=True,
-        bf16=False,
-        per_device_train_batch_size=num_prompts * group_size,
-        gradient_accumulation_steps=1,
-        num_generations=group_size,
-        max_completion_length=MAX_LENGTH,
-        **settings,
-    )
-    return getattr(trl, f"{kind}Trainer")(
-        model=tiny_model,
-        args=config,
-        processing_class=tokenizer,
-        train_dataset=datasets.Dataset.from_dict({"prompt": ["w3 w4"] * num_prompts}),
-        reward_funcs=lambda completions, reward, **_: reward,
-    )
+    return build_tokenizer()
 
 
 @pytest.fixture(scope="module")
@@ -112,47 +61,6 @@ def trainer(tiny_model: Any, tokenizer: Any, tmp_path_factory: pytest.TempPathFa
     built.current_gradient_accumulation_steps = 1
     built.model.train()
     return built
-
-
-def make_case(seed: int) -> Case:
-    """Tokens drift alone and with their sequence, so that token ratios and sequence ratios both get clipped."""
-    random = torch.Generator().manual_seed(seed)
-    drift = torch.tensor([0.8, -0.8, 0.4, 0.0, 0.0]).unsqueeze(1)
-    advantages = torch.tensor([1.0, -0.7, -1.3, 0.4, 0.9]) + 0.2 * torch.randn(len(LENGTHS), generator=random)
-    old = -3 * torch.rand(MASK.shape, generator=random) - 0.2
-    return Case(
-        logprobs=old + drift + 0.4 * torch.randn(MASK.shape, generator=random),
-        old_logprobs=old,
-        ref_logprobs=old + 0.4 * torch.randn(MASK.shape, generator=random),
-        advantages=advantages,
-    )
-
-
-def compute_theirs(trainer: Any, case: Case, **settings: Any) -> tuple[float, torch.Tensor]:
-    """TRL's loss, and its gradient by the logprobs [N] of the trained tokens."""
-    logprobs = case.logprobs.clone().requires_grad_()
-    for name, value in settings.items():
-        assert hasattr(trainer, name), f"TRL renamed {name}"
-        setattr(trainer, name, value)
-    trainer._metrics["train"].clear()
-    trainer._get_per_token_logps_and_entropies = lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None)
-    ids, mask = torch.zeros(MASK.shape, dtype=torch.long), MASK.long()
-    loss = trainer._compute_loss(
-        trainer.model,
-        {
-            "prompt_ids": ids,
-            "prompt_mask": torch.ones_like(ids),
-            "completion_ids": ids,
-            "completion_mask": mask,
-            "advantages": case.advantages,
-            "old_per_token_logps": case.old_logprobs,
-            "ref_per_token_logps": case.ref_logprobs,
-            "num_items_in_batch": mask.sum(),
-        },
-    )
-    loss.backward()
-    assert logprobs.grad is not None
-    return loss.item(), logprobs.grad[MASK]
 
 
 def compute_ours(

@@ -29,6 +29,7 @@ from slurm_rl.config.train import PolicyConfig
 from slurm_rl.engine.load_model import load_tokenizer
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.math.schedule import count_steps
 from slurm_rl.supervised.objective import Example, add_cached_logprobs, load_live_reference, micro_batches_of
 from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.run_supervised import build_engine, build_objective
@@ -141,6 +142,36 @@ def test_sft(train_on: Any, folder: Path, tmp_path: Path) -> None:
     )
     ours = train_once(make_config(folder, rows, "sft", sft=SFTConfig(train_on=train_on)), as_they_are)
     agree(ours, their_step(trainer))
+
+
+def build_sft_of_completions(folder: Path, path: Path, **fields: Any) -> Any:
+    rows = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in PAIRS]
+    return trl.SFTTrainer(
+        model=load(folder),
+        args=trl.SFTConfig(**settings(path, len(rows), **fields)),
+        processing_class=load_tokenizer(folder / "model"),
+        train_dataset=datasets.Dataset.from_list(rows),
+    )
+
+
+def test_sft_of_prompts_and_completions(folder: Path, tmp_path: Path) -> None:
+    rows = [{"prompt": pair["prompt"], "answer": pair["chosen"]} for pair in PAIRS]
+    config = make_config(folder, rows, "sft", sft=SFTConfig(train_on="assistant"), data={"chat_template": False})
+    agree(
+        train_once(config, as_they_are),
+        their_step(build_sft_of_completions(folder, tmp_path, completion_only_loss=True)),
+    )
+
+
+@pytest.mark.parametrize(("num_rows", "theirs", "ours"), [(12, 6, 6), (11, 6, 5)])
+def test_num_train_epochs_without_partial_batch(
+    num_rows: int, theirs: int, ours: int, folder: Path, tmp_path: Path
+) -> None:
+    """Of 11 rows in batches of 4 TRL makes a partial batch in each epoch; ours continues with the next epoch."""
+    trainer = build_sft_of_completions(folder, tmp_path, num_train_epochs=2)
+    loader = torch.utils.data.DataLoader(list(range(num_rows)), batch_size=4)  # type: ignore[arg-type]
+    assert trainer.set_initial_training_values(trainer.args, loader)[-1] == theirs
+    assert count_steps(SupervisedConfig(batch_size=4, num_epochs=2), num_rows) == ours
 
 
 @pytest.mark.parametrize(("margins", "centering"), [(None, 0.0), (MARGINS, 0.3)])

@@ -1,0 +1,450 @@
+"""Every row of docs/moving-trl.md: TRL 1.16's own code and ours compute the same, or the page says how they differ.
+
+HELD names the test of each row that is mathematics; the other rows name places, files and machines.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from slurm_rl.config.algorithm import AlgorithmConfig
+from slurm_rl.config.tables import ADVANTAGES
+from slurm_rl.config.train import OptimConfig
+from slurm_rl.engine.backend import build_optimizer, clip_gradients
+from slurm_rl.engine.forward import build_noise
+from slurm_rl.math.packing import build_packed_batch
+from slurm_rl.math.schedule import schedule_lr
+from slurm_rl.math.sequences import TrainSequence
+from slurm_rl.rewards.results import RewardItem, build_result
+from slurm_rl.rl.algorithm.filters import weigh
+from slurm_rl.rl.algorithm.policy_loss import build_policy_loss
+from slurm_rl.rl.groups import SamplingSpec
+from tests.docs.markdown import DOCS, read_tables, words_in_code
+from tests.train import test_losses_against_trl as losses
+from tests.train import test_supervised_against_trl as supervised
+from tests.train.trl_kit import (
+    LENGTHS,
+    MASK,
+    Case,
+    build_model,
+    build_tokenizer,
+    build_trainer,
+    compute_theirs,
+    make_case,
+)
+from tests.unit.math import test_preference_against_trl as preference
+
+trl = pytest.importorskip("trl")
+
+DEFAULTS: dict[str, Any] = {
+    "loss_type": "dapo",
+    "importance_sampling_level": "token",
+    "epsilon_low": 0.2,
+    "epsilon_high": 0.4,
+    "delta": None,
+    "beta": 0.0,
+    "use_bias_correction_kl": False,
+    "use_vllm": False,
+    "_entropy_bonus_enabled": False,
+}
+"""Of TRL's trainer, in every test that says nothing else."""
+OURS: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.4, "clip_dual": None}
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    built = build_trainer("GRPO", build_model(), build_tokenizer(), tmp_path_factory.mktemp("trl"), (1, len(LENGTHS)))
+    built.current_gradient_accumulation_steps = 1
+    built.model.train()
+    return built
+
+
+def theirs_of(trainer: Any, case: Case, **more: Any) -> tuple[float, torch.Tensor]:
+    return compute_theirs(trainer, case, **DEFAULTS | more)
+
+
+def ours_of(
+    case: Case,
+    fields: dict[str, Any],
+    *,
+    kind: str | None = None,
+    sampler: torch.Tensor | None = None,
+    entropies: torch.Tensor | None = None,
+) -> tuple[float, torch.Tensor]:
+    """Return the loss of `algorithm` by our own path from sequences on, and its gradient by the logprobs [N].
+
+    Args:
+        fields: of AlgorithmConfig.
+        kind: of the correction.
+        sampler: logprobs [B, T] of what sampled the tokens.
+    """
+    config = AlgorithmConfig.model_validate({**OURS, **fields})
+    sequences = [
+        TrainSequence(
+            token_ids=np.arange(1 + length),
+            trained_from=1,
+            advantages=np.full(length, float(advantage), dtype=np.float32),
+            old_logprobs=case.old_logprobs[row, :length].numpy(),
+            ref_logprobs=case.ref_logprobs[row, :length].numpy() if config.kl.coefficient else None,
+            sampler_logprobs=None if sampler is None else sampler[row, :length].numpy(),
+        )
+        for row, (length, advantage) in enumerate(zip(LENGTHS, case.advantages, strict=True))
+    ]
+    logprobs = case.logprobs[MASK].requires_grad_()
+    entropy = torch.zeros_like(logprobs) if entropies is None else entropies[MASK]
+    loss, _ = build_policy_loss(config, kind)(build_packed_batch(weigh(sequences, config)), logprobs, entropy)
+    [gradient] = torch.autograd.grad(loss, logprobs)
+    return loss.item(), gradient
+
+
+def agree(ours: tuple[float, torch.Tensor], theirs: tuple[float, torch.Tensor]) -> None:
+    assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
+    torch.testing.assert_close(ours[1], theirs[1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("is_corrected", [True, False])
+def test_beta_and_use_bias_correction_kl_equal_kl_bias_correction(trainer: Any, is_corrected: bool, seed: int) -> None:
+    case, fields = make_case(seed), {"kl": {"coefficient": 0.3, "bias_correction": is_corrected}}
+    theirs = theirs_of(trainer, case, beta=0.3, use_bias_correction_kl=is_corrected)
+    agree(ours_of(case, fields), theirs)
+    other = ours_of(case, {"kl": {"coefficient": 0.3, "bias_correction": not is_corrected}})
+    assert (other[1] - theirs[1]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("epsilon_high", "clip_high"), [(1.3, 0.3), (5.0, 4.0)])
+def test_epsilon_high_of_cispo_equals_clip_high_plus_1(
+    trainer: Any, epsilon_high: float, clip_high: float, seed: int
+) -> None:
+    case = make_case(seed)
+    theirs = theirs_of(trainer, case, loss_type="cispo", epsilon_high=epsilon_high)
+    agree(ours_of(case, {"loss": "cispo", "clip_high": clip_high}), theirs)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("token_truncate", "token_tis"), ("token_mask", "icepop"), ("sequence_mask", "sequence_mask"), (None, None)],
+)
+@pytest.mark.parametrize(("clip_min", "low"), [(None, 0.0), (0.6, 0.6)])
+def test_vllm_importance_sampling_equals_correction(
+    trainer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str | None,
+    kind: str | None,
+    clip_min: float | None,
+    low: float,
+    seed: int,
+) -> None:
+    """TRL computes its factors from logprobs of its own engine, and its loss with them; None corrects nothing."""
+    random = torch.Generator().manual_seed(seed)
+    case = make_case(seed)
+    drift = torch.tensor([0.3, -0.1, 0.2, 0.05, 0.0]).unsqueeze(1)
+    sampler = case.old_logprobs + drift + 0.3 * torch.randn(MASK.shape, generator=random)
+    if kind == "token_tis" and clip_min is not None:
+        clip_min = None  # the page says that token_tis has no lower bound
+    more = {
+        "use_vllm": True,
+        "vllm_importance_sampling_correction": mode is not None,
+        "vllm_importance_sampling_mode": mode,
+        "vllm_importance_sampling_clip_min": clip_min,
+        "vllm_importance_sampling_clip_max": 1.5,
+    }
+    factors = compute_factors(trainer, monkeypatch, case, sampler, more) if mode else torch.ones_like(sampler)
+    theirs = theirs_of(trainer, case, inputs={"importance_sampling_ratio": factors}, **more)
+    if mode is None:
+        agree(ours_of(case, {}), theirs)
+        return
+    agree(ours_of(case, {"correction": {"low": low, "high": 1.5}}, kind=kind, sampler=sampler), theirs)
+
+
+def compute_factors(
+    trainer: Any, monkeypatch: pytest.MonkeyPatch, case: Case, sampler: torch.Tensor, settings: dict[str, Any]
+) -> torch.Tensor:
+    """Return TRL's importance sampling ratio, [B, T] or [B, 1], of tokens that its engine gave `sampler` logprobs."""
+    lengths = [max(length, 1) for length in LENGTHS]  # an empty completion has no ratio that matters
+    ids = [[3] * length for length in lengths]
+    logprobs = [row[:length].tolist() for row, length in zip(sampler, lengths, strict=True)]
+    generated = ([[3]] * len(ids), ids, None, ["w3"] * len(ids), logprobs, {}, None, None)
+    for name, value in settings.items():
+        monkeypatch.setattr(trainer, name, value)
+    monkeypatch.setattr(trainer, "_generate", lambda prompts: generated)
+    monkeypatch.setattr(trainer, "_get_per_token_logps_and_entropies", lambda *_, **__: (case.old_logprobs, None, None))
+    prompts = [{"prompt": "w3 w4", "reward": float(row)} for row in range(len(ids))]
+    factors: torch.Tensor = trainer._generate_and_score_completions(prompts)["importance_sampling_ratio"]
+    return factors
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_entropy_coef_with_token_mean_equals_entropy_bonus(trainer: Any, seed: int) -> None:
+    case, entropies = make_case(seed), torch.rand(MASK.shape, generator=torch.Generator().manual_seed(seed))
+    more = {"_entropy_bonus_enabled": True, "use_adaptive_entropy": False, "entropy_coef": 0.2}
+    theirs = theirs_of(trainer, case, entropies=entropies, **more)
+    agree(ours_of(case, {"entropy_bonus": 0.2}, entropies=entropies), theirs)
+    assert ours_of(case, {}, entropies=entropies)[0] - theirs[0] == pytest.approx(
+        0.2 * entropies[MASK].mean().item(), abs=1e-5
+    )
+
+
+def test_minibatches_of_dapo_differ_by_their_share_of_the_tokens(trainer: Any) -> None:
+    """TRL divides a minibatch by the mean tokens of all of them, ours by its own; the same where they are equal."""
+    case, own = make_case(0), sum(LENGTHS)
+    ours, gradient = ours_of(case, {})
+    for total in (2 * own, 3 * own):
+        theirs, their_gradient = theirs_of(
+            trainer, case, inputs={"num_items_in_batch": torch.tensor(total)}, steps_per_generation=2
+        )
+        share = own / (total / 2)
+        assert theirs == pytest.approx(share * ours, abs=1e-5)
+        torch.testing.assert_close(their_gradient, share * gradient, rtol=0, atol=1e-5)
+    trainer.args.steps_per_generation = 1
+
+
+def test_mask_truncated_completions_equals_filter_of_truncated_ones(trainer: Any) -> None:
+    """Of five completions the second and the fourth are cut; in TRL they count in the mean over completions."""
+    case, keep = make_case(1), torch.tensor([1, 0, 1, 0, 1])
+    mask = MASK.long() * keep.unsqueeze(1)
+    inputs = {"completion_mask": mask, "num_items_in_batch": mask.sum()}
+    rows = keep.bool()[:, None].expand_as(MASK)[MASK]
+    for loss_type, aggregation, share in (("dapo", "token-mean", 1.0), ("grpo", "sequence-mean-token-mean", 3 / 5)):
+        theirs, gradient = theirs_of(trainer, case, loss_type=loss_type, inputs=inputs)
+        ours, our_gradient = ours_of_kept(case, aggregation, keep.tolist())
+        assert theirs == pytest.approx(share * ours, abs=1e-5)
+        torch.testing.assert_close(gradient[rows], share * our_gradient[rows], rtol=0, atol=1e-5)
+
+
+def ours_of_kept(case: Case, aggregation: str, keep: list[int]) -> tuple[float, torch.Tensor]:
+    """Return the loss and gradient [N] of the kept completions only, as `algorithm.filters` leaves them."""
+    config = AlgorithmConfig.model_validate({**OURS, "aggregation": aggregation})
+    rows = [row for row, is_kept in enumerate(keep) if is_kept]
+    sequences = [
+        TrainSequence(
+            token_ids=np.arange(1 + LENGTHS[row]),
+            trained_from=1,
+            advantages=np.full(LENGTHS[row], float(case.advantages[row]), dtype=np.float32),
+            old_logprobs=case.old_logprobs[row, : LENGTHS[row]].numpy(),
+        )
+        for row in rows
+    ]
+    whole = case.logprobs.clone().requires_grad_()
+    logprobs = torch.cat([whole[row, : LENGTHS[row]] for row in rows])
+    batch = build_packed_batch(weigh(sequences, config))
+    loss, _ = build_policy_loss(config, None)(batch, logprobs, torch.zeros_like(logprobs))
+    [gradient] = torch.autograd.grad(loss, whole)
+    return loss.item(), gradient[MASK]
+
+
+def test_reward_weights_equal_weights_of_verifiers(tmp_path: Path) -> None:
+    right, form = torch.tensor([0.0, 1.0, 1.0, 0.0]), torch.tensor([1.0, 1.0, 0.0, 0.0])
+    trainer = build_trainer("GRPO", build_model(), build_tokenizer(), tmp_path, (1, 4), beta=0.0)
+    trainer.reward_funcs = [lambda completions, right, **_: right, lambda completions, form, **_: form]
+    trainer.reward_processing_classes, trainer.reward_func_names = [None, None], ["right", "form"]
+    trainer.reward_weights = torch.tensor([0.3, 0.7])
+    columns = [right.tolist(), form.tolist()]
+    prompts = [{"prompt": "w3 w4", "right": a, "form": b} for a, b in zip(*columns, strict=True)]
+    theirs = trainer._generate_and_score_completions(prompts)["advantages"]
+    item, weights = RewardItem(completion="7", answer="7"), {"arithmetic": 0.3, "format": 0.7}
+    values = [build_result(item, {"arithmetic": a, "format": b}, weights).value for a, b in zip(*columns, strict=True)]
+    ours = ADVANTAGES["group_norm"].load()(torch.tensor([values]), torch.ones(1, 4, dtype=torch.bool))
+    torch.testing.assert_close(ours[0], theirs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("linear", "linear"), ("cosine", "cosine"), ("constant_with_warmup", "constant")]
+)
+def test_lr_scheduler_equals_schedule_with_warmup_one_step_ahead(theirs: str, ours: Any, warmup: int) -> None:
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=2.0)
+    scheduler = get_scheduler(theirs, optimizer, num_warmup_steps=warmup, num_training_steps=10)
+    rates = []
+    for _ in range(10):
+        rates.append(scheduler.get_last_lr()[0])
+        optimizer.step()
+        scheduler.step()
+    config = OptimConfig(lr=2.0, warmup_steps=warmup, schedule=ours)
+    found = [schedule_lr(config, step, 10) for step in range(10)]
+    assert found[warmup:] == pytest.approx(rates[warmup:])
+    # Ours does not spend the first step at rate 0.
+    assert found[:warmup] == pytest.approx([*rates[1:warmup], 2.0][:warmup])
+
+
+def test_weight_decay_and_betas_equal_adamw_of_trl(trainer: Any) -> None:
+    trainer.args.weight_decay, trainer.args.learning_rate = 0.1, 0.01
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    config = OptimConfig(lr=0.01, weight_decay=0.1, betas=(0.9, 0.999))
+    theirs, ours = trainer.create_optimizer(), build_optimizer(trainer.model, config)
+
+    def describe(optimizer: Any) -> dict[str, tuple[Any, ...]]:
+        return {
+            names[id(parameter)]: (group["lr"], tuple(group["betas"]), group["eps"], group["weight_decay"])
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+
+    assert type(ours) is type(theirs) is torch.optim.AdamW
+    assert describe(ours) == describe(theirs)
+
+
+def test_max_grad_norm_equals_clip_of_accelerate(trainer: Any) -> None:
+    parameters = [[torch.zeros(3, requires_grad=True), torch.zeros(2, requires_grad=True)] for _ in range(2)]
+    for some in parameters:
+        for parameter in some:
+            parameter.grad = torch.full_like(parameter, 2.0)
+    theirs = trainer.accelerator.clip_grad_norm_(parameters[0], trainer.args.max_grad_norm)
+    assert clip_gradients(parameters[1], OptimConfig().max_grad_norm) == pytest.approx(float(theirs))
+    torch.testing.assert_close([it.grad for it in parameters[0]], [it.grad for it in parameters[1]])
+
+
+def test_neftune_noise_alpha_equals_neftune_alpha() -> None:
+    """Uniform noise up to alpha / sqrt(length * width), by the length of the sequence; TRL's counts its padding."""
+    from transformers.integrations.neftune import neftune_post_forward_hook
+
+    module = torch.nn.Embedding(4, 32).train()
+    module.neftune_noise_alpha = 5.0  # type: ignore[assignment]
+    theirs = neftune_post_forward_hook(module, None, torch.zeros(1, 400, 32))
+    sequence = TrainSequence(token_ids=np.zeros(400, dtype=np.int64), trained_from=1, noise_seed=1)
+    ours = build_noise(build_packed_batch([sequence]), 32, 5.0)
+    bound = 5.0 / (400 * 32) ** 0.5
+    for noise in (theirs, ours):
+        assert noise.abs().max() == pytest.approx(bound, rel=1e-2)
+        assert noise.std().item() == pytest.approx(bound / 3**0.5, rel=2e-2)
+
+
+def test_sampling_settings_are_fields_of_vllm_in_both() -> None:
+    """TRL's names of what it gives vLLM's SamplingParams, read from its source, are fields of ours."""
+    from trl.generation import vllm_generation
+
+    tree = ast.parse(inspect.getsource(vllm_generation))
+    names = {
+        key.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict)
+        if [target.id for target in node.targets if isinstance(target, ast.Name)] == ["generation_kwargs"]
+        for key in node.value.keys
+        if isinstance(key, ast.Constant)
+    }
+    spec = asdict(SamplingSpec(num_completions=1, max_tokens=1, temperature=1.0, top_p=1.0, seed=0))
+    assert {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens"} <= names & set(spec)
+
+
+HELD: dict[tuple[str, str], Callable[..., None]] = {
+    ("num_generations", "algorithm.group_size"): losses.test_advantages,
+    ("max_completion_length", "rollout.max_tokens"): test_sampling_settings_are_fields_of_vllm_in_both,
+    ("steps_per_generation", "trainer.num_minibatches"): test_minibatches_of_dapo_differ_by_their_share_of_the_tokens,
+    ("temperature", "rollout.temperature"): losses.test_logprobs_and_entropy,
+    **{
+        (name, f"rollout.{name}"): test_sampling_settings_are_fields_of_vllm_in_both
+        for name in ("top_p", "top_k", "min_p", "repetition_penalty")
+    },
+    ("beta", "algorithm.kl.coefficient"): test_beta_and_use_bias_correction_kl_equal_kl_bias_correction,
+    (
+        "use_bias_correction_kl",
+        "algorithm.kl.bias_correction",
+    ): test_beta_and_use_bias_correction_kl_equal_kl_bias_correction,
+    ("epsilon", "algorithm.clip_low"): losses.test_token_ratios,
+    ("epsilon_high", "algorithm.clip_high"): test_epsilon_high_of_cispo_equals_clip_high_plus_1,
+    ("delta", "algorithm.clip_dual"): losses.test_dual_clip,
+    ("loss_type", "algorithm.aggregation"): losses.test_token_ratios,
+    ("importance_sampling_level", "algorithm.loss"): losses.test_sequence_ratios,
+    ("scale_rewards", "algorithm.advantage"): losses.test_advantages,
+    (
+        "mask_truncated_completions",
+        "algorithm.filters.truncated",
+    ): test_mask_truncated_completions_equals_filter_of_truncated_ones,
+    ("reward_weights", "reward.verifiers"): test_reward_weights_equal_weights_of_verifiers,
+    ("entropy_coef", "algorithm.entropy_bonus"): test_entropy_coef_with_token_mean_equals_entropy_bonus,
+    **{
+        (f"vllm_importance_sampling_{name}", f"algorithm.correction.{ours}"): (
+            test_vllm_importance_sampling_equals_correction
+        )
+        for name, ours in (("correction", "kind"), ("mode", "kind"), ("clip_max", "high"), ("clip_min", "low"))
+    },
+    ("learning_rate", "optim.lr"): test_weight_decay_and_betas_equal_adamw_of_trl,
+    ("adam_beta2", "optim.betas"): test_weight_decay_and_betas_equal_adamw_of_trl,
+    ("weight_decay", "optim.weight_decay"): test_weight_decay_and_betas_equal_adamw_of_trl,
+    ("lr_scheduler_type", "optim.schedule"): test_lr_scheduler_equals_schedule_with_warmup_one_step_ahead,
+    ("warmup_steps", "optim.warmup_steps"): test_lr_scheduler_equals_schedule_with_warmup_one_step_ahead,
+    ("max_grad_norm", "optim.max_grad_norm"): test_max_grad_norm_equals_clip_of_accelerate,
+    ("num_train_epochs", "supervised.num_epochs"): supervised.test_num_train_epochs_without_partial_batch,
+    ("packing", "-"): supervised.test_sft,
+    ("assistant_only_loss", "sft.train_on=assistant"): supervised.test_sft,
+    ("completion_only_loss", "sft.train_on=assistant"): supervised.test_sft_of_prompts_and_completions,
+    ("neftune_noise_alpha", "sft.neftune_alpha"): test_neftune_noise_alpha_equals_neftune_alpha,
+    ("center_rewards_coefficient", "rm.centering"): supervised.test_reward_model,
+    **{
+        (theirs, f"dpo.{ours}"): preference.test_loss_and_gradient_are_trls
+        for theirs, ours in (
+            ("beta", "beta"),
+            ("loss_type", "loss"),
+            ("label_smoothing", "label_smoothing"),
+            ("f_divergence_type", "divergence"),
+            ("f_alpha_divergence_coef", "divergence_alpha"),
+            ("discopop_tau", "discopop_tau"),
+        )
+    },
+    ("precompute_ref_log_probs", "dpo.reference=cached"): supervised.test_dpo,
+}
+"""(TRL's word, ours) of a row to the test that runs TRL's code for it."""
+NO_MATHEMATICS = {
+    "generation_batch_size",
+    "num_iterations",
+    "max_steps",
+    "chat_template_kwargs",
+    "use_vllm",
+    "vllm_mode",
+    "vllm_enable_sleep_mode",
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+    "log_completions",
+    "gradient_checkpointing",
+    "bf16",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "save_steps",
+    "save_total_limit",
+    "eval_steps",
+    "output_dir",
+    "seed",
+    "report_to",
+    "deepspeed",
+    "max_length",
+}
+"""TRL's words of counts of rows and steps, lengths, files and machines."""
+
+
+def test_every_row_of_the_page_has_its_test() -> None:
+    rows = [
+        (words_in_code(theirs)[0], words_in_code(ours)[0] if words_in_code(ours) else ours)
+        for theirs, ours, _ in read_tables(DOCS / "moving-trl.md")
+    ]
+    assert {row for row in rows if row not in HELD} == {row for row in rows if row[0] in NO_MATHEMATICS}
+    assert set(HELD) <= set(rows), "a test of a row that the page has not"
+
+
+def test_notes_of_the_page_name_what_differs() -> None:
+    notes = {(words_in_code(row[0])[0]): row[2] for row in read_tables(DOCS / "moving-trl.md")[:40]}
+    said = {
+        "use_bias_correction_kl": "true there",
+        "epsilon_high": "epsilon_high - 1",
+        "loss_type": "sapo and vespo have no counterpart",
+        "importance_sampling_level": "token",
+        "mask_truncated_completions": "count in the mean there",
+        "entropy_coef": "token-mean",
+        "vllm_importance_sampling_mode": "sequence_truncate has no counterpart",
+        "vllm_importance_sampling_clip_max": "3 there, 2 here",
+        "scale_rewards": "batch",
+    }
+    missing = {name: notes[name] for name, words in said.items() if words not in notes[name]}
+    assert missing == {}
