@@ -1,4 +1,4 @@
-"""Cells of the table in test_preset_table.py as whole runs: real Ray, vLLM, environments and rewards, two steps each."""
+"""Cells of the table in test_preset_table.py as whole runs of two steps: real Ray, vLLM, environments and rewards."""
 
 from __future__ import annotations
 
