@@ -10,13 +10,17 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from slurm_rl.config.model import ModelConfig, TinyModelConfig
+from slurm_rl.config.load import load_config
+from slurm_rl.config.model import ModelConfig, TinyModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.reward_model import ScoreStatistics
 from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.engine.tiny_vl import build_tiny_vl
+from slurm_rl.errors import ConfigError
 from slurm_rl.math.sequences import TrainSequence
 from slurm_rl.rl.workers.critic import build_critic_loss, read_before
+from slurm_rl.runs.checks import check_inputs
 
 SMALL = TinyModelConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=1)
 
@@ -89,6 +93,24 @@ def test_in_another_unit_it_learns_the_same_values(folder: Path) -> None:
     returns = [sequence.returns for sequence in sequences if sequence.returns is not None]
     error = np.concatenate(values) - np.concatenate(returns)
     assert 0.5 * np.square(error).mean() < 0.25 * losses[0]
+
+
+def test_critic_of_architecture_without_classifier_is_refused_by_name(tmp_path: Path) -> None:
+    build_tiny_vl(TinyVLConfig(family="qwen2_5_vl"), seed=0, folder=tmp_path / "vl")
+    with pytest.raises(ConfigError, match=r"a sequence classifier of; got qwen2_5_vl in .*\+algorithm=grpo"):
+        build_critic(tmp_path / "vl")
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (["+exp=demo", "model=tiny_qwen2_5_vl", "+algorithm=ppo"], "algorithm.advantage=gae trains a critic"),
+        (["+exp=rm_tiny", "model=tiny_qwen2_5_vl"], "task=rm trains a reward model"),
+    ],
+)
+def test_check_inputs_of_vision_model_with_scorer_is_refused(words: list[str], seen: str) -> None:
+    with pytest.raises(ConfigError, match=f"needs a text model.*{seen}"):
+        check_inputs(load_config(words), print)
 
 
 def test_it_starts_from_a_reward_model_with_its_head(folder: Path, tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ def test_read_before_episode_reads_values_of_sampled_tokens_only(
 ) -> None:
     groups = [replace(group(1.0, [9, 1]), completions=[completion])]
     plain = build_plain_sequences(groups)
-    assert [one.positions.tolist() for one in plain] == trained
-    assert [read_before(one).positions.tolist() for one in plain] == read
+    assert [build_packed_batch([one]).trained_positions.tolist() for one in plain] == trained
+    assert [build_packed_batch([read_before(one)]).trained_positions.tolist() for one in plain] == read
     values = [row(0.25, 0.5, 0.75)] if completion is EPISODE else [row(0.25, 0.5), row(0.75)]
     sequences = build_train_sequences(groups, PPO, None, values)
     # With discount and smoothing 1 an advantage is the reward less the value, in both turns.
