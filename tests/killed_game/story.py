@@ -66,9 +66,8 @@ def read_left(game: Game, *, waves: bool, ahead: int) -> Left:
             continue
         for (place, member), history in build_histories(rows, None if waves else saved).items():
             turns = [Place(step, place, member, turn) for turn in range(len(history.replies))]
-            replies = zip(turns, history.replies, strict=True)
-            # Lists: a reply of a journal is packed in arrays, which equal no list.
-            sampled |= {at: (list(it.token_ids), list(it.logprobs), list(it.versions())) for at, it in replies}
+            replies = zip(turns, (packed.unpack() for packed in history.replies), strict=True)
+            sampled |= {at: (it.token_ids, it.logprobs, it.versions()) for at, it in replies}
             answered |= set(turns[: len(history.outcomes)])
     return Left(saved, sampled, answered, len(game.calls))
 
