@@ -175,7 +175,7 @@ def compute_factors(
     lengths = [max(length, 1) for length in LENGTHS]  # an empty completion has no ratio that matters
     ids = [[3] * length for length in lengths]
     logprobs = [row[:length].tolist() for row, length in zip(sampler, lengths, strict=True)]
-    generated = ([[3]] * len(ids), ids, None, ["w3"] * len(ids), logprobs, {}, None, None)
+    generated: Any = ([[3]] * len(ids), ids, None, ["w3"] * len(ids), logprobs, {}, None, None)
     for name, value in settings.items():
         monkeypatch.setattr(trainer, name, value)
     monkeypatch.setattr(trainer, "_generate", lambda prompts: generated)
@@ -312,7 +312,7 @@ def test_neftune_noise_alpha_equals_neftune_alpha() -> None:
     from transformers.integrations.neftune import neftune_post_forward_hook
 
     module = torch.nn.Embedding(4, 32).train()
-    module.neftune_noise_alpha = 5.0  # type: ignore[assignment]
+    module.neftune_noise_alpha = 5.0
     theirs = neftune_post_forward_hook(module, None, torch.zeros(1, 400, 32))
     sequence = TrainSequence(token_ids=np.zeros(400, dtype=np.int64), trained_from=1, noise_seed=1)
     ours = build_noise(build_packed_batch([sequence]), 32, 5.0)

@@ -103,7 +103,7 @@ def find_models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mod
                     build_tiny_vl(TinyVLConfig(family="qwen2_5_vl"), seed=seed, folder=path)
                 else:
                     build_tiny_model(TEXT, seed=seed, folder=path)
-            found[name] = Models(*paths, LoraConfig(rank=4) if name == "lora" else None)
+            found[name] = Models(paths[0], paths[1], LoraConfig(rank=4) if name == "lora" else None)
         return found[name]
 
     return find
