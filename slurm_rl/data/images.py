@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import struct
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -113,21 +114,84 @@ def check_sources(images: Sequence[tuple[str, str]]) -> None:
 
 
 def open_image(source: str, where: str) -> Image:
-    """The decoded image in RGB.
+    """Return the decoded image in RGB as a viewer shows it: upright, on a white ground, 16 bits scaled to 8.
+
+    An animated or multi-page file gives its first frame.
 
     Raises:
         DataError: it cannot be read, or not decoded.
     """
-    return _read(source, where, lambda image: image.convert("RGB"))
+    return _read(source, where, _decode)
 
 
 def read_size(source: str, where: str) -> tuple[int, int]:
-    """(width, height) in pixels, from the file's head.
+    """Return (width, height) in pixels of the upright image, from the file's head.
 
     Raises:
         DataError: it cannot be read, or is no image.
     """
-    return _read(source, where, lambda image: image.size)
+    return _read(source, where, _upright_size)
+
+
+_ORIENTATION = 0x0112
+"""EXIF tag."""
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+"""EXIF orientation to Pillow's name of the turn that makes the image upright; from 5 on, it swaps the sides."""
+
+
+def _orientation(image: ImageFile) -> int:
+    """Return the EXIF orientation that still has to be applied; 1 is upright."""
+    from PIL import Image
+
+    if image.format == "TIFF":  # Pillow turns it while it decodes, and its size is that of the turned image
+        return 1
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # Not PNG's own getexif, which decodes all pixels to search behind them: both readers must see the same.
+            found = Image.Image.getexif(image).get(_ORIENTATION)
+    except (SyntaxError, ValueError, struct.error):  # damaged metadata
+        return 1
+    return found if found in _TURNS else 1
+
+
+def _upright_size(image: ImageFile) -> tuple[int, int]:
+    width, height = image.size
+    return (height, width) if _orientation(image) >= 5 else (width, height)
+
+
+def _decode(image: ImageFile) -> Image:
+    from PIL import Image
+
+    turn = _TURNS.get(_orientation(image))
+    image.load()
+    made = _convert_to_rgb(image)
+    made.info.clear()  # with its EXIF, a library further on could turn the image again
+    return made if turn is None else made.transpose(Image.Transpose[turn])
+
+
+def _convert_to_rgb(image: Image) -> Image:
+    """Convert without the losses of `Image.convert`: it clips 16 bits at 255, and drops alpha, mostly onto black."""
+    from PIL import Image
+
+    if image.mode.startswith("I"):
+        import numpy as np
+
+        deep = np.asarray(image.convert("I"))
+        scaled = np.where(deep == image.info.get("transparency"), 255, (deep + 128) // 257)
+        return Image.fromarray(scaled.astype(np.uint8)).convert("RGB")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    layer = image.convert("LA" if image.mode == "La" else "RGBA").convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), layer).convert("RGB")
 
 
 def _read(source: str, where: str, take: Callable[[ImageFile], T]) -> T:
@@ -146,7 +210,7 @@ def open_bounded(file: IO[bytes]) -> ImageFile:
 
     Raises:
         OSError: it is of no format that we read.
-        ValueError: it claims more than MAX_PIXELS.
+        ValueError: it claims more than MAX_PIXELS, or has pixels of a mode without a defined white.
     """
     from PIL import Image
 
@@ -155,6 +219,8 @@ def open_bounded(file: IO[bytes]) -> ImageFile:
         image = Image.open(file, formats=FORMATS)
     if image.width * image.height > MAX_PIXELS:
         raise ValueError(f"{image.width} x {image.height} pixels, where {MAX_PIXELS:,} are the most")
+    if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
+        raise ValueError(f"pixels of mode {image.mode}, which have no defined white; 8 and 16 bits without sign have")
     return image
 
 
@@ -171,7 +237,7 @@ def _not_an_image(source: str, where: str, seen: str) -> DataError:
     return DataError(
         f"{where}: an image must be a whole JPEG, PNG, WebP, GIF, BMP, TIFF or PPM file",
         seen=f"{_show(source)}: {shorten(seen, 120)}",
-        action="convert it, or take the row out",
+        action="convert it to an 8-bit PNG or JPEG, or take the row out",
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -72,6 +73,103 @@ def test_a_truncated_image_is_refused_when_it_is_decoded(tmp_path: Path) -> None
     assert read_size(str(cut), "row 7") == (64, 64)
     with pytest.raises(DataError, match=r"row 7: an image must be a whole .*cut\.jpg.*truncated"):
         open_image(str(cut), "row 7")
+
+
+def save(image: Image.Image, path: Path, **options: Any) -> str:
+    image.save(path, **options)
+    return str(path)
+
+
+def drawn(mode: str, line: Any, ground: Any) -> Image.Image:
+    """A line of one pixel at (1, 0) on a ground of 3 x 2."""
+    image = Image.new(mode, (3, 2), ground)
+    image.putpixel((1, 0), line)
+    return image
+
+
+def gray16(*values: int) -> Image.Image:
+    return Image.fromarray(np.array([values], dtype=np.uint16))
+
+
+WHITE, BLACK, CLEAR = (255, 255, 255), (0, 0, 0), (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("image", "name", "options", "pixels"),
+    [
+        # Black lines on a transparent ground: Image.convert("RGB") alone makes all of them black.
+        (drawn("RGBA", (0, 0, 0, 255), CLEAR), "a.png", {}, [WHITE, BLACK, WHITE]),
+        (drawn("RGBA", (0, 0, 0, 255), CLEAR), "a.webp", {"lossless": True, "exact": True}, [WHITE, BLACK, WHITE]),
+        (drawn("RGBA", (0, 0, 0, 255), CLEAR), "a.tiff", {}, [WHITE, BLACK, WHITE]),
+        (drawn("LA", (0, 255), (0, 0)), "a.png", {}, [WHITE, BLACK, WHITE]),
+        (drawn("RGBA", (0, 0, 0, 255), CLEAR).convert("P"), "a.png", {}, [WHITE, BLACK, WHITE]),
+        (drawn("P", 1, 0), "a.png", {"transparency": 0}, [WHITE, (0, 0, 0), WHITE]),
+        (drawn("P", 1, 0), "a.gif", {"transparency": 0}, [WHITE, (0, 0, 0), WHITE]),
+        (drawn("L", 9, 0), "a.png", {"transparency": 0}, [WHITE, (9, 9, 9), WHITE]),
+        (drawn("RGB", (9, 0, 0), BLACK), "a.png", {"transparency": BLACK}, [WHITE, (9, 0, 0), WHITE]),
+        (drawn("RGBA", (255, 0, 0, 128), CLEAR), "a.png", {}, [WHITE, (255, 127, 127), WHITE]),
+        # 16 bits: Image.convert clips all above 255.
+        (gray16(0, 32768, 65535), "a.png", {}, [BLACK, (128, 128, 128), WHITE]),
+        (gray16(0, 32768, 65535), "a.tiff", {}, [BLACK, (128, 128, 128), WHITE]),
+        (gray16(0, 32768, 65535), "a.ppm", {}, [BLACK, (128, 128, 128), WHITE]),
+        (gray16(7, 257, 65535), "a.png", {"transparency": 7}, [WHITE, (1, 1, 1), WHITE]),
+        # Modes that Image.convert reads rightly.
+        (drawn("1", 1, 0), "a.png", {}, [BLACK, WHITE, BLACK]),
+        (drawn("CMYK", (0, 255, 255, 0), (0, 0, 0, 0)), "a.tiff", {}, [WHITE, (255, 0, 0), WHITE]),
+        (Image.new("CMYK", (3, 2), (0, 255, 255, 0)), "a.jpg", {}, [(254, 0, 0)] * 3),
+        (drawn("YCbCr", (0, 128, 128), (255, 128, 128)), "a.tiff", {}, [WHITE, BLACK, WHITE]),
+    ],
+)
+def test_open_image_shows_what_a_viewer_shows(
+    image: Image.Image, name: str, options: dict[str, Any], pixels: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    source = save(image, tmp_path / name, **options)
+    seen = open_image(source, "row 0")
+    assert seen.mode == "RGB"
+    assert read_size(source, "row 0") == seen.size == image.size
+    assert [seen.getpixel((x, 0)) for x in range(3)] == [pytest.approx(pixel, abs=1) for pixel in pixels]
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tiff"])
+@pytest.mark.parametrize(
+    ("orientation", "corner"),
+    [(1, (0, 0)), (2, (1, 0)), (3, (1, 1)), (4, (0, 1)), (5, (0, 0)), (6, (1, 0)), (7, (1, 1)), (8, (0, 1))],
+)
+def test_open_image_with_an_exif_orientation_is_upright(
+    orientation: int, corner: tuple[int, int], suffix: str, tmp_path: Path
+) -> None:
+    image = Image.new("RGB", (64, 32), "white")
+    image.paste("black", (0, 0, 16, 16))  # which the orientation puts into another corner
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    source = save(image, tmp_path / f"a.{suffix}", exif=exif)
+    seen = open_image(source, "row 0")
+    width, height = (32, 64) if orientation >= 5 else (64, 32)
+    assert read_size(source, "row 0") == seen.size == (width, height)
+    dark = [(x, y) for x in (0, 1) for y in (0, 1) if seen.getpixel((x * (width - 1), y * (height - 1))) < (99, 99, 99)]
+    assert dark == [corner]
+    assert seen.getexif().get(0x0112) is None, "a library further on could turn it again"
+
+
+@pytest.mark.parametrize("exif", [b"Exif\0\0garbage", b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01\x02\0\x02\0\0\0a\0\0\0"])
+def test_open_image_with_damaged_exif_is_not_turned(exif: bytes, tmp_path: Path) -> None:
+    source = save(Image.new("RGB", (4, 2)), tmp_path / "a.jpg", exif=exif)
+    assert read_size(source, "row 0") == open_image(source, "row 0").size == (4, 2)
+
+
+@pytest.mark.parametrize("suffix", ["gif", "png", "webp", "tiff"])
+def test_open_image_of_several_frames_gives_the_first(suffix: str, tmp_path: Path) -> None:
+    first, second = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
+    source = save(first, tmp_path / f"a.{suffix}", save_all=True, append_images=[second])
+    assert open_image(source, "row 0").getpixel((1, 1)) == pytest.approx((255, 0, 0), abs=1)
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+@pytest.mark.parametrize("look", [open_image, read_size])
+def test_image_without_a_defined_white_is_refused(mode: str, look: Callable[[str, str], Any], tmp_path: Path) -> None:
+    source = save(Image.new(mode, (3, 2)), tmp_path / "a.tiff")
+    with pytest.raises(DataError, match=rf"row 7: .*a\.tiff: pixels of mode {mode}.*Next: convert it to an 8-bit"):
+        look(source, "row 7")
 
 
 def bomb(width: int, height: int) -> bytes:
