@@ -26,11 +26,9 @@ from pydantic import ValidationError, model_validator
 from slurm_rl.config.section import Section
 from slurm_rl.data.lines import shorten
 from slurm_rl.errors import DataError
+from slurm_rl.rewards.extract import extract_code
 from slurm_rl.rewards.sandbox.process import Limits
 from slurm_rl.rewards.sandbox.runs import run_checks, run_program
-
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(?P<language>[^\s`]*)[^\n`]*\n(?P<code>.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
-_PYTHON = {"", "py", "python", "python3"}
 
 
 class StdioTest(Section):
@@ -88,14 +86,23 @@ def parse_code_tests(answer: str) -> CodeTests:
         ) from None
 
 
-def extract_code(completion: str) -> str:
-    """The last fenced block of Python, or else the whole completion.
+_READS = re.compile(r"\binput\s*\(|\bstdin\b|\bopen\(0|\bos\.read\(0|\bfileinput\b")
+_WRITES = re.compile(r"\bprint\b|\bstdout\b|\bwrite\b")
 
-    >>> extract_code("So:\\n```python\\nprint(1)\\n```\\nDone.")
-    'print(1)\\n'
+
+def find_program(completion: str, tests: CodeTests) -> str:
+    """Return the code that the tests are for.
+
+    Of several blocks the last one that does what the tests need: read stdin, write stdout, define a function.
     """
-    blocks = [block["code"] for block in _FENCE.finditer(completion) if block["language"].lower() in _PYTHON]
-    return blocks[-1] if blocks else completion
+    needs = []
+    if tests.stdio:
+        needs.append(_READS if any(test.stdin.strip() for test in tests.stdio) else _WRITES)
+    if tests.asserts:
+        names = "|".join(re.escape(name) for name in tests.functions)
+        define = rf"^\s*(?:async\s+)?(?:def|class)\s+(?:{names})\b|^\s*(?:{names})\s*(?::[^=\n]*)?="
+        needs.append(re.compile(define, re.MULTILINE))
+    return extract_code(completion, lambda code: all(need.search(code) for need in needs))
 
 
 def same_output(seen: str, expected: str) -> bool:
@@ -134,7 +141,7 @@ def score_code(
     give_up = time.monotonic() + total_s
     tests = parse_code_tests(answer)
     limits = Limits(wall_s=test_timeout_s, memory_bytes=memory_mb * MIB, output_bytes=int(output_mb * MIB))
-    source = extract_code(completion)
+    source = find_program(completion, tests)
     total = len(tests.stdio) + len(tests.asserts)
     passed = 0
     for test in tests.stdio:

@@ -11,7 +11,7 @@ from slurm_rl.config.load import load_config
 from slurm_rl.config.reward import RewardConfig
 from slurm_rl.errors import ConfigError, DataError, RewardError
 from slurm_rl.rewards import code_answer
-from slurm_rl.rewards.code_answer import extract_code, same_output
+from slurm_rl.rewards.code_answer import same_output
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.results import RewardItem
 from slurm_rl.rewards.sandbox import runs
@@ -173,10 +173,61 @@ def test_tests_that_nothing_could_pass_are_an_error() -> None:
         score_code(RIGHT, json.dumps({"stdio": [{"stdin": "", "stdout": "x" * (1 << 20)}]}), output_mb=0.5)
 
 
-def test_code_is_the_last_python_block() -> None:
-    text = "```python\na\n```\n```bash\nls\n```\n```\nb = 1\n```\n```json\n{}\n```"
-    assert extract_code(text) == "b = 1\n"
-    assert extract_code("no block") == "no block"
+F = json.dumps({"asserts": ["assert f(2) == 4"], "functions": ["f"]})
+SUM_PROGRAM = "a, b = map(int, input().split())\nprint(a + b)"
+DOUBLE = "def f(x):\n    return 2 * x"
+WRONG = "def f(x):\n    return 3 * x"
+IN_LIST = "".join(f"   {line}\n" for line in DOUBLE.split("\n"))
+
+
+@pytest.mark.parametrize(
+    ("completion", "tests", "score"),
+    [
+        # The output after the program, in a bare or a tagged block, is not the program.
+        (f"```python\n{SUM_PROGRAM}\n```\nIt prints:\n```\n3\n```", SUM, 1.0),
+        (f"```\n{SUM_PROGRAM}\n```\nIt prints:\n```\n3\n```", SUM, 1.0),
+        (f"```python\n{SUM_PROGRAM}\n```\nIt prints:\n```text\n3\n```", SUM, 1.0),
+        (f"```python\n{DOUBLE}\n```\nRun it:\n```bash\npython f.py\n```", F, 1.0),
+        # An example of use is not the program, whatever its tag.
+        (f"```python\n{DOUBLE}\n```\nUse it:\n```python\nprint(f(2))\n```", F, 1.0),
+        (f"```\n{DOUBLE}\n```\nUse it:\n```python\nprint(f(2))\n```", F, 1.0),
+        (f"```python\n{DOUBLE}\n```\nUse it:\n```python\n>>> f(2)\n4\n```", F, 1.0),
+        (f"```python\n{SUM_PROGRAM}\n```\nFor example:\n```python\nprint(1 + 2)\n```", SUM, 1.0),
+        # A block in another language is not the program.
+        (f"```python\n{DOUBLE}\n```\nIn C:\n```c\nint f(int x) {{ return 2 * x; }}\n```", F, 1.0),
+        ("```c\nint f(int x) { return 2 * x; }\n```", F, 0.0),
+        # The last version counts, right or wrong; drafts of the reasoning do not.
+        (f"```python\n{WRONG}\n```\nNo, it is\n```python\n{DOUBLE}\n```", F, 1.0),
+        (f"```python\n{DOUBLE}\n```\nNo, it is\n```python\n{WRONG}\n```", F, 0.0),
+        (f"```python\n{DOUBLE}\n```\nNo, it is\n```python\ndef f(x):\n    return (", F, 0.0),
+        (f"<think>```python\n{WRONG}\n```</think>\n```python\n{DOUBLE}\n```", F, 1.0),
+        (f"<think>\n```python\n{DOUBLE}\n```\n</think>\nAs above.", F, 0.0),
+        # Forms of fences.
+        (f"1. Double it:\n\n   ```python\n{IN_LIST}   ```\n", F, 1.0),
+        (f"- ```python\n{IN_LIST}  ```\n", F, 1.0),
+        (f"````python\n{DOUBLE}\n````", F, 1.0),
+        (f'````python\n{DOUBLE}\n"""\n```\n"""\n````', F, 1.0),
+        (f"~~~python\n{DOUBLE}\n~~~", F, 1.0),
+        (f"The program: ```python\n{DOUBLE}\n```", F, 1.0),
+        (f"The program: ```\n{DOUBLE}\n```", F, 1.0),
+        (f"<answer>```python\n{DOUBLE}\n```</answer>", F, 1.0),
+        (f"```Python3 title='f.py'\n{DOUBLE}\n```", F, 1.0),
+        (f"```{{.python}}\n{DOUBLE}\n```", F, 1.0),
+        (f"```python\r\n{DOUBLE}\r\n```\r\n", F, 1.0),
+        (f"Use `f`, in ```fences```.\n```python\n{DOUBLE}\n```", F, 1.0),
+        # Unclosed (a stop string may end the completion), closed on the last line, opened by the prompt.
+        (f"```python\n{DOUBLE}", F, 1.0),
+        (f"```python\n{DOUBLE}```", F, 1.0),
+        (f"{DOUBLE}\n```\nIt doubles x.\n```python\nprint(f(2))\n```", F, 1.0),
+        (f"```python\n{WRONG}\n```python\n{DOUBLE}\n```", F, 1.0),
+        (DOUBLE, F, 1.0),
+        # The definition may have other forms.
+        ("```python\nf = lambda x: 2 * x\n```\nUse it:\n```python\nprint(f(2))\n```", F, 1.0),
+        ("```python\nclass f:\n    def __new__(cls, x): return 2 * x\n```\nUse it:\n```\nf(2)\n```", F, 1.0),
+    ],
+)
+def test_score_code_finds_the_program_that_a_reader_would_run(completion: str, tests: str, score: float) -> None:
+    assert score_code(completion, tests) == score
 
 
 def test_output_may_differ_in_blanks_at_the_ends() -> None:
