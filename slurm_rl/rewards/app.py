@@ -29,7 +29,7 @@ from fastapi import FastAPI, Request, Response
 # The other of uvicorn's two, on httptools, takes a head of any length.
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from slurm_rl.errors import DataError, RewardError
+from slurm_rl.errors import RewardError
 from slurm_rl.rewards.pool import RewardPool
 from slurm_rl.rewards.protocol import RequestError, build_answer, parse_request
 from slurm_rl.rewards.queries import build_items
@@ -77,8 +77,6 @@ def build_app(state: ServiceState) -> FastAPI:
             return _reply(200, await _score(state, await read_body(request, state.max_body_bytes)))
         except RequestError as error:
             return _refuse(error.status, error)
-        except DataError as error:
-            return _refuse(422, error)
         except RewardError as error:
             return _refuse(503, error)
 

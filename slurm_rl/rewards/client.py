@@ -9,7 +9,8 @@ What may go wrong, and what is done then, until `deadline_s` is over:
     another 5xx, or an answer that is none   the same; after 5 tries its items go one by one, and one that fails
                                              alone 5 times is a failure with the cause "service"
     413                                      in halves
-    401, 403, 404, other 4xx                 RewardError or DataError at once, with the service's words
+    422                                      the request in halves, down to the rows that it is about
+    401, 403, 404, other 4xx                 RewardError at once, with the service's words
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from slurm_rl.config.reward import RewardServiceConfig
-from slurm_rl.errors import DataError, RewardError
+from slurm_rl.errors import RewardError
 from slurm_rl.rewards.protocol import build_request, parse_answer
 from slurm_rl.rewards.results import RewardItem, RewardResult
 
@@ -45,6 +46,10 @@ class _Unwell(Exception):
 
 class _TooLarge(Exception):
     pass
+
+
+class _Rejected(Exception):
+    """The service cannot judge something by a reference answer of the request."""
 
 
 class RewardClient:
@@ -96,7 +101,6 @@ class RewardClient:
             One result an item, in the order of `items`; a failed one has a cause in place of a value.
 
         Raises:
-            DataError: the service says that a reference answer is one that nothing could be judged by.
             RewardError: a request had no answer within the deadline, or was refused for good.
         """
         # Every service gets a share of a small batch too.
@@ -123,8 +127,11 @@ class RewardClient:
             except _TooLarge:
                 if len(items) == 1:
                     raise self._refused(url, "413, one completion alone is too large") from None
-                half = len(items) // 2
-                return self._score(items[:half], deadline) + self._score(items[half:], deadline)
+                return self._score_halves(items, deadline)
+            except _Rejected as rejected:
+                if len(items) == 1:
+                    return [RewardResult(item=items[0], value=None, failure="reference", detail=str(rejected))]
+                return self._score_halves(items, deadline)
             except _Unwell as unwell:
                 num_refusals += unwell.is_refusal
                 if num_refusals >= _TRIES:
@@ -133,6 +140,10 @@ class RewardClient:
                     return [result for item in items for result in self._score([item], deadline)]
                 self._pause(attempt, deadline, unwell, url)
         raise AssertionError("unreachable")
+
+    def _score_halves(self, items: Sequence[RewardItem], deadline: float) -> list[RewardResult]:
+        half = len(items) // 2
+        return self._score(items[:half], deadline) + self._score(items[half:], deadline)
 
     def _pause(self, attempt: int, deadline: float, unwell: _Unwell, url: str) -> None:
         self._check()
@@ -170,7 +181,7 @@ class RewardClient:
         if status == 413:
             raise _TooLarge
         if status == 422:
-            raise DataError(f"the reward service refused a row: {answer.text[:1000]}")
+            raise _Rejected(words)
         if status != 200:
             raise self._refused(url, words)
         try:

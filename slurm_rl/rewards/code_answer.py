@@ -10,7 +10,12 @@ The reference answer is the tests of the row, as JSON:
     {"asserts": ["check(add)"], "setup": "def check(f): ...", "functions": ["add"]}
 
 `setup` runs before each assert. `functions` names what the asserts may use of the code; they hand it plain
-values (numbers, text, lists, dicts, ...) and get plain values back, or objects whose methods they may call.
+values (numbers, text, containers, dates, iterators, ...) and objects of the code. Results compare as in Python: plain
+values by value and type, objects of the code by their own methods, but never as equal to plain values.
+
+The verifier cannot judge (the row fails): asserts that hand functions or own classes to the code. It scores a right
+program 0 if the program needs files, processes, the network or other packages, recurses deeper than Python's limit
+without raising it, is spread over several blocks, or returns more than 16 MiB or lists nested deeper than about 200.
 Output is compared line by line, without blanks at the ends of lines and without blank lines at the end.
 """
 

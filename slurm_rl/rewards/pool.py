@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from pebble import ProcessExpired
 
 from slurm_rl.config.reward import RewardConfig
-from slurm_rl.errors import DataError, RewardError
+from slurm_rl.errors import RewardError
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult, build_result
 from slurm_rl.rewards.verifiers import choose_verifiers
 from slurm_rl.rewards.worker_processes import Outcomes, VerifierProcesses
@@ -121,7 +121,6 @@ class RewardPool:
             One result an item, in the order of `items`; a failed one has a cause in place of a value.
 
         Raises:
-            DataError: a reference answer is one that nothing could be judged by.
             RewardError: the processes kept dying without any item being scored.
         """
         return self.submit(items).result()
@@ -216,29 +215,16 @@ class RewardPool:
             return
         outcomes = _read_outcomes(future, len(task.units), self._timeout_s)
         for unit, outcome in zip(task.units, outcomes, strict=False):
-            try:
-                result = build_result(unit.item, outcome, self._weights)
-            except DataError as error:
-                _finish(unit.request, error)
-                self._cancel_finished()
-            else:
-                unit.request.results[unit.position] = result
-                request = unit.request
-                if len(request.results) == len(request.items) and not request.future.done():
-                    request.future.set_result([request.results[place] for place in range(len(request.items))])
+            request = unit.request
+            request.results[unit.position] = build_result(unit.item, outcome, self._weights)
+            if len(request.results) == len(request.items) and not request.future.done():
+                request.future.set_result([request.results[place] for place in range(len(request.items))])
         left = task.units[len(outcomes) :]
         if outcomes:  # the worker stopped early: its items are slow, and none of them is to blame
             with self._lock:
                 self._waiting.extendleft(reversed(left))
         else:
             self._suspects.extend(left)
-
-    def _cancel_finished(self) -> None:
-        """End tasks for whose results nobody waits any more."""
-        for future, task in list(self._pending.items()):
-            if all(unit.request.future.done() for unit in task.units):
-                del self._pending[future]
-                future.cancel()
 
     def _patience_s(self) -> float:
         """How long the oldest task may still take; beyond it, pebble has lost it."""

@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from slurm_rl.data.lines import shorten
-from slurm_rl.errors import DataError, RewardError
+from slurm_rl.errors import RewardError
 
 Verifier: TypeAlias = Callable[[str, str], float]
 """(completion text, reference answer) -> score in [0, 1]."""
 
-FailureCause: TypeAlias = Literal["hang", "crash", "exception", "bad score", "service"]
+FailureCause: TypeAlias = Literal["hang", "crash", "exception", "bad score", "service", "reference"]
 """hang: over the deadline. crash: the process died. bad score: NaN, infinite, not a number, or outside [0, 1].
-service: a reward service answered every try of this item alone with an error."""
+service: a reward service answered every try of this item alone with an error.
+reference: no completion could be judged by the reference answer of the row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +67,8 @@ class Failure:
     detail: str
 
 
-def build_result(
-    item: RewardItem, outcome: dict[str, float] | Failure | DataError, weights: Mapping[str, float]
-) -> RewardResult:
-    """The reward of one item: the weighted sum of its scores. Raises the DataError that an outcome is."""
-    if isinstance(outcome, DataError):
-        raise outcome
+def build_result(item: RewardItem, outcome: dict[str, float] | Failure, weights: Mapping[str, float]) -> RewardResult:
+    """Return the reward of one item: the weighted sum of its scores, or its failure."""
     if isinstance(outcome, Failure):
         return RewardResult(item=item, value=None, failure=outcome.cause, detail=outcome.detail)
     value = sum(weights.get(name, 0.0) * score for name, score in outcome.items())
@@ -86,6 +83,7 @@ _REMEDIES: dict[FailureCause, str] = {
     "crash": "run the verifier on this completion alone, and give the job more memory if the kernel ended it",
     "exception": "mend the verifier or the row's answer",
     "bad score": "have the verifier return a number in [0, 1]",
+    "reference": "correct the rows' reference answers: `python -m slurm_rl plan` with the same data names them",
     "service": "read the log of the reward service, which failed on this completion alone",
 }
 
@@ -97,6 +95,8 @@ class FailureWatch:
     fewer, `max_failure_rate` may fail: at 0.02 a hang costs its item however small a step is, and so does a prompt
     whose 16 completions all hang, but a verifier that fails on every twentieth item ends the run after some 400. A step
     without a single reward ends it at once: there is nothing to learn. A resumed run begins to count anew.
+
+    Rows that no completion could be judged by cost themselves only: they are no sign of a broken verifier.
     """
 
     def __init__(self, max_failure_rate: float) -> None:
@@ -111,7 +111,8 @@ class FailureWatch:
             RewardError: with the count of each cause, and completion, answer and cause of the first.
         """
         failed = [result for result in results if result.failure is not None]
-        self._steps.append((len(failed), len(results)))
+        counted = sum(result.failure != "reference" for result in failed)
+        self._steps.append((counted, len(results)))
         while sum(total for _, total in self._steps) - self._steps[0][1] >= _MIN_REWARDS:
             self._steps.popleft()
         num_failed, num_rewards = (sum(counts) for counts in zip(*self._steps, strict=True))

@@ -138,7 +138,7 @@ def warm_up(table: Mapping[str, str], pause_s: float) -> int | Failure:
 
 def score_items(
     table: Mapping[str, str], items: Sequence[RewardItem], budget_s: float
-) -> list[dict[str, float] | Failure | DataError]:
+) -> list[dict[str, float] | Failure]:
     """Score items in order; after `budget_s` seconds stop early, with at least one done.
 
     Stopping early lets the pool tell a chunk of slow items from one hung item. A reward model takes all at once.
@@ -149,7 +149,7 @@ def score_items(
     started = time.monotonic()
     if "model" in table:
         return list(score_by_model(table["model"], items))
-    outcomes: list[dict[str, float] | Failure | DataError] = []
+    outcomes: list[dict[str, float] | Failure] = []
     for item in items:
         outcomes.append(_score_item(table, item))
         if time.monotonic() - started > budget_s:
@@ -157,13 +157,13 @@ def score_items(
     return outcomes
 
 
-def _score_item(table: Mapping[str, str], item: RewardItem) -> dict[str, float] | Failure | DataError:
+def _score_item(table: Mapping[str, str], item: RewardItem) -> dict[str, float] | Failure:
     scores: dict[str, float] = {}
     for name, spec in table.items():
         try:
             found = _run_verifier(name, spec, item)
         except DataError as error:
-            return error
+            return Failure("reference", f"{name}: {shorten(str(error), _SHOWN_CHARS)}")
         except BaseException as error:  # also SystemExit: nothing a verifier raises may end the worker
             return Failure("exception", f"{name}: {_words(error)}")
         if isinstance(found, Failure):

@@ -16,11 +16,11 @@ from typing import Any, TypeAlias
 
 from pebble import ProcessPool
 
-from slurm_rl.errors import DataError, RewardError
+from slurm_rl.errors import RewardError
 from slurm_rl.rewards import worker
 from slurm_rl.rewards.results import Failure, RewardItem
 
-Outcomes: TypeAlias = list[dict[str, float] | Failure | DataError]
+Outcomes: TypeAlias = list[dict[str, float] | Failure]
 
 _POLL_S = 0.5
 _WARM_PAUSE_S = 0.05

@@ -22,7 +22,7 @@ _BOOT = (
     f"import sys; sys.path.insert(0, {str(_ROOT)!r}); "
     "from slurm_rl.rewards.sandbox.inside.main import main; sys.path.pop(0); main()"
 )
-_PYTHON = (sys.executable, "-S", "-s", "-P", "-B", "-c", _BOOT)
+_PYTHON = (sys.executable, "-S", "-s", "-P", "-B", "-X", "int_max_str_digits=0", "-c", _BOOT)
 _SHOWN_BYTES = 2000
 USE_LANDLOCK = True
 """Where the kernel has it; a test switches it off, for kernels without."""

@@ -62,6 +62,14 @@ def test_a_step_without_a_reward_ends_the_run() -> None:
         FailureWatch(0.5).check(build_results(8, ["hang"] * 8))
 
 
+def test_failure_watch_of_bad_references_does_not_end_the_run() -> None:
+    watch = FailureWatch(0.02)
+    for _ in range(20):
+        watch.check(build_results(100, ["reference"] * 50))
+    with pytest.raises(RewardError, match=r"never all of a step.*Next: correct the rows' reference answers"):
+        watch.check(build_results(8, ["reference"] * 8))
+
+
 def test_a_rate_of_zero_allows_none() -> None:
     with pytest.raises(RewardError, match="1 of 1000 failed"):
         FailureWatch(0.0).check(build_results(1000, ["bad score"]))

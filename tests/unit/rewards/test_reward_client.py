@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.reward import RewardServiceConfig
-from slurm_rl.errors import DataError, RewardError
+from slurm_rl.errors import RewardError
 from slurm_rl.rewards import client as client_module
 from slurm_rl.rewards.client import RewardClient
 from tests.unit.rewards.service_kit import Answer, build_items, scripted_server
@@ -109,7 +109,6 @@ def test_too_large_a_request_is_sent_in_halves() -> None:
         ((401, b"who are you"), RewardError, "401 who are you.*check the token"),
         ((404, b"no such page"), RewardError, "404 no such page"),
         ((400, {"error": "queries fields are required"}), RewardError, "400 .*fields are required"),
-        ((422, {"error": "the answer 'x' cannot be read"}), DataError, "the answer 'x' cannot be read"),
     ],
 )
 def test_what_cannot_pass_is_raised_at_once(answer: Answer, error: type[Exception], words: str) -> None:
@@ -123,6 +122,16 @@ def test_what_cannot_pass_is_raised_at_once(answer: Answer, error: type[Exceptio
     with scripted_server(refuse) as url, build_client(url) as client, pytest.raises(error, match=words):
         client.score(build_items(5))
     assert num_asked == 1
+
+
+def test_score_of_a_rejected_row_fails_that_row_only() -> None:
+    def reject(tree: dict[str, Any]) -> Answer:
+        return (422, {"error": "the answer cannot be read"}) if "12" in tree["labels"] else right(tree)
+
+    with scripted_server(reject) as url, build_client(url) as client:
+        results = client.score(build_items(20))
+    assert [result.value for result in results] == [None if i == 12 else i for i in range(20)]
+    assert results[12].failure == "reference" and "422" in results[12].detail
 
 
 def test_without_a_service_the_deadline_ends_the_waiting_and_no_password_is_shown() -> None:

@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from slurm_rl.config.reward import RewardConfig, RewardServiceConfig
-from slurm_rl.errors import DataError, RewardError
+from slurm_rl.errors import RewardError
 from slurm_rl.rewards import supervise
 from slurm_rl.rewards.client import RewardClient
 from slurm_rl.rewards.results import RewardItem
@@ -114,14 +114,14 @@ def test_a_hung_item_of_one_client_does_not_hold_up_the_others(tmp_path: Path) -
         assert not hung.done()
 
 
-def test_gold_that_cannot_be_read_is_a_data_error_and_not_a_reward(tmp_path: Path) -> None:
+def test_service_of_a_bad_reference_fails_that_row_only(tmp_path: Path) -> None:
     config = RewardConfig(verifiers={"math": 1.0, "format": 0.5})
     good = "<think>$3$</think><answer>$60$</answer>"
     with start_services(tmp_path, config) as services, build_client(services) as client:
         items = [RewardItem(completion=text, answer="60", prompt="p") for text in (good, "$60$", good[:-1], "61")]
         assert [result.value for result in client.score(items)] == [1.5, 1.0, 1.0, 0.0]
-        with pytest.raises(DataError, match="reference answer that is LaTeX"):
-            client.score([RewardItem(completion=good, answer="$\\frac{1}{$", prompt="p")])
+        [bad] = client.score([RewardItem(completion=good, answer="$\\frac{1}{$", prompt="p")])
+        assert bad.failure == "reference" and "reference answer that is LaTeX" in bad.detail
         assert client.score(items)[0].value == 1.5
 
 

@@ -1,7 +1,9 @@
 """Runs the checks of a row in another process than the code, and reports each verdict.
 
-The code's functions are called through a pipe. What comes back is plain data or a `RemoteObject`, which is
-equal to nothing but itself and neither true nor false: so no class of the code can pass for a result.
+The code's functions are called through a pipe. What comes back is plain data or a `RemoteObject`. Its operators run
+in the code, where they mean what its class defines, with two limits, so that no class of the code can pass for a
+result: an object of the code is never equal to plain data nor ordered with it, and an operator with plain data
+(`vector * 3`) must give an object again.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import builtins
 import json
 import os
 import select
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -25,68 +28,107 @@ class Caller:
 
     def __init__(self, requests: int, replies: int, timeout_s: float) -> None:
         self._requests, self._replies, self._timeout_s = requests, replies, timeout_s
+        self._objects: dict[int, RemoteObject] = {}
         self.trouble: BaseException | None = None
         """Kept apart, since a bare `except` of a check may catch what is raised."""
 
     def lookup(self, name: str) -> Any:
-        """The code's global `name`. Raises NameError when it has none."""
+        """Return the code's global `name`. Raises NameError when it has none."""
         try:
-            return self._value(self._ask({"do": "name", "name": name}))
+            return self.run("global", name)
         except Exception:
             raise NameError(f"the code does not define {name}") from None
 
-    def attribute(self, target: int, name: str) -> Any:
-        return self._value(self._ask({"do": "attribute", "target": target, "name": name}))
-
-    def call(self, target: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, operation: str, *args: Any, **kwargs: Any) -> Any:
+        """Run an operation of `main.OPERATIONS` on these arguments in the process of the code."""
+        encoder = wire.Encoder(_refer)
         try:
-            positional = [wire.encode(arg, _number) for arg in args]
-            named = {name: wire.encode(arg, _number) for name, arg in kwargs.items()}
+            request = [operation, encoder.encode_all(args), {key: encoder.encode(one) for key, one in kwargs.items()}]
         except wire.NotPlain as error:
             self.trouble = error
             raise
-        reply = self._ask({"do": "call", "target": target, "args": positional, "kwargs": named})
-        value = self._value(reply)
-        for arg, data in zip(args, reply.get("args") or (), strict=False):
-            _update(arg, wire.decode(data, self._resolve))
-        return value
+        reply = self._ask(request)
+        decoder = wire.Decoder(self._resolve, encoder.objects)
+        match reply:
+            case {"error": [str(name), list(items)]}:
+                raise _rebuild(name, [decoder.decode(item) for item in items])
+            case {"value": data, "objects": list(contents)}:
+                value = decoder.decode(data)
+                # The code may have changed the containers of the arguments in place.
+                for container, content in zip(encoder.objects, contents, strict=True):
+                    decoder.fill(container, content)
+                return value
+        raise ValueError("the code gave no answer")
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: list[Any]) -> Any:
         try:
-            wire.send(self._requests, request)
+            wire.send(self._requests, wire.pack(request))
             if not select.select([self._replies], [], [], self._timeout_s)[0]:
                 raise EOFError("no answer in time")
-            reply = wire.receive(self._replies)
+            return wire.receive(self._replies)
         except (OSError, EOFError) as error:
             self.trouble = CodeGone(str(error))
             raise self.trouble from None
-        if not isinstance(reply, dict):
-            raise ValueError("the code gave no answer")
-        return reply
-
-    def _value(self, reply: dict[str, Any]) -> Any:
-        if "error" in reply:
-            raise _rebuild(reply["error"])
-        return wire.decode(reply.get("value"), self._resolve)
 
     def _resolve(self, number: int) -> RemoteObject:
-        return RemoteObject(self, number)
+        return self._objects.setdefault(number, RemoteObject(self, number))
 
 
 class RemoteObject:
-    """Something of the code that is not plain data: its functions, classes and their instances."""
+    """Something of the code that is not plain data: functions, classes, their instances, iterators."""
+
+    __slots__ = ("_remote_caller", "_remote_number")
 
     def __init__(self, caller: Caller, number: int) -> None:
-        self._caller, self._number = caller, number
+        object.__setattr__(self, "_remote_caller", caller)
+        object.__setattr__(self, "_remote_number", number)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._caller.call(self._number, args, kwargs)
+    def __eq__(self, other: object) -> Any:
+        return _run("eq", self, other) if isinstance(other, RemoteObject) else NotImplemented
 
-    def __getattr__(self, name: str) -> Any:
-        return self._caller.attribute(self._number, name)
+    def __ne__(self, other: object) -> Any:
+        return _run("ne", self, other) if isinstance(other, RemoteObject) else NotImplemented
 
-    def __bool__(self) -> bool:
-        raise TypeError("the code returned an object where plain data was expected")
+    def __instancecheck__(self, instance: Any) -> Any:
+        return isinstance(instance, RemoteObject) and _run("isinstance", instance, self)
+
+    def __hash__(self) -> int:
+        return int(_run("hash", self))
+
+
+def _run(operation: str, remote: RemoteObject, *args: Any, **kwargs: Any) -> Any:
+    return remote._remote_caller.run(operation, remote, *args, **kwargs)
+
+
+def _forward(operation: str) -> Callable[..., Any]:
+    return lambda self, *args, **kwargs: _run(operation, self, *args, **kwargs)
+
+
+def _compare(operation: str) -> Callable[[RemoteObject, Any], Any]:
+    return lambda self, other: _run(operation, self, other) if isinstance(other, RemoteObject) else NotImplemented
+
+
+def _operate(operation: str, *, is_swapped: bool = False) -> Callable[[RemoteObject, Any], Any]:
+    def operate(self: RemoteObject, other: Any) -> Any:
+        left, right = (other, self) if is_swapped else (self, other)
+        value = self._remote_caller.run(operation, left, right)
+        if isinstance(other, RemoteObject) or isinstance(value, RemoteObject):
+            return value
+        raise TypeError(f"{operation} of an object of the code and plain data must be an object")
+
+    return operate
+
+
+for _name in ("call", "getattr", "setattr", "delattr", "getitem", "setitem", "delitem"):
+    setattr(RemoteObject, f"__{_name}__", _forward(_name))
+for _name in ("len", "iter", "next", "reversed", "bool", "str", "repr", "format", "neg", "pos", "invert"):
+    setattr(RemoteObject, f"__{_name}__", _forward(_name))
+for _name in ("lt", "le", "gt", "ge"):
+    setattr(RemoteObject, f"__{_name}__", _compare(_name))
+for _name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"):
+    setattr(RemoteObject, f"__{_name}__", _operate(_name))
+    setattr(RemoteObject, f"__r{_name}__", _operate(_name, is_swapped=True))
+    setattr(RemoteObject, f"__i{_name}__", _operate(f"i{_name}"))
 
 
 def run_checks(job: dict[str, Any], caller: Caller, verdicts: int) -> None:
@@ -108,7 +150,7 @@ def run_checks(job: dict[str, Any], caller: Caller, verdicts: int) -> None:
 
 def _passes(check: str, namespace: dict[str, Any]) -> bool:
     try:
-        exec(compile(check, "<check>", "exec"), namespace)
+        exec(compile(check, "<check>", "exec", dont_inherit=True), namespace)
     except BaseException:  # also what a check or the lost pipe raises past `except Exception`
         return False
     return True
@@ -118,30 +160,18 @@ def _report(fd: int, verdict: dict[str, Any]) -> None:
     os.write(fd, json.dumps(verdict).encode() + b"\n")
 
 
-def _number(value: Any) -> int:
+def _refer(value: Any, encoder: wire.Encoder) -> list[Any]:
     if isinstance(value, RemoteObject):
-        return value._number
+        return ["o", value._remote_number]
+    if isinstance(value, Iterator):
+        return ["y", encoder.encode_all(value)]
     raise wire.NotPlain(f"an argument of the type {type(value).__name__} cannot be handed to the code")
 
 
-def _update(arg: Any, after: Any) -> None:
-    """Make a list, dict or set what it is now on the other side."""
-    if type(arg) is not type(after):
-        return
-    if isinstance(arg, list | bytearray):
-        arg[:] = after
-    elif isinstance(arg, dict | set):
-        arg.clear()
-        arg.update(after)
-
-
-def _rebuild(error: Any) -> Exception:
-    """A builtin exception by its name; one of the code's own is a RuntimeError."""
-    name, text = (str(part) for part in error)
+def _rebuild(name: str, args: list[Any]) -> Exception:
+    """Return a builtin exception by its name; others are an Exception."""
     kind = getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
-            return kind(text)
-        except TypeError:  # such as UnicodeDecodeError, which wants more
-            pass
-    return RuntimeError(f"{name}: {text}")
+        with suppress(TypeError):  # such as of UnicodeDecodeError, which wants more
+            return kind(*args)
+    return Exception(*args)

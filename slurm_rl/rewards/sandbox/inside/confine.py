@@ -135,6 +135,9 @@ def _set_limits(limits: dict[str, Any]) -> None:
         hard = resource.getrlimit(kind)[1]
         lowest = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (lowest, lowest))
+    # Deep recursion through C (functools.lru_cache) overflows the usual 8 MB; memory is bounded by RLIMIT_AS.
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
 
 
 def _drop_capabilities() -> None:

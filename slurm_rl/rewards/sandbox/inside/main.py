@@ -10,8 +10,10 @@ from __future__ import annotations
 import _sitebuiltins
 import builtins
 import json
+import operator
 import os
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -19,38 +21,60 @@ from slurm_rl.rewards.sandbox.inside import wire
 from slurm_rl.rewards.sandbox.inside.check import Caller, run_checks
 from slurm_rl.rewards.sandbox.inside.confine import confine
 
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "call": lambda function, *args, **kwargs: function(*args, **kwargs),
+    **{f.__name__: f for f in (getattr, setattr, delattr, isinstance, len, iter, next, bool, repr, hash, format)},
+    "str": str,
+    "reversed": reversed,
+    "and": operator.and_,
+    "or": operator.or_,
+    **{name: getattr(operator, name) for name in operator.__all__ if name not in ("call",)},
+}
+"""What the checks may do with objects of the code."""
+
 
 def serve(namespace: dict[str, Any], requests: int, replies: int) -> None:
     """Answer until the other side closes `requests`; both are file descriptors."""
     objects: list[Any] = []
+    numbers: dict[int, int] = {}
 
-    def keep(value: Any) -> int:
-        objects.append(value)
-        return len(objects) - 1
+    def refer(value: Any, _: wire.Encoder) -> list[Any]:
+        number = numbers.setdefault(id(value), len(objects))
+        if number == len(objects):
+            objects.append(value)
+        return ["o", number]
 
+    operations = {**OPERATIONS, "global": namespace.__getitem__}
     while True:
         try:
             request = wire.receive(requests)
         except EOFError:
             return
         try:
-            reply = _answer(request, namespace, objects, keep)
+            reply = wire.pack(_answer(request, operations, objects, refer))
         except BaseException as error:
-            reply = {"error": [type(error).__name__, str(error)[:500]]}
+            reply = wire.pack(_describe(error))
         wire.send(replies, reply)
 
 
-def _answer(request: Any, namespace: dict[str, Any], objects: list[Any], keep: Any) -> dict[str, Any]:
-    if request["do"] == "name":
-        return {"value": wire.encode(namespace[request["name"]], keep)}
-    target = objects[request["target"]]
-    if request["do"] == "attribute":
-        return {"value": wire.encode(getattr(target, request["name"]), keep)}
-    positional = [wire.decode(data, objects.__getitem__) for data in request["args"]]
-    named = {name: wire.decode(data, objects.__getitem__) for name, data in request["kwargs"].items()}
-    value = target(*positional, **named)
-    # The caller's lists and dicts may have been changed in place; it gets them back.
-    return {"value": wire.encode(value, keep), "args": [wire.encode(item, keep) for item in positional]}
+def _answer(request: Any, operations: Any, objects: list[Any], refer: Any) -> dict[str, Any]:
+    operation, args, kwargs = request
+    decoder = wire.Decoder(objects.__getitem__)
+    positional = [decoder.decode(data) for data in args]
+    named = {name: decoder.decode(data) for name, data in kwargs.items()}
+    value = operations[operation](*positional, **named)
+    encoder = wire.Encoder(refer, decoder.objects)
+    return {
+        "value": encoder.encode(value),
+        "objects": [encoder.encode_content(container) for container in decoder.objects],
+    }
+
+
+def _describe(error: BaseException) -> dict[str, Any]:
+    """Return its class, or the next one below it that is Python's own, with its arguments."""
+    name = next(base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins")
+    plain = [arg if isinstance(arg, (int, float)) else str(arg)[:500] for arg in error.args]
+    return {"error": [name, wire.Encoder(lambda value, _: ["s", str(value)]).encode_all(plain)]}
 
 
 def main() -> None:
@@ -81,5 +105,6 @@ def _run(source: str, name: str) -> dict[str, Any]:
     module = ModuleType(name)
     module.__file__ = "solution.py"
     sys.modules[name] = module
-    exec(compile(source, "solution.py", "exec"), module.__dict__)
+    # Not with the __future__ imports of this file.
+    exec(compile(source, "solution.py", "exec", dont_inherit=True), module.__dict__)
     return module.__dict__
