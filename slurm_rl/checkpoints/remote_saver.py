@@ -10,6 +10,7 @@ from pathlib import Path
 from slurm_rl.checkpoints.folders import written_beside
 from slurm_rl.checkpoints.remote import NotOursError, RemoteFolder
 from slurm_rl.checkpoints.store import MANIFEST, CheckpointStore
+from slurm_rl.data.load_data import knows_rows
 from slurm_rl.disk import find_refusal, next_action
 from slurm_rl.errors import CheckpointError, ConfigError, RunDirError
 from slurm_rl.run_dir import RunDir, append_event, read_json
@@ -121,7 +122,7 @@ class RemoteSaver:
             self.remote.download(REFERENCE, folder, folder)
 
     def _check_prompts(self, path: Path) -> None:
-        if path.is_file() and self.run_dir.prompts.is_file() and read_json(path) != read_json(self.run_dir.prompts):
+        if path.is_file() and self.run_dir.prompts.is_file() and not knows_rows(self.run_dir, read_json(path)):
             raise CheckpointError(
                 "a copy must be of a run with the same prompts: data, tokenizer and chat template",
                 seen=f"{self.remote.url} has other ones",

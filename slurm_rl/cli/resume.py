@@ -8,17 +8,23 @@ from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.config.launchers import LAUNCHERS
+from slurm_rl.data.load_data import accept_new_rows
 from slurm_rl.job.create import require_own_run
+from slurm_rl.launchers.jobs import held_to_resume
 from slurm_rl.runs.find import load_plan, parse_path
 from slurm_rl.runs.pipeline import find_stages
 from slurm_rl.runs.start import resume_run
 
 
 def run(words: list[str]) -> int:
-    rest = read_words("resume", words).rest
+    read = read_words("resume", words)
+    rest = read.rest
     if len(rest) == 1 and (stages := find_stages(parse_path(rest[0]))):
         return start_stages([require_own_run(stage) for stage in stages])
     directory = require_own_run(find_run(rest))
+    if read.flags.accept_new_rows:
+        with held_to_resume(directory):
+            accept_new_rows(directory)
     if LAUNCHERS[load_plan(directory).launcher].by_node:
         from slurm_rl.cli.node import run as run_node
 

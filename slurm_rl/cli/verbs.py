@@ -232,6 +232,11 @@ VERBS = {
         "resume a run from its newest checkpoint",
         "[run]",
         "resume runs/addition-20261121-101500",
+        (
+            switch(
+                "--accept-new-rows", help="go on although rows of the data were corrected, added or removed; recorded"
+            ),
+        ),
         details=_RUN,
     ),
     "nodes": Verb(

@@ -89,6 +89,8 @@ class VerifierRow(Row):
 
     judges_answer: bool = False
     """Its score says whether the answer is right; else it is of the form."""
+    check: str | None = None
+    """`module:function` that raises for a reference answer that no completion can score against."""
 
 
 _ADVANTAGES, _LOSSES = "slurm_rl.math.advantages", "slurm_rl.math.losses"
@@ -149,11 +151,18 @@ DIVERGENCES: Final[dict[str, Row]] = {
 
 TOOLS: Final[dict[str, Row]] = {"python": Row("slurm_rl.envs.python_tool:python")}
 
+_REWARDS = "slurm_rl.rewards"
 VERIFIERS: Final[dict[str, VerifierRow]] = {
-    "arithmetic": VerifierRow("slurm_rl.rewards.verifiers:score_arithmetic", judges_answer=True),
-    "math": VerifierRow("slurm_rl.rewards.math_answer:score_math", judges_answer=True),
-    "code": VerifierRow("slurm_rl.rewards.code_answer:score_code", judges_answer=True),
-    "format": VerifierRow("slurm_rl.rewards.verifiers:score_format"),
+    "arithmetic": VerifierRow(
+        f"{_REWARDS}.verifiers:score_arithmetic", judges_answer=True, check=f"{_REWARDS}.verifiers:check_integer"
+    ),
+    "math": VerifierRow(
+        f"{_REWARDS}.math_answer:score_math", judges_answer=True, check=f"{_REWARDS}.math_answer:check_reference"
+    ),
+    "code": VerifierRow(
+        f"{_REWARDS}.code_answer:score_code", judges_answer=True, check=f"{_REWARDS}.code_answer:parse_code_tests"
+    ),
+    "format": VerifierRow(f"{_REWARDS}.verifiers:score_format"),
 }
 
 

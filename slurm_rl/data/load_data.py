@@ -4,7 +4,7 @@ Nothing here knows the run's seed: it decides in which order rows are trained on
 
 A run is held to the rows it began with: its data position means nothing among others. The order of the rows is a
 function of their number and the seed, so one row more, or another revision of a hub data set, would resume elsewhere
-without a word.
+without a word. A user who corrected or removed a row accepts the rows as they are now, and prompts.json records it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shlex
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
 _LARGEST = 999
 """A million rows; every row is kept in memory."""
-_NEXT = "bring the old data, tokenizer and slurm_rl back, or start a new run with model.init_from=<run>/export"
 
 
 def build_addition_rows(largest_addend: int) -> list[PromptRow]:
@@ -166,17 +166,47 @@ def check_same_rows(run: RunDir, num_train: int, num_held_out: int, contents: It
             raise DataError(
                 "a run resumes with the rows it began with, which were written down then",
                 seen=f"checkpoints and no {run.prompts.name} in {run.path}: an earlier version began this run",
-                action=_NEXT,
+                action=_next_action(run),
             )
         write_json(run.prompts, seen)
         return
     expected = read_json(run.prompts)
-    if expected != seen:
+    replaced = expected.pop(_REPLACED, [])
+    if not expected:  # accepted by `accept_new_rows`
+        write_json(run.prompts, {**seen, _REPLACED: replaced})
+    elif expected != seen:
         raise DataError(
             "a run resumes with the rows it began with: data, tokenizer, chat template and held-out rows as they were",
             seen=f"{_show(seen)} in place of {_show(expected)}",
-            action=_NEXT,
+            action=_next_action(run),
         )
+
+
+def _next_action(run: RunDir) -> str:
+    command = f"python -m slurm_rl resume {shlex.quote(str(run.path))} --accept-new-rows"
+    return f"bring the old data, tokenizer and slurm_rl back, or go on with the rows as they are now: {command}"
+
+
+_REPLACED = "replaced"
+"""Key of prompts.json: the rows before each acceptance, oldest first."""
+
+
+def accept_new_rows(run: RunDir) -> None:
+    """Let the next attempt of a run go on with the rows that it finds; those until now stay on record.
+
+    The order of the rows from there on is that of their new number: with the same number, a corrected row keeps its
+    place; with another one, rows of the current epoch may be repeated or left out.
+    """
+    until_now = read_json(run.prompts) if run.prompts.is_file() else {}
+    replaced = until_now.pop(_REPLACED, [])
+    write_json(run.prompts, {_REPLACED: [*replaced, *([until_now] if until_now else [])]})
+
+
+def knows_rows(run: RunDir, rows: dict[str, object]) -> bool:
+    """Whether the run goes on with these rows of another prompts.json, or did until new ones were accepted."""
+    ours = read_json(run.prompts)
+    plain = {key: value for key, value in rows.items() if key != _REPLACED}
+    return plain in ({key: value for key, value in ours.items() if key != _REPLACED}, *ours.get(_REPLACED, []))
 
 
 def prompt_content(prompt: EncodedPrompt) -> bytes:

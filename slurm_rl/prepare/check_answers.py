@@ -1,7 +1,7 @@
-"""Asks the `math` verifier of every reference answer whether it could judge anything by it.
+"""Ask a verifier whether it could judge any completion by each reference answer.
 
-Some cannot be parsed (`10\\%`, `0.\\overline{3}`), and a run ends at the first such row it meets, since scoring it 0
-or 1 would both be wrong. So these rows are left out when the data set is made, and named.
+Some cannot be parsed (`#### 72`, a sentence), and such a row fails in every step. So these rows are left out when a
+data set is prepared, and `plan` names those of own data.
 
 The verifier runs in another process: sympy can take forever over a few characters, also inside C, and only a
 process can be ended then.
@@ -9,11 +9,14 @@ process can be ended then.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 from slurm_rl.errors import ConfigError
+from slurm_rl.functions.load import load_function
 from slurm_rl.meter import measure
 from slurm_rl.prepare import require_library
 
@@ -24,33 +27,36 @@ TIMEOUT_S = 10.0
 """Deadline of one answer."""
 _START_TIMEOUT_S = 120.0
 """Importing sympy from a cold network disk takes its time."""
-Judge = Callable[[str, str], float]
+MATH = "slurm_rl.rewards.math_answer:check_reference"
 
 
 def find_unscorable(
-    answers: Iterable[str], say: Callable[[str], None], *, timeout_s: float = TIMEOUT_S, judge: Judge | None = None
+    answers: Iterable[str], check: str = MATH, *, timeout_s: float = TIMEOUT_S, total_s: float = math.inf
 ) -> dict[str, str]:
-    """What is wrong with each answer that does not even score against itself; each is tried once.
+    """Return what is wrong with each answer that no completion can score against; each is tried once.
 
     Args:
-        judge: (completion, answer) -> 1.0 when they are equal; the `math` verifier by default.
+        check: `module:function` that raises for such an answer.
+        total_s: answers that are not reached by then count as right.
 
     Raises:
         ConfigError: math-verify is not installed.
     """
-    if judge is None:
+    if check == MATH:
         require_library("math_verify", "checking reference answers needs math-verify")
     require_library("pebble", "checking reference answers needs Pebble")
     from pebble import ProcessPool
 
     unique = list(dict.fromkeys(answers))
-    say(f"checking {len(unique)} different reference answers")
+    verdicts = {}
+    give_up = time.monotonic() + total_s
     # One process; pebble starts another after each answer that was late or that killed it.
-    with ProcessPool(max_workers=1, initializer=_choose, initargs=(judge,), context=get_context("spawn")) as pool:
+    with ProcessPool(max_workers=1, initializer=_choose, initargs=(check,), context=get_context("spawn")) as pool:
         try:
             with measure("checking answers", len(unique), unit="answers") as advance:
-                verdicts = {}
                 for answer in unique:
+                    if time.monotonic() > give_up:
+                        break
                     verdicts[answer] = _ask(pool, answer, timeout_s)
                     advance(1)
         finally:
@@ -62,7 +68,7 @@ def _ask(pool: ProcessPool, answer: str, timeout_s: float) -> str:
     """What is wrong with the answer, or ""."""
     from pebble import ProcessExpired
 
-    future = pool.schedule(_compare, args=(answer,), timeout=timeout_s)
+    future = pool.schedule(_run_check, args=(answer,), timeout=timeout_s)
     try:
         return str(future.result(_START_TIMEOUT_S + timeout_s))
     except ProcessExpired:
@@ -77,21 +83,18 @@ def _ask(pool: ProcessPool, answer: str, timeout_s: float) -> str:
         ) from None
 
 
-_chosen: list[Judge] = []
-"""In the process alone: who judges there."""
+_chosen: list[Callable[[str], object]] = []
+"""The check, in the process that runs it."""
 
 
-def _choose(judge: Judge | None) -> None:
-    if judge is None:
-        from slurm_rl.rewards.math_answer import score_math
-
-        judge = score_math
-    _chosen.append(judge)
+def _choose(check: str) -> None:
+    _chosen.append(load_function(check))
 
 
-def _compare(answer: str) -> str:
-    (judge,) = _chosen
+def _run_check(answer: str) -> str:
+    (check,) = _chosen
     try:
-        return "" if judge(answer, answer) == 1.0 else "it does not equal itself"
+        check(answer)
     except Exception as error:  # sympy raises what it likes
         return f"{type(error).__name__}: {str(error)[:80]}"
+    return ""

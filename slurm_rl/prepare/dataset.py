@@ -69,7 +69,8 @@ def drop_unscorable(
     Raises:
         DataError: there are so many of the others that the data set must be another one.
     """
-    unscorable = find_unscorable((row["answer"] for _, row in rows), say)
+    say(f"checking the reference answers of {len(rows)} rows")
+    unscorable = find_unscorable(row["answer"] for _, row in rows)
     left = [(where, row) for where, row in rows if row["answer"] in unscorable]
     if len(left) > _MAX_UNSCORABLE * len(rows):
         where, row = left[0]

@@ -1,4 +1,4 @@
-"""Find the answer in a completion: the text after the reasoning, and the program in that text."""
+"""Find the answer in a completion: the text after the reasoning, and the program or the boxes in that text."""
 
 from __future__ import annotations
 
@@ -104,3 +104,52 @@ def _parses(code: str) -> bool:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     return True
+
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*")
+_TOKEN = re.compile(r"\\.|[{}]", re.DOTALL)
+_JOINT = re.compile(
+    r"(?=.*(?:[,;&]|and|or))"
+    r"(?:[\s$,;&]|\\[()\[\],;: ]|\\q?quad|and|or|\\text\s*\{[\s,]*(?:and|or)\s*\}|[A-Za-z]\w?\s*=)*",
+    re.DOTALL,
+)
+"""What joins the boxes of one answer of several parts: a comma, "and" or "or", and at most `y =` besides."""
+_LONGEST_JOINT = 80
+
+
+def find_boxes(text: str) -> list[str]:
+    r"""Return what is in the boxes of the answer: in the last \boxed{}, and in those joined to it.
+
+    Empty if there is no box, or if the last one is never closed: an earlier one may have been revoked.
+
+    >>> find_boxes(r"\boxed{3}? No, $x = \boxed{\frac{1}{2}}$ or $\boxed{5}$")
+    ['\\frac{1}{2}', '5']
+    """
+    boxes: list[str] = []
+    end = 0
+    for found in _BOX.finditer(text):
+        if found.start() < end:  # inside another box
+            continue
+        if found.start() - end > _LONGEST_JOINT or not _JOINT.fullmatch(text, end, found.start()):
+            boxes = []
+        content, end = _read_group(text, found.end())
+        if content is None:
+            return []
+        boxes.append(content)
+    return boxes
+
+
+def has_box(text: str) -> bool:
+    return _BOX.search(text) is not None
+
+
+def _read_group(text: str, start: int) -> tuple[str | None, int]:
+    """Return the content of the braces at `start`, or the one character there; None if they are never closed."""
+    if text[start : start + 1] != "{":
+        return (text[start] if text[start : start + 1].isalnum() else None), start + 1
+    depth = 0
+    for token in _TOKEN.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        if depth == 0:
+            return text[start + 1 : token.start()], token.end()
+    return None, len(text)

@@ -51,13 +51,18 @@ def score_arithmetic(completion: str, answer: str) -> float:
     Raises:
         DataError: the answer is not a plain decimal integer, so nothing could ever match it.
     """
+    check_integer(answer)
+    return float(completion.strip() == answer)
+
+
+def check_integer(answer: str) -> None:
+    """Raise DataError if the answer is not a plain decimal integer."""
     if not _INTEGER.fullmatch(answer):
         raise DataError(
             "the arithmetic verifier needs a decimal integer as reference answer",
             seen=repr(answer),
             action="correct the row, or choose another verifier under reward.verifiers",
         )
-    return float(completion.strip() == answer)
 
 
 def score_format(completion: str, answer: str) -> float:

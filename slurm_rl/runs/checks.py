@@ -24,6 +24,7 @@ from slurm_rl.runs.chat import check_template, uses_chat_template
 from slurm_rl.runs.find import open_run
 from slurm_rl.runs.model_checks import check_lora_targets, check_reward_model, check_same_model, check_weight_files
 from slurm_rl.runs.model_shape import read_object, sees_images
+from slurm_rl.runs.reference_checks import check_references
 from slurm_rl.runs.schedule_check import find_long_warmups
 
 Tell = Callable[[str], object]
@@ -203,9 +204,11 @@ def _check_data(config: RunConfig, tell: Tell) -> None:
             _tell_all(find_long_warmups(config, len(examples)), tell)
             return
         for one in [] if config.eval.only else each_source(config).values():
-            _check_prompts(one)
+            _check_prompts(one, tell)
         for name, one in each_set(config).items():
-            load_set(one.data, config.eval.sets[name].num_rows, with_info=one.env.is_on)
+            rows = load_set(one.data, config.eval.sets[name].num_rows, with_info=one.env.is_on)
+            if not one.env.is_on:
+                check_references(one.reward, rows, tell)
     except MissingLibraryError as error:
         tell(f"the data are checked on the node only, since here {error}")
 
@@ -220,7 +223,7 @@ def _tell_all(lines: Iterable[str], tell: Tell) -> None:
         tell(line)
 
 
-def _check_prompts(config: RunConfig) -> None:
+def _check_prompts(config: RunConfig, tell: Tell) -> None:
     from slurm_rl.data.characters import check_characters
     from slurm_rl.data.images import check_sources, list_images
     from slurm_rl.data.load_data import load_prompts
@@ -235,6 +238,8 @@ def _check_prompts(config: RunConfig) -> None:
             action="set model.path to a Qwen2.5-VL or Qwen3-VL, or data.image_key=null and prompts without images",
         )
     check_sources(images)
+    if config.data.train != "addition" and not config.env.is_on:
+        check_references(config.reward, rows, tell)
     tiny = config.model.tiny
     if tiny is not None and not uses_chat_template(config):
         longest = config.data.max_prompt_tokens if config.data.overlong == "refuse" else None

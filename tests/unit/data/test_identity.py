@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slurm_rl.data.load_data import check_same_rows, prompt_content
+from slurm_rl.data.load_data import accept_new_rows, check_same_rows, knows_rows, prompt_content
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.errors import DataError
 from slurm_rl.math.sequences import ImageSpan, TrainSequence
-from slurm_rl.run_dir import RunDir
+from slurm_rl.run_dir import RunDir, read_json
 from slurm_rl.supervised.objective import Example
 
 
@@ -57,6 +57,23 @@ def test_a_run_that_began_before_rows_were_written_down_is_refused(tmp_path: Pat
     """Which rows it holds out may be others by now."""
     (tmp_path / "checkpoints" / "step-2").mkdir(parents=True)
     with pytest.raises(DataError, match=r"checkpoints and no prompts\.json .* Next: bring the old data"):
+        check(tmp_path, PROMPTS, [])
+    accept_new_rows(RunDir(tmp_path))
+    check(tmp_path, PROMPTS, [])
+
+
+@pytest.mark.parametrize("changed", CHANGED)
+def test_accepted_rows_are_taken_once_and_the_old_ones_recorded(changed: list[EncodedPrompt], tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    check(tmp_path, PROMPTS, [])
+    before = read_json(run.prompts)
+    accept_new_rows(run)
+    accept_new_rows(run)  # the same command again, before the run came up
+    check(tmp_path, changed, [])
+    assert read_json(run.prompts)["replaced"] == [before]
+    assert knows_rows(run, before) and knows_rows(run, read_json(run.prompts))
+    check(tmp_path, changed, [])
+    with pytest.raises(DataError, match=r"Next: bring .* resume .* --accept-new-rows"):
         check(tmp_path, PROMPTS, [])
 
 

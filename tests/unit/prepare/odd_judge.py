@@ -1,4 +1,4 @@
-"""A verifier that misbehaves on demand; in a module of its own, which a new process can import."""
+"""A check that misbehaves on demand; in a module of its own, which a new process can import."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import itertools
 import os
 
 
-def judge_oddly(completion: str, answer: str) -> float:
+def judge_oddly(answer: str) -> None:
     if answer == "hangs in C":
         max(itertools.count())
     if answer == "dies":
         os._exit(1)
     if answer == "raises":
         raise RecursionError("deep")
-    return 0.0 if answer == "differs" else 1.0

@@ -92,7 +92,7 @@ def test_math_compares_values(completion: str, answer: str, score: float) -> Non
     assert score_math(completion, answer) == score
 
 
-@pytest.mark.parametrize("answer", ["", "$$", r"\frac{1}{", "$60", r"50\%"])
+@pytest.mark.parametrize("answer", ["", "$$", r"\frac{1}{", "$60"])
 def test_an_answer_that_math_cannot_read_is_an_error_and_never_a_score(answer: str) -> None:
     with pytest.raises(DataError, match="reference answer that is LaTeX; got '") as caught:
         score_math("$1$", answer)

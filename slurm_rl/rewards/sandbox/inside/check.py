@@ -78,6 +78,8 @@ class RemoteObject:
     """Something of the code that is not plain data: functions, classes, their instances, iterators."""
 
     __slots__ = ("_remote_caller", "_remote_number")
+    _remote_caller: Caller
+    _remote_number: int
 
     def __init__(self, caller: Caller, number: int) -> None:
         object.__setattr__(self, "_remote_caller", caller)

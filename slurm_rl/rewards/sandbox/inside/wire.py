@@ -197,7 +197,7 @@ class Decoder:
             case ["u" | "z" as kind, list(items)]:
                 return (tuple if kind == "u" else frozenset)(map(self._decode, items))
             case ["m", str(name), list(fields), list(items)]:
-                return namedtuple(name, fields)(*map(self._decode, items))  # type: ignore[misc]
+                return namedtuple(name, fields)(*map(self._decode, items))
             case ["y", list(items)]:
                 return iter([*map(self._decode, items)])
             case ["v", str(name), list(items)]:
