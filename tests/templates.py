@@ -40,10 +40,20 @@ def special_tokens() -> list[str]:
     return ["<pad>", "<bos>", *sorted(found - {"<pad>", "<bos>"}), "<|python_tag|>"]
 
 
-def build_tokenizer(family: str) -> Any:
-    """With the template of `FOLDER/<family>.jinja`."""
+def _is_tag(token: str) -> bool:
+    ends = ("<pad>", "<bos>", "</s>", "<sop>", "<image>", "<start_of_turn>", "<end_of_turn>", "<end_of_utterance>")
+    return re.fullmatch(r"</?[\w:.=-]+>", token) is not None and token not in ends
+
+
+def build_tokenizer(family: str, *, has_special_tags: bool = True) -> Any:
+    """With the template of `FOLDER/<family>.jinja`.
+
+    Args:
+        has_special_tags: whether tags like <think> are special tokens, or ordinary text as in most families.
+    """
+    special = [token for token in special_tokens() if has_special_tags or not _is_tag(token)]
     characters = [*map(chr, range(32, 127)), *"\n\u2581\uff5c\u00e9"]
-    words = Tokenizer(models.WordLevel({token: n for n, token in enumerate([*special_tokens(), *characters])}))
+    words = Tokenizer(models.WordLevel({token: n for n, token in enumerate([*special, *characters])}))
     words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     words.decoder = decoders.Fuse()
     tokenizer = PreTrainedTokenizerFast(
@@ -51,7 +61,7 @@ def build_tokenizer(family: str) -> Any:
         pad_token="<pad>",
         bos_token="<bos>",
         eos_token=END.get(family, "<|im_end|>"),
-        additional_special_tokens=special_tokens()[2:],
+        additional_special_tokens=special[2:],
     )
     tokenizer.chat_template = (FOLDER / f"{family}.jinja").read_text(encoding="utf-8")
     return tokenizer

@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from slurm_rl.config.data import DataConfig
+from slurm_rl.data.call_forms import convert_calls
 from slurm_rl.data.prompts import Message, Text
 from slurm_rl.errors import DataError
 
@@ -62,7 +63,7 @@ class ChatTemplate:
             unsaid = [name for name in names if told.count(name) <= plain.count(name)]
             if unsaid:
                 raise DataError(
-                    "env.tools needs a chat template that tells the model of its tools",
+                    "tools need a chat template that tells the model of its tools (env.tools, data.tools_key)",
                     seen=f"nothing of {', '.join(unsaid)} in a prompt of {self.tokenizer.name_or_path or 'it'}",
                     action="choose a model that was taught to call tools, or give its tokenizer such a template",
                 )
@@ -77,6 +78,7 @@ class ChatTemplate:
         Raises:
             DataError: the template refuses the messages.
         """
+        messages = convert_calls(messages, self.tokenizer, name)
         try:
             return str(
                 self.tokenizer.apply_chat_template(
@@ -113,6 +115,20 @@ def open_template(tokenizer: Any, config: DataConfig, tools: Sequence[dict[str, 
 def is_rendered(prompt: str, tokenizer: Any) -> bool:
     """Return whether the text begins with a special token, as the output of a chat template does."""
     return any(prompt.startswith(token) for token in tokenizer.all_special_tokens)
+
+
+def with_tools(template: ChatTemplate, tools: Sequence[dict[str, Any]], name: str) -> ChatTemplate:
+    """Return the template with the tools of one row.
+
+    Raises:
+        DataError: the template does not tell the model of them; the row is named.
+    """
+    if not tools:
+        return template
+    try:
+        return replace(template, tools=tools)
+    except DataError as error:
+        raise DataError(f"{name}: {error.rule}", seen=error.seen, action=error.action) from error
 
 
 def as_plain(prompt: Text, answer: Text, name: str) -> tuple[str, str]:

@@ -3,13 +3,14 @@
     ChatML, three turns           <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello<|im_end|>\\n ...
     learned (of each such turn)                                                   ^^^^^^^^^^^^^^^
 
-The whole conversation is rendered once and tokenized once. A turn begins where the template, given the messages
-before it, would let the model go on; it ends with the special token that follows its content. An image stands
-for one token until `expand_all` gives it as many as it needs.
+The whole conversation is rendered and tokenized once. `find_answer` finds the turns of the assistant in the text, and
+each is trained from where the model starts to generate to its end-of-turn token. An image is one token until
+`expand_all` gives it as many as it needs.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from slurm_rl.data.answer_spans import AnswerSpan, find_answer
 from slurm_rl.data.characters import refuse_lost
-from slurm_rl.data.chat import ChatTemplate, as_messages, as_plain
+from slurm_rl.data.chat import ChatTemplate, as_messages, as_plain, with_tools
 from slurm_rl.data.images import list_images
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.placeholders import (
@@ -52,7 +54,14 @@ class EncodedAnswer:
 
 
 def encode_answer(
-    prompt: Text, answer: Text, tokenizer: Any, *, template: ChatTemplate | None, name: str, sees_images: bool = False
+    prompt: Text,
+    answer: Text,
+    tokenizer: Any,
+    *,
+    template: ChatTemplate | None,
+    name: str,
+    sees_images: bool = False,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> EncodedAnswer:
     """Encode one row.
 
@@ -61,13 +70,18 @@ def encode_answer(
         template: renders prompt and answer; None: both are plain text, and the end-of-text token ends the answer.
         name: of the row, for errors.
         sees_images: the model does, and its template writes a placeholder for each.
+        tools: schemas of the row's tools.
 
     Raises:
-        DataError: the row cannot be rendered or loses characters, or the template never ends a turn.
+        DataError: the row cannot be rendered or loses words or tools, or the template never ends a turn.
     """
     if template is not None:
         messages = as_messages(prompt, "user"), as_messages(answer, "assistant")
-        return _encode_chat(*messages, template, name, sees_images)
+        return _encode_chat(*messages, with_tools(template, tools, name), name, sees_images)
+    if tools:
+        raise DataError(
+            f"{name}: tools need the chat template", seen="data.chat_template=false", action="data.chat_template=true"
+        )
     prompt, answer = as_plain(prompt, answer, name)
     before, _ = tokenize_text(prompt, tokenizer, name, add_special_tokens=True)
     after, _ = tokenize_text(answer, tokenizer, name, add_special_tokens=False)
@@ -109,13 +123,15 @@ def _encode_chat(
     refuse_what_nobody_sees(messages, name, sees_images)
     text = template.render(messages, name, add_generation_prompt=False)
     token_ids, spans = tokenize_text(text, tokenizer, name, add_special_tokens=False)
-    ends = [n for n, token in enumerate(token_ids) if token in _special_ids(tokenizer)]
+    special = _special_ids(tokenizer)
+    ends = [n for n, token in enumerate(token_ids) if token in special]
     answered: list[int] = []
     for number in range(len(prompt), len(messages)):
         if messages[number]["role"] == "assistant":
-            start = _find_start(messages, number, text, template, name)
-            end = _find_end(messages[number], start, text, spans, ends, tokenizer, name)
-            answered += [n for n in range(max(end[0], 1), end[1] + 1) if spans[n][0] >= start]
+            span = find_answer(messages, number, text, template, name)
+            end = _find_end(span, text, spans, ends, tokenizer, name)
+            first = bisect_left(spans, (span.start,))
+            answered += range(max(first, 1), end + 1)
     sources = tuple(list_images(messages, name))
     return EncodedAnswer(np.array(token_ids, dtype=np.int64), np.array(answered, dtype=np.int64), name, sources)
 
@@ -133,48 +149,26 @@ def refuse_what_nobody_sees(messages: list[Message], name: str, sees_images: boo
             )
 
 
-def _find_start(messages: list[Message], number: int, text: str, template: ChatTemplate, name: str) -> int:
-    """Character at which the model would take over."""
-    before = template.render(messages[:number], name, add_generation_prompt=True) if number else ""
-    if not text.startswith(before):
-        raise DataError(
-            f"{name}: the chat template must write the messages before a turn as it does without the turn",
-            seen=f"another beginning before message {number + 1}",
-            action="take the earlier turns out of the row, or correct the template",
-        )
-    return len(before)
-
-
 def _find_end(
-    message: Message,
-    start: int,
-    text: str,
-    spans: Sequence[tuple[int, int]],
-    ends: Sequence[int],
-    tokenizer: Any,
-    name: str,
-) -> tuple[int, int]:
-    """(first token at or after `start`, the special token that ends the turn)."""
-    content = message["content"].strip() if isinstance(message["content"], str) else ""
-    at = text.find(content, start)
-    if not content or at < 0:
-        raise DataError(
-            f"{name}: the chat template must write what the assistant says as it is",
-            seen=shorten(repr(message["content"])),
-            action="write the content as text, or correct the template",
-        )
-    stop = at + len(content)
-    first = next((n for n, span in enumerate(spans) if span[0] >= start), len(spans))
-    end = next((n for n in ends if spans[n][0] >= stop), None)
-    if end is None or text[stop : spans[end][0]].strip():
+    span: AnswerSpan, text: str, spans: Sequence[tuple[int, int]], ends: Sequence[int], tokenizer: Any, name: str
+) -> int:
+    """Return the index of the special token that ends the turn.
+
+    It is the last one of those that follow every such turn, or if there are none, the first one after the words.
+    """
+    after = [n for n in ends if spans[n][1] > span.stop]
+    closing = [n for n in after if spans[n][1] <= span.closed]
+    if closing:
+        return closing[-1]
+    if not after or text[span.stop : spans[after[0]][0]].strip():
         raise DataError(
             f"{name}: the chat template must end a turn of the assistant with a special token, or the model would "
             "never learn to stop",
-            seen=f"{shorten(repr(text[stop:]))} after the turn, and the special tokens "
+            seen=f"{shorten(repr(text[span.stop :]))} after the turn, and the special tokens "
             + ", ".join(tokenizer.all_special_tokens),
-            action="add the end-of-turn token to the chat template, or choose another model",
+            action="let the template end the turn with the token that stops generation, or choose another model",
         )
-    return first, end
+    return after[0]
 
 
 def _special_ids(tokenizer: Any) -> set[int]:

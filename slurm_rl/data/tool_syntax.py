@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from slurm_rl.data.answer_spans import count_shared
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.prompts import Message
 from slurm_rl.errors import ConfigError, DataError
@@ -166,7 +167,7 @@ def write_calls(template: ChatTemplate, message: Message) -> str:
         for said in (message, {"role": "assistant", "content": _ANCHOR})
     )
     end = plain.rpartition(_ANCHOR)[2]
-    written = whole[_count_shared(whole, plain) :]
+    written = whole[count_shared(whole, plain) :]
     if message["tool_calls"][-1]["function"]["name"] not in written:
         raise DataError(
             "results of tools need a chat template that writes calls",
@@ -187,12 +188,6 @@ def find_tail(template: ChatTemplate) -> str:
     if len(two) != 3:
         return ""
     between, end = (template.tokenizer(text, add_special_tokens=False)["input_ids"] for text in two[1:])
-    rest = end[_count_shared(between, end) :]
+    rest = end[count_shared(between, end) :]
     is_one = len(rest) == 1 and rest[0] in template.tokenizer.all_special_ids
     return str(template.tokenizer.convert_ids_to_tokens(rest[0])) if is_one else ""
-
-
-def _count_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Length of what both begin with."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))

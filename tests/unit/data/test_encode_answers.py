@@ -80,7 +80,7 @@ def test_a_template_that_never_ends_a_turn_is_refused(tokenizer: Any) -> None:
 
 
 def test_a_template_that_rewrites_earlier_messages_is_refused(tokenizer: Any) -> None:
-    with pytest.raises(DataError, match=r"row 3: .*another beginning before message 2"):
+    with pytest.raises(DataError, match=r"row 3: .*got message 2, as"):
         encode(tokenizer, FORGETFUL)
 
 
