@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from slurm_rl.config.section import NonNegativeInt, PositiveInt, Section
 
@@ -52,3 +52,10 @@ class RowsConfig(ColumnsConfig):
     """For a folder or a hub name: the split to train on."""
     eval_split: str = "test"
     """For a folder or a hub name: the split to evaluate on."""
+
+    @field_validator("train", "eval", mode="before")
+    @classmethod
+    def _refuse_lists(cls, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            raise ValueError("must be one file, folder or hub name. Next: put the files into one folder and name it")
+        return value

@@ -76,6 +76,12 @@ def read_records(source: DataSource) -> Iterator[Record]:
     path = expand_user(source.name)
     if path.is_dir():
         return _read_dataset(source, path)
+    if not path.exists() and re.search(r"[*?,\[]", source.name):
+        raise DataError(
+            "data must be one file, folder or hub name",
+            seen=f"{source.name}, a list or a pattern of files",
+            action="put the files into one folder and name the folder, or name each in data.sources (task=grpo)",
+        )
     if path.suffix == ".jsonl":
         return _read_jsonl(source, path)
     if path.suffix == ".json":
@@ -84,6 +90,12 @@ def read_records(source: DataSource) -> Iterator[Record]:
         return _read_parquet(source, path)
     if not path.exists() and _HUB_NAME.fullmatch(source.name):
         return _read_dataset(source, None)
+    if path.name.endswith((".gz", ".zst", ".bz2", ".xz")):
+        raise DataError(
+            "a data file must not be compressed",
+            seen=source.name,
+            action="decompress it, or put it into a folder of its own and name the folder",
+        )
     raise DataError(
         "data must be a .jsonl, .json or .parquet file, a folder, or a hub name org/name",
         seen=f"{source.name} ({'a file of another kind' if path.exists() else 'which is not there'})",
@@ -177,7 +189,7 @@ def _read_parquet(source: DataSource, path: Path) -> Iterator[Record]:
 
     try:
         for number, row in enumerate(read_parquet_rows(path, choose)):
-            yield f"{path} row {number}", row
+            yield f"{path} row {number}", _without_padding(source, row)
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise unreadable(path, error) from None
@@ -195,7 +207,24 @@ def _read_dataset(source: DataSource, folder: Path | None) -> Iterator[Record]:
             # Paths or bytes as they are; decoding belongs to the one who looks at the picture.
             data = data.cast_column(name, Image(decode=False))
     for number, row in enumerate(data):
-        yield f"{source.name} row {number}", row
+        yield f"{source.name} row {number}", _without_padding(source, row)
+
+
+def _without_padding(source: DataSource, row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row without the keys that columnar formats add: there all objects of a column have all keys.
+
+    Columns for an environment stay as they are.
+    """
+    columns = {column for column, option in source.columns if option != "data.info_keys"} | set(source.optional)
+    return {column: _drop_missing(value) if column in columns else value for column, value in row.items()}
+
+
+def _drop_missing(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_drop_missing(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _drop_missing(one) for key, one in value.items() if one is not None or key == "content"}
+    return value
 
 
 def _open_dataset(source: DataSource, folder: Path | None) -> Any:
