@@ -33,6 +33,9 @@ class DataConfig(RowsConfig):
     messages that chosen and rejected begin with are the prompt."""
     rejected_key: str = "rejected"
     """Column with the worse answer."""
+    tools_key: str | None = "tools"
+    """Column with the tools that the row's conversation may call, for task=sft and dpo: a list of JSON schemas (also as
+    JSON in a string), which the chat template shows the model. Null: the column is not read."""
     margin_key: str | None = None
     """Column with by how much the scores should differ, for task=rm; null: any difference will do."""
     chat_template: bool | Literal["auto"] = "auto"

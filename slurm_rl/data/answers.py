@@ -4,6 +4,8 @@
     {"prompt": "3+4=", "answer": "7"}                                                               sft
     {"prompt": "3+4=", "chosen": "7", "rejected": "8"}                                              rm, dpo
     {"chosen": [...messages...], "rejected": [...messages...]}      the prompt is what both begin with
+    {"prompt": "3+4?", "chosen": [...], "rejected": [...]}          the same, if the messages include the question
+    {"messages": [...], "tools": [{"type": "function", "function": {"name": "add", ...}}]}          sft, dpo
     {"messages": [...], "images": ["1.png"]}                        with data.image_key=images
 
 What is wrong is named with its line, as for prompts.
@@ -11,13 +13,17 @@ What is wrong is named with its line, as for prompts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from slurm_rl.config.data import DataConfig
+from slurm_rl.data.chat import as_messages
 from slurm_rl.data.image_parts import place_images
 from slurm_rl.data.lines import shorten
-from slurm_rl.data.prompts import SourceRow, Text, parse_prompt
+from slurm_rl.data.prompts import Message, SourceRow, Text, parse_prompt
 from slurm_rl.data.records import DataSource, require_columns
 from slurm_rl.errors import DataError
 
@@ -28,6 +34,8 @@ class AnswerRow(SourceRow):
 
     answer: Text
     """The whole conversation where the prompt is no messages at all."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """JSON schemas of the tools that the chat template shows the model."""
 
     @property
     def texts(self) -> list[Text]:
@@ -41,6 +49,8 @@ class PairRow(SourceRow):
     chosen: Text
     rejected: Text
     margin: float = 0.0
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """JSON schemas of the tools that the chat template shows the model."""
 
     @property
     def texts(self) -> list[Text]:
@@ -49,14 +59,20 @@ class PairRow(SourceRow):
 
 def parse_answer(row: dict[str, Any], index: int, where: str, config: DataConfig) -> AnswerRow:
     """One row for sft."""
-    label = config.label_key
+    label, tools = config.label_key, _read_tools(row, where, config)
     if row.get(config.messages_key) is None and label is not None and {config.input_key, label} <= row.keys():
-        prompt = _with_images(_read_text(row[config.input_key], config.input_key, where), row, where, config)
-        return AnswerRow(index=index, where=where, prompt=prompt, answer=_read_answer(row[label], label, where))
-    messages = _read_answer(_require(row, config.messages_key, "data.messages_key", where), config.messages_key, where)
-    if isinstance(messages, str):
-        raise _wrong(where, config.messages_key, "a list of messages", messages)
-    return AnswerRow(index=index, where=where, prompt=[], answer=_with_images(messages, row, where, config))
+        prompt = _read_text(row[config.input_key], config.input_key, where)
+        answer = _read_answer(row[label], label, where)
+        if not _include_question([answer], prompt, where, config):
+            prompt = _with_images(prompt, row, where, config)
+            return AnswerRow(index=index, where=where, prompt=prompt, answer=answer, tools=tools)
+    else:
+        key = config.messages_key
+        answer = _read_answer(_require(row, key, "data.messages_key", where), key, where)
+        if isinstance(answer, str):
+            raise _wrong(where, key, "a list of messages", answer)
+    answer = _with_images(answer, row, where, config)
+    return AnswerRow(index=index, where=where, prompt=[], answer=answer, tools=tools)
 
 
 def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) -> PairRow:
@@ -70,9 +86,10 @@ def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) 
             seen=shorten(repr(chosen)),
             action="take the row out: an equal pair teaches nothing",
         )
-    prompt: Text
-    if row.get(config.input_key) is not None:
-        prompt = _with_images(_read_text(row[config.input_key], config.input_key, where), row, where, config)
+    question = row.get(config.input_key)
+    prompt = None if question is None else _read_text(question, config.input_key, where)
+    if prompt is not None and not _include_question([chosen, rejected], prompt, where, config):
+        prompt = _with_images(prompt, row, where, config)
     else:
         if not isinstance(chosen, str) and not isinstance(rejected, str):
             chosen, rejected = (_with_images(answer, row, where, config) for answer in (chosen, rejected))
@@ -84,7 +101,59 @@ def parse_pair(row: dict[str, Any], index: int, where: str, config: DataConfig) 
         chosen=chosen,
         rejected=rejected,
         margin=_read_margin(row, where, config),
+        tools=_read_tools(row, where, config),
     )
+
+
+def _include_question(answers: Sequence[Text], prompt: Text, where: str, config: DataConfig) -> bool:
+    """Return whether the answers are whole conversations, so that the prompt would repeat their question.
+
+    Raises:
+        DataError: they begin with another question.
+    """
+    conversations = [answer for answer in answers if not isinstance(answer, str)]
+    before = [list(takewhile(lambda one: one["role"] != "assistant", messages)) for messages in conversations]
+    asked = as_messages(prompt)
+    if not any(before) or asked[-1]["role"] != "user":
+        return False
+    is_whole = all(before) and len(before) == len(answers)
+    if is_whole and all(_strip(one) in map(_strip, messages) for one in asked for messages in conversations):
+        return True
+    raise DataError(
+        f"{where}: the question in {config.input_key!r} must be in a conversation that begins with a question",
+        seen=f"{shorten(repr(asked[-1]['content']))} and {shorten(repr(answers[0]))}",
+        action="correct the row, or set data.input_key to a column that the rows do not have",
+    )
+
+
+def _strip(message: Message) -> tuple[str, Any]:
+    content = message["content"]
+    return message["role"], content.strip() if isinstance(content, str) else content
+
+
+def _read_tools(row: dict[str, Any], where: str, config: DataConfig) -> list[dict[str, Any]]:
+    value = None if config.tools_key is None else row.get(config.tools_key)
+    tools = _parse_json(value)
+    if tools is None or tools == [] or tools == "":
+        return []
+    if not isinstance(tools, list) or not all(_find_name(tool) for tool in tools):
+        raise _wrong(where, str(config.tools_key), 'a list of tools like {"function": {"name": ...}}', value)
+    return tools
+
+
+def _find_name(value: Any) -> str | None:
+    """Return the function name of a tool or of a call."""
+    function = value.get("function", value) if isinstance(value, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _parse_json(value: Any) -> Any:
+    """Return what a string of JSON holds; other values as they are."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _with_images(text: Text, row: dict[str, Any], where: str, config: DataConfig) -> Text:
@@ -145,8 +214,10 @@ def _read_answer(value: Any, key: str, where: str) -> Text:
     if not turns:
         raise _wrong(where, key, "messages with a turn of the assistant", value)
     for number, message in turns:
-        content = message["content"]
-        if not content or (isinstance(content, str) and not content.strip()):
+        content, calls = message["content"], message.get("tool_calls")
+        if calls and not (isinstance(calls, list) and all(map(_find_name, calls))):
+            raise _wrong(where, key, 'messages with tool_calls like [{"function": {"name": ...}}]', calls)
+        if not calls and (not content or (isinstance(content, str) and not content.strip())):
             raise DataError(
                 f"{where}: a turn of the assistant must say something",
                 seen=f"message {number + 1} of {key!r} with the content {content!r}",

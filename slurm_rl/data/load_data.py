@@ -96,7 +96,7 @@ def load_answers(config: DataConfig) -> Split[AnswerRow]:
     Raises:
         DataError: a row without a conversation or an answer, an empty turn of the assistant, ... with its line.
     """
-    keys = (config.input_key, config.label_key, config.messages_key)
+    keys = (config.input_key, config.label_key, config.messages_key, config.tools_key)
     additions = [AnswerRow(index=r.index, prompt=r.prompt, answer=r.answer) for r in _additions(config)]
     return _load(config, additions, _reader(config, keys, parse_answer))
 
@@ -107,7 +107,7 @@ def load_pairs(config: DataConfig) -> Split[PairRow]:
     Raises:
         DataError: a row without chosen or rejected, an equal pair, ... with its line.
     """
-    keys = (config.input_key, config.chosen_key, config.rejected_key, config.margin_key)
+    keys = (config.input_key, config.chosen_key, config.rejected_key, config.margin_key, config.tools_key)
     additions = [
         PairRow(index=r.index, prompt=r.prompt, chosen=r.answer, rejected=spoil_sum(r, config.largest_addend))
         for r in _additions(config)

@@ -84,6 +84,7 @@ def load_rows(
         revision=config.revision,
         split=split,
         all_columns=takes_all,
+        optional=() if config.tools_key is None else (config.tools_key,),
     )
     others = list(keys.values()) if takes_all else None
 
@@ -137,6 +138,12 @@ def _build_row(
         )
     if config.image_key is not None:
         prompt = place_images(prompt, row[config.image_key], where)
+    if config.tools_key not in info_columns and row.get(str(config.tools_key)):
+        raise DataError(
+            f"{where}: a prompt of task=grpo has no tools of its own",
+            seen=f"the column {config.tools_key!r} (data.tools_key)",
+            action="name the tools in env.tools, or set data.tools_key=null to train without them",
+        )
     info = {column: row[column] for column in info_columns}
     try:
         json.dumps(info, allow_nan=False)
@@ -187,9 +194,11 @@ def _parse_messages(text: str) -> list[Message] | None:
 
 
 def _is_message(value: Any) -> bool:
-    if not isinstance(value, dict) or not isinstance(value.get("role"), str) or "content" not in value:
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         return False
-    content = value["content"]
+    if "content" not in value and not value.get("tool_calls"):
+        return False
+    content = value.get("content")
     if isinstance(content, list):
         return all(isinstance(part, dict) for part in content)
     return content is None or isinstance(content, str)
@@ -203,7 +212,7 @@ def _is_blank(message: Message) -> bool:
 
 def _clean(message: Message) -> Message:
     """Without the keys that columnar formats add: there all parts have all keys, most of them None."""
-    cleaned = {key: value for key, value in message.items() if value is not None or key == "content"}
+    cleaned = {"content": None, **{key: value for key, value in message.items() if value is not None}}
     if isinstance(cleaned["content"], list):
         cleaned["content"] = [
             {key: value for key, value in part.items() if value is not None} if isinstance(part, dict) else part

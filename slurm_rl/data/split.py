@@ -134,7 +134,7 @@ def digest_prompts(
 
 def _canonical(message: dict[str, Any], folder: Path | None) -> bytes:
     content = message["content"]
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
     if folder is not None:
         parts = [_from_folder(part, f"{folder}/") for part in parts]
     # ASCII with all lengths implied by quotes, so that no text can pass for the next field.

@@ -27,7 +27,7 @@ from slurm_rl.math.sequences import PackedBatch, TrainSequence
 from slurm_rl.supervised.objective import Example, Objective, build_split, keep_fitting, make_sequence
 
 Encode = Callable[..., EncodedAnswer]
-"""(prompt, answer, name=of the row) -> its tokens, and which of them the loss reads."""
+"""(prompt, answer, name=of the row, tools=of the row) -> its tokens, and which of them the loss reads."""
 
 
 def build_pair_examples(
@@ -50,7 +50,9 @@ def _make(encoded: EncodedAnswer, row: PairRow) -> TrainSequence:
 
 
 def _encode(row: PairRow, encode: Encode) -> tuple[EncodedAnswer, EncodedAnswer]:
-    chosen, rejected = (encode(row.prompt, answer, name=row.name) for answer in (row.chosen, row.rejected))
+    chosen, rejected = (
+        encode(row.prompt, answer, name=row.name, tools=row.tools) for answer in (row.chosen, row.rejected)
+    )
     if chosen.token_ids.tolist() == rejected.token_ids.tolist():
         raise DataError(
             f"{row.name}: chosen and rejected must differ in their tokens",

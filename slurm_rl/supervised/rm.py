@@ -18,6 +18,7 @@ from slurm_rl.data.placeholders import ImageCounter
 from slurm_rl.data.prompts import Text
 from slurm_rl.engine.policy import LossFn, PolicyEngine
 from slurm_rl.engine.reward_model import ScoreStatistics
+from slurm_rl.errors import DataError
 from slurm_rl.math.preference import bradley_terry, center_scores
 from slurm_rl.math.sequences import PackedBatch
 from slurm_rl.supervised.dpo import build_pair_examples, share, split_pairs
@@ -33,9 +34,25 @@ def build_rm(config: RunConfig, tokenizer: Any, _: ImageCounter | None) -> Objec
 
 
 def encode_for_training(
-    prompt: Text, answer: Text, name: str, *, tokenizer: Any, template: ChatTemplate | None
+    prompt: Text,
+    answer: Text,
+    name: str,
+    *,
+    tokenizer: Any,
+    template: ChatTemplate | None,
+    tools: Sequence[dict[str, Any]] = (),
 ) -> EncodedAnswer:
-    """What scoring will read, with an error for what the tokenizer cannot write."""
+    """What scoring will read, with an error for what the tokenizer cannot write.
+
+    Raises:
+        DataError: a row has tools, which a reward does not read when it scores.
+    """
+    if tools:
+        raise DataError(
+            f"{name}: a reward model scores conversations without tools",
+            seen=f"{len(tools)} tools (data.tools_key)",
+            action="set data.tools_key=null to train without them",
+        )
 
     def tokenize(text: str, special: bool) -> list[int]:
         return tokenize_text(text, tokenizer, name, add_special_tokens=special)[0]

@@ -29,7 +29,7 @@ def build_sft(config: RunConfig, tokenizer: Any, images: ImageCounter | None) ->
     encode = partial(encode_answer, tokenizer=tokenizer, template=template, sees_images=images is not None)
 
     def build(rows: Sequence[AnswerRow]) -> list[Example]:
-        answers = expand_all([encode(row.prompt, row.answer, name=row.name) for row in rows], images)
+        answers = expand_all([encode(row.prompt, row.answer, name=row.name, tools=row.tools) for row in rows], images)
         pairs = zip(rows, answers, strict=True)
         return keep_fitting([(row.name, make_example(answer, config)) for row, answer in pairs], config)
 

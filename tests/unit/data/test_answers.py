@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.data import DataConfig
-from slurm_rl.data.load_data import load_answers, load_pairs, require_one_batch
+from slurm_rl.data.load_data import load_answers, load_pairs, load_prompts, require_one_batch
 from slurm_rl.errors import DataError
 
 USER, HELLO, BYE = (
@@ -118,3 +118,84 @@ def test_a_row_of_a_parquet_file_without_its_answer_is_named(tmp_path: Path) -> 
     parquet.write_table(pyarrow.table({"chosen": ["a", "b"], "rejected": ["c", None], "prompt": ["d", "e"]}), file)
     with pytest.raises(DataError, match=r"rows\.parquet row 1: 'rejected' must be text"):
         load_pairs(DataConfig(train=str(file), num_eval=0))
+
+
+QUESTION = {"role": "user", "content": "Who?"}
+SYSTEM = {"role": "system", "content": "Be brief."}
+CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]}
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("before", [[USER], [SYSTEM, USER], [USER, HELLO, QUESTION]])
+@pytest.mark.parametrize("prompt", ["Hi", " Hi\n", [USER]])
+def test_parse_pair_keeps_one_question_of_a_prompt_and_whole_conversations(
+    prompt: Any, before: list[Any], tmp_path: Path
+) -> None:
+    row = {"prompt": prompt, "chosen": [*before, HELLO], "rejected": [*before, BYE]}
+    [pair] = load_pairs(write(tmp_path, row)).train
+    assert (pair.prompt, pair.chosen, pair.rejected) == (before, [HELLO], [BYE])
+    [sft] = load_answers(write(tmp_path, {"prompt": prompt, "answer": [*before, HELLO]})).train
+    assert (sft.prompt, sft.answer) == ([], [*before, HELLO])
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"prompt": "Why?", "chosen": [USER, HELLO], "rejected": [USER, BYE]}, "got 'Why.'"),
+        ({"prompt": "Hi", "chosen": [USER, HELLO], "rejected": [BYE]}, "got 'Hi'"),
+        ({"prompt": "Hi", "chosen": [USER, HELLO], "rejected": "Bye"}, "got 'Hi'"),
+    ],
+)
+def test_parse_pair_with_another_question_in_the_prompt_is_refused(
+    row: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match=f"rows.jsonl:1: the question in 'prompt' must be in a conversation.*{says}"):
+        load_pairs(write(tmp_path, row))
+
+
+def test_parse_pair_that_continues_a_conversation_keeps_its_prompt(tmp_path: Path) -> None:
+    row = {"prompt": [USER, HELLO], "chosen": [QUESTION, HELLO], "rejected": [QUESTION, BYE]}
+    [pair] = load_pairs(write(tmp_path, row)).train
+    assert (pair.prompt, pair.chosen) == ([USER, HELLO], [QUESTION, HELLO])
+
+
+@pytest.mark.parametrize("tools", [[ADD], json.dumps([ADD])])
+@pytest.mark.parametrize("content", [{}, {"content": None}, {"content": ""}])
+def test_parse_answer_reads_calls_without_content_and_the_tools_of_the_row(
+    content: dict[str, Any], tools: Any, tmp_path: Path
+) -> None:
+    [row] = load_answers(write(tmp_path, {"messages": [USER, {**CALL, **content}], "tools": tools})).train
+    assert row.answer == [USER, {"content": None, **CALL, **content}] and row.tools == [ADD]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"messages": [USER, HELLO], "tools": "add"}, "'tools' must be a list of tools"),
+        ({"messages": [USER, HELLO], "tools": [{"type": "function"}]}, "'tools' must be a list of tools"),
+        ({"messages": [USER, {**CALL, "tool_calls": [{"id": "1"}]}]}, "must be messages with tool_calls like"),
+    ],
+)
+def test_parse_answer_with_malformed_tools_is_refused(row: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=f"rows.jsonl:1: {says}|rows.jsonl:1: .*{says}"):
+        load_answers(write(tmp_path, row))
+
+
+def test_parse_answer_drops_the_keys_that_parquet_adds_to_tools_and_calls(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    other = {"function": {"name": "say", "arguments": {"text": "x"}}}
+    turn = {"role": "assistant", "content": None, "tool_calls": [*CALL["tool_calls"], other]}  # type: ignore[misc]
+    file = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"messages": [[USER, turn]], "tools": [[ADD["function"], None]]}), file)
+    config = DataConfig(train=str(file), num_eval=0, tools_key=None)
+    assert load_answers(config).train[0].answer == [USER, turn]
+
+
+def test_load_prompts_with_tools_in_a_row_is_refused(tmp_path: Path) -> None:
+    config = write(tmp_path, {"prompt": "3+4?", "answer": "7", "tools": [ADD]})
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: a prompt of task=grpo has no tools.*data\.tools_key=null"):
+        load_prompts(config)
+    assert load_prompts(config, with_info=True).train[0].info == {"tools": [ADD]}, "an environment reads them"
+    assert load_prompts(config.model_copy(update={"tools_key": None})).train[0].answer == "7"
