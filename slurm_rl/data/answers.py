@@ -136,7 +136,7 @@ def _read_tools(row: dict[str, Any], where: str, config: DataConfig) -> list[dic
     tools = _parse_json(value)
     if tools is None or tools == [] or tools == "":
         return []
-    if not isinstance(tools, list) or not all(_find_name(tool) for tool in tools):
+    if not isinstance(tools, list) or not all(_find_name(tool) and "function" in tool for tool in tools):
         raise _wrong(where, str(config.tools_key), 'a list of tools like {"function": {"name": ...}}', value)
     return tools
 

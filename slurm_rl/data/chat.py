@@ -63,9 +63,10 @@ class ChatTemplate:
             unsaid = [name for name in names if told.count(name) <= plain.count(name)]
             if unsaid:
                 raise DataError(
-                    "tools need a chat template that tells the model of its tools (env.tools, data.tools_key)",
+                    "tools need a chat template that tells the model of its tools",
                     seen=f"nothing of {', '.join(unsaid)} in a prompt of {self.tokenizer.name_or_path or 'it'}",
-                    action="choose a model that was taught to call tools, or give its tokenizer such a template",
+                    action="choose a model that was taught to call tools, give its tokenizer such a template, or set "
+                    "env.tools=null (of rows: data.tools_key=null)",
                 )
 
     def render(self, messages: Sequence[Message], name: str, *, add_generation_prompt: bool) -> str:

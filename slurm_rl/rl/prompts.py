@@ -7,7 +7,7 @@ from typing import Any
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.config.sources import each_set, each_source, set_key
-from slurm_rl.data.chat import begin_with_system, open_template
+from slurm_rl.data.chat import ChatTemplate, begin_with_system, open_template
 from slurm_rl.data.encode_answers import encode_answer
 from slurm_rl.data.load_data import load_prompts, load_set
 from slurm_rl.data.placeholders import ImageCounter
@@ -67,28 +67,6 @@ class PromptEncoder:
             source=source,
         )
 
-    def encode_answers(
-        self, rows: Sequence[PromptRow], config: RunConfig, tools: Sequence[Schema] = ()
-    ) -> list[list[int]]:
-        """Return the token ids of each reference answer and of its end, as SFT trains them, for the warm-up.
-
-        Raises:
-            DataError: an answer that the chat template or the tokenizer loses; the row is named.
-        """
-        system, encoded = config.data.system, []
-        for row in rows:
-            answer = encode_answer(
-                row.prompt if system is None else begin_with_system(row.prompt, system),
-                row.answer,
-                self.tokenizer,
-                template=self.template,
-                name=row.name,
-                sees_images=self.images is not None,
-                tools=tools,
-            )
-            encoded.append(answer.token_ids[answer.answered].tolist())
-        return encoded
-
 
 def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCounts]:
     """Load, check and tokenize all rows; every bad row is named before anything is trained."""
@@ -104,7 +82,14 @@ def prepare_prompts(config: RunConfig, model_path: str) -> tuple[Prompts, RowCou
         all_prompts.held_out += held_out
         if config.warmup.num_steps:
             rows = {row.index: row for row in split.train}
-            all_prompts.answers += encoder.encode_answers([rows[prompt.index] for prompt in train], one, tools)
+            all_prompts.answers += encode_answers(
+                [rows[prompt.index] for prompt in train],
+                encoder.tokenizer,
+                template=encoder.template,
+                system=one.data.system,
+                sees_images=encoder.images is not None,
+                tools=tools,
+            )
     for name, one in each_set(config).items():
         tools = all_prompts.schemas[set_key(name)] = read_schemas(one.env)
         check_turns(one, model_path, encoder.tokenizer, tools)
@@ -153,3 +138,27 @@ def load_sets(
         rows = load_set(one.data, config.eval.sets[name].num_rows, with_info=one.env.is_on)
         found[name] = encoder.encode(rows, one, "", schemas[set_key(name)])
     return found
+
+
+def encode_answers(
+    rows: Sequence[PromptRow],
+    tokenizer: Any,
+    *,
+    template: ChatTemplate | None,
+    system: str | None = None,
+    sees_images: bool = False,
+    tools: Sequence[Schema] = (),
+) -> list[list[int]]:
+    """Return the token ids of each reference answer and of its end, as SFT trains them, for the warm-up.
+
+    Raises:
+        DataError: the chat template or the tokenizer loses a part of an answer; the row is named.
+    """
+    encoded = []
+    for row in rows:
+        prompt = row.prompt if system is None else begin_with_system(row.prompt, system)
+        answer = encode_answer(
+            prompt, row.answer, tokenizer, template=template, name=row.name, sees_images=sees_images, tools=tools
+        )
+        encoded.append(answer.token_ids[answer.answered].tolist())
+    return encoded

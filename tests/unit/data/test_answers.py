@@ -173,6 +173,7 @@ def test_parse_answer_reads_calls_without_content_and_the_tools_of_the_row(
     [
         ({"messages": [USER, HELLO], "tools": "add"}, "'tools' must be a list of tools"),
         ({"messages": [USER, HELLO], "tools": [{"type": "function"}]}, "'tools' must be a list of tools"),
+        ({"messages": [USER, HELLO], "tools": [{"name": "add"}]}, "'tools' must be a list of tools"),
         ({"messages": [USER, {**CALL, "tool_calls": [{"id": "1"}]}]}, "must be messages with tool_calls like"),
     ],
 )
@@ -187,10 +188,11 @@ def test_parse_answer_drops_the_keys_that_parquet_adds_to_tools_and_calls(tmp_pa
 
     other = {"function": {"name": "say", "arguments": {"text": "x"}}}
     turn = {"role": "assistant", "content": None, "tool_calls": [*CALL["tool_calls"], other]}  # type: ignore[misc]
+    tools = [{"function": {"name": "add", "a": "x"}}, {"function": {"name": "say", "text": "x"}}]
     file = tmp_path / "rows.parquet"
-    parquet.write_table(pyarrow.table({"messages": [[USER, turn]], "tools": [[ADD["function"], None]]}), file)
-    config = DataConfig(train=str(file), num_eval=0, tools_key=None)
-    assert load_answers(config).train[0].answer == [USER, turn]
+    parquet.write_table(pyarrow.table({"messages": [[USER, turn]], "tools": [tools]}), file)
+    [row] = load_answers(DataConfig(train=str(file), num_eval=0)).train
+    assert (row.answer, row.tools) == ([USER, turn], tools)
 
 
 def test_load_prompts_with_tools_in_a_row_is_refused(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from slurm_rl.data.chat import ChatTemplate
 from slurm_rl.data.encode_answers import EncodedAnswer, encode_answer, expand_all
 from slurm_rl.errors import DataError
+from slurm_rl.supervised.rm import encode_for_training
+from tests.templates import ADD, build_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -66,6 +68,44 @@ def test_turns_of_the_prompt_are_not_learned(tokenizer: Any) -> None:
 
 def test_what_the_template_writes_into_a_turn_is_learned(tokenizer: Any) -> None:
     assert learned(encode(tokenizer, THINKING), tokenizer) == "Hello<|im_end|><t></t>Me<|im_end|>"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gptoss"])
+@pytest.mark.parametrize("text", [*"hiknt<>/4", "think", "final"])
+def test_encode_answer_finds_a_text_that_is_also_in_the_thinking_or_the_template(family: str, text: str) -> None:
+    tokenizer = build_tokenizer(family)
+    thinking = f"{text}, so the answer is {text}"
+    last = {"role": "assistant", "content": text, "reasoning_content": thinking, "thinking": thinking}
+    encoded = encode_answer([], [*CHAT, CHAT[0], last], tokenizer, template=ChatTemplate(tokenizer), name="row 3")
+    words = learned(encoded, tokenizer)
+    assert words.count(thinking) == 1
+    assert words.endswith(
+        {"qwen3": f"\n</think>\n\n{text}<|im_end|>", "gptoss": f"<|message|>{text}<|return|>"}[family]
+    )
+
+
+@pytest.mark.parametrize(("messages", "says"), [
+    ([CHAT[0], {"role": "assistant", "content": "Me", "reasoning_content": "Hm"}], "message 2 without 'Hm'"),
+    ([CHAT[0], {"role": "assistant", "content": [{"type": "text", "text": "Me"}]}], "message 2 without 'Me'"),
+])  # fmt: skip
+def test_encode_answer_with_words_that_the_template_drops_is_refused(
+    messages: list[dict[str, Any]], says: str, tokenizer: Any
+) -> None:
+    dropping = CHATML.replace("{{ m.content }}", "{{ m.content if m.content is string }}")
+    with pytest.raises(DataError, match=f"row 3: the chat template must write what the assistant says; got {says}"):
+        encode(tokenizer, dropping, answer=messages)
+
+
+def test_encode_answer_with_tools_and_no_chat_template_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match="row 3: tools need the chat template"):
+        encode_answer("Hi", "Me", tokenizer, template=None, name="row 3", tools=[ADD])
+
+
+def test_encode_for_training_of_a_reward_model_refuses_tools(tokenizer: Any) -> None:
+    with pytest.raises(
+        DataError, match=r"row 3: a reward model scores conversations without tools.*data\.tools_key=null"
+    ):
+        encode_for_training("Hi", "Me", "row 3", tokenizer=tokenizer, template=None, tools=[ADD])
 
 
 def test_plain_text_ends_with_the_end_of_text(tokenizer: Any) -> None:

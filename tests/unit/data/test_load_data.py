@@ -175,3 +175,16 @@ def test_images_of_one_name_in_two_folders_are_not_the_same_prompt(tmp_path: Pat
     split = load_prompts(DataConfig(train=files["train"], eval=files["eval"], num_eval=500))
     # Only the three prompts without an image are the same in both.
     assert (split.num_overlapping, len(split.train)) == (3, 9)
+
+
+def test_load_pairs_with_the_question_twice_holds_out_the_rows_of_sft_and_grpo(tmp_path: Path) -> None:
+    said = [{"role": "assistant", "content": text} for text in ("1", "2")]
+    path = tmp_path / "rows.jsonl"
+    with path.open("w") as file:
+        for text in QUESTIONS:
+            chosen, rejected = ([{"role": "user", "content": text}, answer] for answer in said)
+            row = {"prompt": text, "answer": "1", "messages": chosen, "chosen": chosen, "rejected": rejected}
+            file.write(json.dumps(row) + "\n")
+    config = DataConfig(train=str(path), num_eval=10)
+    held_out = [[row.index for row in load(config).held_out] for load in (load_pairs, load_answers, load_prompts)]
+    assert held_out[0] == held_out[1] == held_out[2]

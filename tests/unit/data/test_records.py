@@ -192,3 +192,24 @@ def test_a_saved_image_column_is_not_decoded(tmp_path: Path) -> None:
     assert row.prompt == [
         {"role": "user", "content": [{"type": "image", "image": b"no picture"}, {"type": "text", "text": "?"}]}
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("{}/*.jsonl", "one file, folder or hub name.*pattern of files.*one folder"),
+        ("{0}/rows.jsonl,{0}/rows.jsonl", "one file, folder or hub name.*list or a pattern.*one folder"),
+        ("{}/rows.jsonl.gz", "must not be compressed.*decompress it"),
+    ],
+)
+def test_load_rows_of_several_or_compressed_files_is_refused_with_a_remedy(
+    name: str, says: str, tmp_path: Path
+) -> None:
+    write_jsonl(tmp_path, ROWS).with_suffix(".jsonl.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=says):
+        load_rows(name.format(tmp_path), COLUMNS)
+
+
+def test_data_config_with_a_list_of_files_is_refused_with_a_remedy() -> None:
+    with pytest.raises(ValueError, match="put the files into one folder"):
+        DataConfig.model_validate({"train": ["a.jsonl", "b.jsonl"]})

@@ -1,21 +1,40 @@
-"""The answers that a warm-up shows lose no character in silence."""
+"""The warm-up trains reference answers as SFT does, and loses no character of them silently."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 
 from slurm_rl.config.model import TinyModelConfig
+from slurm_rl.data.chat import ChatTemplate
+from slurm_rl.data.prompts import PromptRow
 from slurm_rl.engine.tiny import build_character_tokenizer
 from slurm_rl.errors import DataError
 from slurm_rl.rl.prompts import encode_answers
+from tests.templates import build_tokenizer
 
 
-def test_an_answer_becomes_its_tokens_and_the_end_of_text() -> None:
+def build_row(answer: str, **fields: Any) -> PromptRow:
+    return PromptRow(index=0, where="my.jsonl:2", prompt="a", answer=answer, **fields)
+
+
+def test_encode_answers_of_plain_text_ends_with_the_end_of_text() -> None:
     tokenizer = build_character_tokenizer(TinyModelConfig(characters="ab"))
-    assert encode_answers([("my.jsonl:1", "ab"), ("my.jsonl:2", "b")], tokenizer) == [[2, 3, 1], [3, 1]]
+    assert encode_answers([build_row("ab"), build_row("b")], tokenizer, template=None) == [[2, 3, 1], [3, 1]]
 
 
-def test_an_answer_that_the_tokenizer_cannot_write_is_named_with_its_row() -> None:
+def test_encode_answers_names_the_row_of_a_character_without_a_token() -> None:
     tokenizer = build_character_tokenizer(TinyModelConfig(characters="ab"))
     with pytest.raises(DataError, match=r"my.jsonl:2: .*got 'c' in 'abc'.*model.tiny.characters"):
-        encode_answers([("my.jsonl:1", "a"), ("my.jsonl:2", "abc")], tokenizer)
+        encode_answers([build_row("a"), build_row("abc")], tokenizer, template=None)
+
+
+@pytest.mark.parametrize(
+    ("family", "trained"), [("gemma3", "7<end_of_turn>"), ("qwen3", "<think>\n\n</think>\n\n7<|im_end|>")]
+)
+def test_encode_answers_of_a_chat_ends_as_in_sft(family: str, trained: str) -> None:
+    tokenizer = build_tokenizer(family)
+    template = ChatTemplate(tokenizer)
+    [token_ids] = encode_answers([build_row("7")], tokenizer, template=template, system="Be brief.")
+    assert tokenizer.decode(token_ids) == trained
