@@ -111,7 +111,8 @@ class TurnRenderer:
         assert self.template is not None
         before: Message = {"role": "user", "content": "?"}
         text = self.template.render([before, said, *messages], "an observation", add_generation_prompt=True)
-        return text.rpartition(anchor)[2]
+        # The first one: an observation may contain the anchor, too.
+        return text.partition(anchor)[2]
 
     def _prove(self) -> None:
         assert self.template is not None

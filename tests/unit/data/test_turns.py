@@ -95,3 +95,8 @@ def test_without_a_template_text_follows_as_it_is(tokenizer: Any) -> None:
     assert plain.render("") == []
     with pytest.raises(DataError, match=r"data\.chat_template=false"):
         plain.render([{"role": "user", "content": "no"}])
+
+
+def test_render_keeps_an_observation_that_contains_the_placeholder_of_the_reply(tokenizer: Any) -> None:
+    token_ids = renderer(tokenizer, CHATML).render("so Zwischenruf and more")
+    assert tokenizer.decode(token_ids).startswith("<|im_end|>\n<|im_start|>user\nso Zwischenruf and more<|im_end|>")
