@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from slurm_rl.config.data import DataConfig
@@ -68,6 +68,11 @@ class ChatTemplate:
                     action="choose a model that was taught to call tools, give its tokenizer such a template, or set "
                     "env.tools=null (of rows: data.tools_key=null)",
                 )
+
+    @cached_property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Text of the tokenizer's special tokens."""
+        return tuple(self.tokenizer.all_special_tokens)
 
     def render(self, messages: Sequence[Message], name: str, *, add_generation_prompt: bool) -> str:
         """The text of the messages.

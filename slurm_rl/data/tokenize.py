@@ -17,7 +17,7 @@ from typing import Any
 
 from slurm_rl.config.data import Overlong
 from slurm_rl.data.characters import refuse_lost, too_long
-from slurm_rl.data.chat import NO_TEMPLATE, ChatTemplate, as_messages, begin_with_system, drop_sources, is_rendered
+from slurm_rl.data.chat import NO_TEMPLATE, ChatTemplate, as_messages, begin_with_system, drop_sources
 from slurm_rl.data.images import list_images
 from slurm_rl.data.placeholders import (
     ImageCounter,
@@ -122,7 +122,7 @@ def render_prompt(row: PromptRow, template: ChatTemplate | None) -> str:
         DataError: messages without a template, messages the template refuses, or invalid Unicode.
     """
     text = row.prompt
-    if template is not None and isinstance(text, str) and is_rendered(text, template.tokenizer):
+    if template is not None and isinstance(text, str) and text.startswith(template.special_tokens):
         raise DataError(
             f"{row.name}: the prompt already contains the output of a chat template, which would be applied twice",
             seen=repr(text[:40]),

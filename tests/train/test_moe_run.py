@@ -13,14 +13,21 @@ from tests.whole_run import OVERRIDES, exact_rows, kill_trainer, start_run
 
 pytestmark = pytest.mark.slow
 
-STEPS = 24
+WORDS = (
+    "warmup.num_steps=100",
+    "warmup.batch_size=64",
+    "trainer.num_steps=24",
+    "trainer.prompts_per_step=32",
+    "algorithm.group_size=8",
+    "job.max_failures=1",
+)
 
 
 def test_grpo_of_experts_learns_and_resumes_after_a_kill(tmp_path: Path) -> None:
     tiny = load_config(OVERRIDES).model.require_tiny()
     model = build_tiny_moe(tiny, tmp_path / "model")
-    base = [word for word in OVERRIDES if not word.startswith(("model.tiny", "trainer.num_steps"))]
-    words = ("model=hf", f"model.path={model}", f"trainer.num_steps={STEPS}", "job.max_failures=1")
+    base = [word for word in OVERRIDES if not word.startswith("model.tiny")]
+    words = ("model=hf", f"model.path={model}", *WORDS)
     whole, harmed = tmp_path / "whole", tmp_path / "harmed"
     process = start_run(whole, *words, base=base)
     output, _ = process.communicate(timeout=600)
@@ -28,10 +35,10 @@ def test_grpo_of_experts_learns_and_resumes_after_a_kill(tmp_path: Path) -> None
     rows = [row for row in exact_rows(whole) if row["stage"] == "grpo"]
     assert max(row["sync/probe_difference"] for row in rows) < 4e-6, "a difference of eight float32 steps"
     rewards = [row["reward/mean"] for row in rows]
-    assert sum(rewards[-8:]) > sum(rewards[:8]), rewards
+    assert sum(rewards[-8:]) > sum(rewards[:8]) + 0.2, rewards
 
     process = start_run(harmed, *words, base=base)
-    kill_trainer(RunDir(harmed), process, step=44)
+    kill_trainer(RunDir(harmed), process, step=104)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
     assert exact_rows(harmed) == exact_rows(whole)
