@@ -1,4 +1,4 @@
-"""What `plan` prints for every cluster preset in every container runtime, beside what it printed before.
+"""The output of `plan` for every cluster preset, and for one preset per accelerator in every container runtime.
 
 A wanted change: `python -m tests.unit.plan.test_golden` writes tests/golden again; review the diff.
 """
@@ -31,12 +31,11 @@ FACTS = SubmitFacts(python="/venv/bin/python", num_cpus=8, version="VERSION")
 UNDER_TORCHRUN = [("local", "none", "sft"), ("slurm_cpu", "none", "sft"), ("nvidia_h100", "pyxis", "dpo")]
 # Task to what is planned; the names stay those of the files.
 EXPERIMENTS = {"grpo": "demo", "sft": "sft_tiny", "dpo": "dpo_tiny"}
-# A Ray cluster of others has its own image.
-OF_OTHERS = ("ray", "none", "grpo")
+IN_CONTAINERS = itertools.product(["amd_mi300", "nvidia_h100"], [name for name in IMAGES if name != "none"])
 CASES = [
-    *((*case, "grpo") for case in itertools.product([name for name in CLUSTERS if name != "ray"], IMAGES)),
+    *((cluster, "none", "grpo") for cluster in CLUSTERS),
+    *((*case, "grpo") for case in IN_CONTAINERS),
     *UNDER_TORCHRUN,
-    OF_OTHERS,
 ]
 
 
