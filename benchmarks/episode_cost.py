@@ -19,10 +19,11 @@ from typing import Any
 from benchmarks.many_episodes import GROUP_SIZE, PROMPT_TOKENS, REPLY_TOKENS, Letters, resident_mb
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environment import Step
 from slurm_rl.envs.environments import Environments
 from slurm_rl.envs.facts import Facts
-from slurm_rl.envs.worker import Answer, Call
+from slurm_rl.envs.worker import Call
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.loop.garbage import collect_rarely
 from slurm_rl.rl.rollout.episode import Limits

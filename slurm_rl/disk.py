@@ -18,9 +18,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 _NEXT = {
     errno.ENOSPC: "make room there",
@@ -112,6 +114,22 @@ def keep_room(path: Path) -> None:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         raise
+
+
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open a file for reading; never wait for one that is a FIFO or a device, as in a folder that others write to.
+
+    Args:
+        follow: also where the last part of the path is a link.
+
+    Raises:
+        OSError: it is missing, cannot be read, or is no regular file.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(fd, "rb")
 
 
 def say(text: str) -> None:

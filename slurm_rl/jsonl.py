@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.disk import naming, say
+from slurm_rl.disk import naming, open_regular, say
 
 Row = dict[str, Any]
 
@@ -115,7 +115,7 @@ def find_damaged(path: Path) -> list[int]:
 def read_last_rows(path: Path, num_bytes: int) -> list[Row]:
     """The rows that lie whole in the last `num_bytes` of the file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - num_bytes))
             # The first piece may be the rest of a line, the last one the begin of one.
             lines = file.read().split(b"\n")[:-1]
@@ -127,7 +127,7 @@ def read_last_rows(path: Path, num_bytes: int) -> list[Row]:
 def read_first_rows(path: Path, num_bytes: int) -> list[Row]:
     """The rows that lie whole in the first `num_bytes` of the file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             lines = file.read(num_bytes).split(b"\n")[:-1]
     except FileNotFoundError:
         return []
@@ -156,7 +156,7 @@ class RowTail:
     def read_lines(self) -> list[Row | None]:
         """The same with None for each damaged line."""
         try:
-            file = self._path.open("rb")
+            file = open_regular(self._path)
         except FileNotFoundError:
             return []
         with file:

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl import jsonl
-from slurm_rl.disk import describe_disk, fsync_path, naming, next_action, say
+from slurm_rl.disk import describe_disk, fsync_path, naming, next_action, open_regular, say
 from slurm_rl.errors import LeaseError, RunDirError
 from slurm_rl.lease import require_epoch
 
@@ -241,10 +241,11 @@ def write_last(run: RunDir, path: Path, value: Any) -> bool:
 def read_json(path: Path) -> Any:
     """Parse a JSON file, naming it when it is missing or broken."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        with open_regular(path) as file:
+            return json.loads(file.read())
     except FileNotFoundError:
         raise RunDirError("the file must exist", seen=str(path)) from None
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise RunDirError(f"the file must hold JSON ({error})", seen=str(path)) from None
 
 

@@ -12,32 +12,45 @@ import socket
 import struct
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 LINGER_S = 0.01
 """So long messages may wait for others to go along."""
 _HEAD = struct.Struct("!Q")
 _CHUNK_BYTES = 1 << 18
+_MOST_BYTES = 1 << 31
+"""Of a message; a length above it is not that of a message."""
 
 
 class Wire:
-    """One end of two connected sockets. One thread may send while another receives."""
+    """One end of two connected sockets. One thread may send while another receives.
 
-    def __init__(self, end: socket.socket) -> None:
+    Args:
+        encode, decode: messages as bytes; pickle unless said otherwise, so the other side is trusted with code.
+    """
+
+    def __init__(
+        self,
+        end: socket.socket,
+        encode: Callable[[Any], bytes] | None = None,
+        decode: Callable[[bytes], Any] = pickle.loads,
+    ) -> None:
         self._end, self._kept = end, bytearray()
+        self._encode, self._decode = encode or _pickle, decode
 
     @classmethod
-    def pair(cls) -> tuple[Wire, socket.socket]:
+    def pair(cls, decode: Callable[[bytes], Any] = pickle.loads) -> tuple[Wire, socket.socket]:
         """Our end, and the other's for another process to make a Wire of."""
         ours, theirs = socket.socketpair()
-        return cls(ours), theirs
+        return cls(ours, decode=decode), theirs
 
     def fileno(self) -> int:
         return self._end.fileno()
 
     def send(self, message: Any) -> None:
         """Raises OSError when the other side is gone."""
-        self.send_bytes(pack(message))
+        self.send_bytes(_frame(self._encode(message)))
 
     def send_bytes(self, data: bytes) -> None:
         self._end.sendall(data)
@@ -54,6 +67,7 @@ class Wire:
 
         Raises:
             EOFError, OSError: the other side is gone.
+            Exception: what has come is no message; of `decode`, or ValueError.
         """
         data = self._end.recv(_CHUNK_BYTES)
         if not data:
@@ -62,10 +76,13 @@ class Wire:
         found, at = [], 0
         while len(self._kept) >= at + _HEAD.size:
             start = at + _HEAD.size
-            end = start + _HEAD.unpack_from(self._kept, at)[0]
+            size = _HEAD.unpack_from(self._kept, at)[0]
+            if size > _MOST_BYTES:
+                raise ValueError(f"a message of {size:,} bytes")
+            end = start + size
             if end > len(self._kept):
                 break
-            found.append(pickle.loads(memoryview(self._kept)[start:end]))
+            found.append(self._decode(bytes(memoryview(self._kept)[start:end])))
             at = end
         del self._kept[:at]
         return found
@@ -125,5 +142,12 @@ class Outbox:
 
 
 def pack(message: Any) -> bytes:
-    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _frame(_pickle(message))
+
+
+def _pickle(message: Any) -> bytes:
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def _frame(data: bytes) -> bytes:
     return _HEAD.pack(len(data)) + data

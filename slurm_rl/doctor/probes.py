@@ -17,6 +17,7 @@ from typing import Final
 
 from slurm_rl.doctor.finding import Finding, Question
 from slurm_rl.errors import BringUpError
+from slurm_rl.node.driver import name_signal
 from slurm_rl.node.environment import read_device_uuids
 from slurm_rl.plan.visibility import normalise_gpu_visibility
 
@@ -128,7 +129,7 @@ def _read(one: Started, late_s: float | None) -> list[Finding]:
         action = "try it by hand on that node; what hangs in the kernel needs its administrators"
         found.append(Finding(one.name, "wrong", f"no answer: {words}", f"an answer within {late_s:g} s", action))
     elif status != 0:
-        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        how = name_signal(-status) if status < 0 else f"exit status {status}"
         found.append(Finding(one.name, "wrong", f"it ended with {how}: {words}", "an answer"))
     return found
 

@@ -12,16 +12,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 from slurm_rl.data.chat import NO_TEMPLATE, ChatTemplate
 from slurm_rl.data.prompts import Message, Text
 from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.data.turns import TurnRenderer
-from slurm_rl.endpoint.tools import Schema, parse_calls
+from slurm_rl.endpoint.tools import Schema, read_calls
 from slurm_rl.envs.environment import ToolCall
 from slurm_rl.errors import DataError
 
@@ -84,12 +86,10 @@ class Said:
         return [*(self.parent.token_ids if self.parent else []), *self.read]
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where in the conversation a request asks."""
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What the policy reads before the reply to a request."""
 
-    name: str
-    """Follows from its parent's, from what is read there, from how it is asked, and from how often it was before."""
     parent: Said | None
     read: list[int]
     new: Sequence[Message]
@@ -102,8 +102,16 @@ class Place:
         return [*(self.parent.token_ids if self.parent else []), *self.read]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place(Reading):
+    """Where in the conversation a request asks."""
+
+    name: str
+    """Follows from its parent's, from what is read there, from how it is asked, and from how often it was before."""
+
+
 class DialogueRenderer:
-    """Messages to tokens: with a chat template as that says, else their contents end to end.
+    """Messages to tokens: with a chat template as that says, else their contents end to end. Used by several threads.
 
     Args:
         tool_parser: of env.tool_parser.
@@ -115,6 +123,12 @@ class DialogueRenderer:
         self.syntax: ToolSyntax | None = None
         """How calls of its tools are written; None without tools."""
         self._with_tools: OrderedDict[str, DialogueRenderer] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token: a text of n times as many has more than n tokens."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def with_tools(self, tools: Sequence[Schema]) -> DialogueRenderer:
         """One that tells the policy of tools, proven for these.
@@ -125,16 +139,19 @@ class DialogueRenderer:
         if not tools:
             return self
         key = json.dumps(tools, sort_keys=True)
-        found = self._with_tools.pop(key, None)
-        if found is None:
+        with self._lock:
+            found = self._with_tools.get(key)
+        if found is None:  # two threads may both prove it, and neither holds up the others
             if self.template is None:
                 raise DataError("tools need a chat template that lists them", seen=NO_TEMPLATE)
             template = replace(self.template, tools=tuple(tools))
             found = DialogueRenderer(self.tokenizer, template)
             found.syntax = ToolSyntax.of(template, self.tool_parser)
-        self._with_tools[key] = found
-        if len(self._with_tools) > _KEPT_RENDERERS:
-            self._with_tools.popitem(last=False)
+        with self._lock:
+            self._with_tools[key] = found
+            self._with_tools.move_to_end(key)
+            if len(self._with_tools) > _KEPT_RENDERERS:
+                self._with_tools.popitem(last=False)
         return found
 
     def begin(self, messages: Sequence[Message]) -> list[int]:
@@ -162,11 +179,8 @@ class Conversation:
     _by_messages: dict[str, Said] = field(default_factory=dict)
     _num_asked: dict[str, int] = field(default_factory=dict)
 
-    def place(self, messages: Sequence[Message], tools: Sequence[Schema] = (), variant: str = "") -> Place:
-        """Where a request with these messages and tools asks; each call is another reply.
-
-        Args:
-            variant: what else decides the reply; requests that differ in it are counted apart, whoever comes first.
+    def read(self, messages: Sequence[Message], tools: Sequence[Schema] = ()) -> Reading:
+        """Return what the policy reads for these messages and tools. Changes nothing, so any thread may call it.
 
         Raises:
             DataError: they cannot be rendered.
@@ -183,10 +197,19 @@ class Conversation:
         else:
             parent, new = None, messages
             read = renderer.begin(messages)
-        own = f"{parent.name if parent else ''}/{_digest(repr(read) + variant)[:16]}"
+        return Reading(parent=parent, read=read, new=new, key=keys[-1], tools=tools)
+
+    def place(self, reading: Reading, variant: str = "") -> Place:
+        """Return where a request asks; each call is another reply.
+
+        Args:
+            variant: what else decides the reply; requests that differ in it are counted apart, whoever comes first.
+        """
+        before = reading.parent.name if reading.parent else ""
+        own = f"{before}/{_digest(repr(reading.read) + variant)[:16]}"
         number = self._num_asked.get(own, 0)
         self._num_asked[own] = number + 1
-        return Place(f"{own}.{number}", parent, read, new, keys[-1], tools)
+        return Place(**vars(reading), name=f"{own}.{number}")
 
     def add(self, place: Place, reply: Sampled, message: Message | None = None) -> Said:
         """Record what was sampled there, and what the program is given of it: its text, unless `message` says more."""
@@ -252,7 +275,7 @@ def message_keys(messages: Sequence[Message], tools: Sequence[Schema] = ()) -> I
 
 def _extend(key: str, message: Message) -> str:
     """Programs keep of a reply its text, often without the spaces around it, and say nothing in several ways."""
-    calls = [call["function"] for call in parse_calls(message.get("tool_calls"))]
+    calls = [call["function"] for call in read_calls(message).get("tool_calls", ())]
     plain = [message["role"], text_of(message).strip(), calls, message.get("tool_call_id"), message.get("name")]
     return _digest(key + json.dumps(plain, sort_keys=True))
 

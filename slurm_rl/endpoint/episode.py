@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -12,13 +13,15 @@ from typing import Any
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import Message
 from slurm_rl.data.tool_syntax import ToolSyntax
-from slurm_rl.endpoint.conversation import Conversation, Place, Said, Sampled
+from slurm_rl.endpoint.conversation import Conversation, Place, Reading, Said, Sampled, text_of
 from slurm_rl.endpoint.requests import ReplyRequest
 from slurm_rl.endpoint.tools import answer_message
 from slurm_rl.errors import ConfigError, DataError
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.protocol import RequestError
 from slurm_rl.rewards.results import Failure
+
+_RETRIES = re.compile(r"[0-9]{1,9}")
 
 
 @dataclass(frozen=True)
@@ -67,9 +70,9 @@ class Call:
 
     @classmethod
     def of(cls, headers: Mapping[str, str], body: bytes) -> Call:
-        retries = headers.get("x-stainless-retry-count", "0")
+        retries = headers.get("x-stainless-retry-count", "")
         digest = hashlib.sha256(body).hexdigest()
-        return cls(digest, headers.get("idempotency-key"), int(retries) if retries.isdigit() else 0)
+        return cls(digest, headers.get("idempotency-key"), int(retries) if _RETRIES.fullmatch(retries) else 0)
 
 
 @dataclass(eq=False)
@@ -119,6 +122,8 @@ class LiveEpisode:
         self.dialogues: dict[str, list[Message]] = {}
         """Messages up to and with each response, by its id."""
         self._answers: list[Answer] = []
+        self._reading = asyncio.Lock()
+        """One request is tokenized at a time, so that no episode takes all threads."""
 
     async def reply(self, request: ReplyRequest, call: Call) -> Answer:
         """The replies that a request asks for: new ones, or those that it got when it was sent before.
@@ -157,16 +162,26 @@ class LiveEpisode:
 
     async def _sample(self, request: ReplyRequest) -> list[Said]:
         self._check_is_open()
-        if self.num_replies + request.num_replies > self.bounds.max_turns:
-            raise self._beyond(f"{self.bounds.max_turns} replies (env.max_turns)", self.num_replies, "turn_limit")
-        places, syntax = self._find_places(request)
-        length = len(places[0].context)
+        self._check_turns(request)
+        num_characters = _count_characters(request)
+        if num_characters > self.bounds.max_tokens * self.conversation.renderer.longest_token:
+            raise self.beyond_context(f"{num_characters:,} characters")
+        async with self._reading:
+            reading, syntax = await asyncio.to_thread(self._read, request)
+        length = len(reading.context)
+        if length == 0:
+            raise RequestError(
+                "a request must have something that the policy reads",
+                seen="0 tokens",
+                action="send a message with content",
+                status=400,
+            )
         if length + request.max_tokens > self.bounds.max_tokens:
-            # By `context length` packages that know no code of OpenAI's know what this is.
-            bound = f"a context length of {self.bounds.max_tokens} tokens (data.max_prompt_tokens + rollout.max_tokens)"
-            seen = f"{length} and a reply of up to {request.max_tokens}"
-            raise self._beyond(bound, seen, "context_length_exceeded")
+            raise self.beyond_context(f"{length} and a reply of up to {request.max_tokens}")
+        self._check_is_open()
+        self._check_turns(request)
         self.num_replies += request.num_replies
+        places = [self.conversation.place(reading, request.variant) for _ in range(request.num_replies)]
         asked = [self._ask(place, request, syntax) for place in places]
         replies = await asyncio.gather(*(asyncio.wrap_future(one.done) for one in asked))
         self._check_is_open()
@@ -175,20 +190,21 @@ class LiveEpisode:
             for one, reply in zip(asked, replies, strict=True)
         ]
 
-    def _find_places(self, request: ReplyRequest) -> tuple[list[Place], ToolSyntax | None]:
-        """Where its replies go, and how calls are read off them."""
+    def _read(self, request: ReplyRequest) -> tuple[Reading, ToolSyntax | None]:
+        """Return what the policy reads, and how calls are read off its replies; in a thread of its own."""
         try:
             syntax = self.conversation.renderer.with_tools(request.tools).syntax
         except (ConfigError, DataError) as error:
             raise refuse_tools(error) from None
         try:
-            places = [
-                self.conversation.place(request.messages, request.tools, request.variant)
-                for _ in range(request.num_replies)
-            ]
+            reading = self.conversation.read(request.messages, request.tools)
         except DataError as error:
             raise RequestError(error.rule, seen=error.seen, action="correct the messages", status=400) from None
-        return places, syntax if request.reads_calls else None
+        return reading, syntax if request.reads_calls else None
+
+    def _check_turns(self, request: ReplyRequest) -> None:
+        if self.num_replies + request.num_replies > self.bounds.max_turns:
+            raise self._beyond(f"{self.bounds.max_turns} replies (env.max_turns)", self.num_replies, "turn_limit")
 
     def _check_is_open(self) -> None:
         if self.is_over:
@@ -212,13 +228,36 @@ class LiveEpisode:
         self.ask(ask)
         return ask
 
+    def beyond_context(self, seen: str) -> BeyondLimit:
+        """Return the refusal of a request that no context holds; the episode is truncated."""
+        # By `context length` packages that know no code of OpenAI's know what this is.
+        bound = f"a context length of {self.bounds.max_tokens} tokens (data.max_prompt_tokens + rollout.max_tokens)"
+        return self._beyond(bound, seen, "context_length_exceeded")
+
     def _beyond(self, bound: str, seen: object, code: str) -> BeyondLimit:
         self.is_truncated = True
         return BeyondLimit(f"an episode is over at {bound}", code=code, seen=str(seen), action="end here")
 
 
+def _count_characters(request: ReplyRequest) -> int:
+    """Return how much text a request has, without a look at the tokens."""
+    calls = (call["function"] for message in request.messages for call in message.get("tool_calls", ()))
+    rest = [*(tool["function"] for tool in request.tools), *calls]
+    return sum(len(text_of(message)) for message in request.messages) + sum(len(str(one)) for one in rest)
+
+
 def _answer(reply: Sampled, request: ReplyRequest) -> Message:
     return answer_message(reply, request.messages, at_most_one=request.one_call)
+
+
+def refuse_request(why: str) -> RequestError:
+    """Return the refusal of a request that the engine did not take."""
+    return RequestError(
+        "the engine must take a request",
+        seen=shorten(why, 600),
+        action="correct the request; leave tools out, or name their parser (env.tool_parser), if it is about calls",
+        status=400,
+    )
 
 
 def refuse_tools(why: object) -> RequestError:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import selectors
 import signal
@@ -21,15 +20,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.data.lines import shorten
 from slurm_rl.functions.load import find_file, is_file
+from slurm_rl.node.driver import name_signal
 from slurm_rl.node.processes import MARK, all_pids
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.service import TOKEN_VARIABLE as REWARD_TOKEN
+from slurm_rl.rewards.values import read_number, read_numbers
 from slurm_rl.run_secret import TOKEN_VARIABLE
 
 EPISODE = "SLURM_RL_EPISODE"
@@ -186,7 +185,7 @@ def _write(pipe: Any, data: bytes) -> bytes:
 def describe_end(status: int, errors: bytes) -> Failure:
     """Why a program is gone, of its exit code, or a signal below 0; with the end of what it wrote."""
     if status < 0:
-        return Failure("crash", f"the program died of {signal.Signals(-status).name}{_tell(errors)}")
+        return Failure("crash", f"the program died of {name_signal(-status)}{_tell(errors)}")
     return Failure("exception", f"the program ended with exit code {status}{_tell(errors)}")
 
 
@@ -242,17 +241,16 @@ def parse_verdict(printed: str) -> Verdict | Failure:
 
 
 def read_verdict(tree: Mapping[str, Any]) -> Verdict | Failure:
-    """Of an object with `reward`, and `scores` where it likes."""
-    reward, scores = tree.get("reward"), tree.get("scores") or {}
-    if reward is not None and not _is_number(reward):
-        return Failure("bad score", f"a reward must be a finite number; got {shorten(repr(reward))}")
-    if not isinstance(scores, dict) or not all(map(_is_number, scores.values())):
-        return Failure("bad score", f"scores must be finite numbers by name; got {shorten(repr(scores))}")
-    return Verdict(None if reward is None else float(reward), {name: float(value) for name, value in scores.items()})
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    """Return what an object with `reward`, and perhaps `scores`, says; also one in the journal of an older version."""
+    reward = tree.get("reward")
+    try:
+        said = None if reward is None else read_number(reward)
+    except ValueError as error:
+        return Failure("bad score", f"a reward must be a finite number; got {error}")
+    try:
+        return Verdict(said, read_numbers(tree.get("scores") or {}))
+    except ValueError as error:
+        return Failure("bad score", f"scores must be finite numbers by name; got {error}")
 
 
 def _tell(errors: bytes) -> str:

@@ -11,25 +11,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import Message
-from slurm_rl.endpoint.tools import Schema, name_results, parse_calls, parse_tools, reads_calls
+from slurm_rl.endpoint.tools import CallBody, Schema, convert, name_results, parse_call, parse_tools, reads_calls
 from slurm_rl.endpoint.tools import refuse as _refuse
 from slurm_rl.rewards.protocol import RequestError
 
 MODEL = "policy"
 """Its name in answers; a request may name any."""
-ROLES = ("system", "developer", "user", "assistant", "tool")
 _MOST_REPLIES = 128
 _WITHOUT_EFFECT = frozenset(
     {"model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity"}
     | {"prompt_cache_retention", "seed", "stream_options", "reasoning_effort", "reasoning"}
-    | {"include", "truncation", "text"}
+    | {"include", "truncation"}
 )
-"""What a provider keeps books by, and wishes. A seed follows from the run's; `text` is looked at by its reader."""
-_OF_TOOLS = {"tools", "tool_choice", "parallel_tool_calls"}
+"""What a provider keeps books by, and wishes. A seed follows from the run's."""
 _MUST_BE = {
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
@@ -41,6 +41,56 @@ _MUST_BE = {
     "background": (False,),
 }
 """Key to the values that say nothing; null always does."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Stop = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class TextPart(msgspec.Struct):
+    """A part of a message's content; others than text are refused."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str = ""
+
+
+class MessageBody(msgspec.Struct):
+    """A message of either interface."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[CallBody] | None = None
+
+
+class StreamOptions(msgspec.Struct):
+    """What a stream has besides the reply."""
+
+    include_usage: bool | None = None
+
+
+class Body(msgspec.Struct):
+    """The keys that both interfaces share."""
+
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+
+
+class ChatBody(Body, kw_only=True):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[MessageBody], msgspec.Meta(min_length=1)]
+    max_tokens: _Count | None = None
+    max_completion_tokens: _Count | None = None
+    n: Annotated[int, msgspec.Meta(ge=1, le=_MOST_REPLIES)] | None = None
+    stop: str | list[_Stop] | None = None
+    logprobs: bool | None = None
+    stream_options: StreamOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -86,66 +136,62 @@ class ReplyRequest:
 
 
 def parse_body(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request.
+    """Return the JSON object of a request.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is none, or holds NaN or text that is not Unicode.
     """
     try:
-        tree = json.loads(body)
-    except (ValueError, RecursionError):
-        tree = None
+        tree = msgspec.json.decode(body)
+    except (ValueError, RecursionError) as error:
+        raise _refuse(f"a request must be JSON of valid Unicode ({shorten(str(error))})", body[:80]) from None
     if not isinstance(tree, dict):
         raise _refuse("a request must be a JSON object", body[:80])
     return tree
 
 
 def parse_chat(tree: Mapping[str, Any], rule: SamplingRule) -> ReplyRequest:
-    """A request for a chat completion.
+    """Return what a request for a chat completion asks for.
 
     Raises:
-        RequestError: what is asked for is not what the run can give.
+        RequestError: it has other types than OpenAI's, or asks for what the run does not do.
     """
-    known = {"messages", "max_tokens", "max_completion_tokens", "n", "stop", "logprobs", "stream"}
-    check_keys(tree, rule, known)
-    found = tree.get("messages")
-    if not isinstance(found, list) or not found:
-        raise _refuse("messages must be a list with a message at least", found)
-    asked = tree.get("max_completion_tokens") or tree.get("max_tokens")
+    body = convert(tree, ChatBody)
+    check_keys(tree, body, rule)
     return ReplyRequest(
-        messages=name_results([parse_message(message) for message in found]),
-        **read_length(asked, rule),
-        num_replies=_read_count(tree.get("n")),
-        stop=_read_stop(tree.get("stop")),
-        logprobs=read_flag(tree, "logprobs"),
-        stream=read_flag(tree, "stream"),
-        with_usage=bool((tree.get("stream_options") or {}).get("include_usage")),
-        **read_tools(tree, rule),
+        messages=name_results([parse_message(message) for message in body.messages]),
+        **read_length(body.max_completion_tokens or body.max_tokens, rule),
+        num_replies=body.n or 1,
+        stop=_read_stop(body.stop),
+        logprobs=bool(body.logprobs),
+        stream=bool(body.stream),
+        with_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        **read_tools(body, rule),
     )
 
 
-def read_tools(tree: Mapping[str, Any], rule: SamplingRule) -> dict[str, Any]:
-    """What a request of either interface says of tools, as fields of `ReplyRequest`."""
+def read_tools(body: Body, rule: SamplingRule) -> dict[str, Any]:
+    """Return what a request of either interface says of tools, as fields of `ReplyRequest`."""
     return {
-        "tools": parse_tools(tree.get("tools")),
-        "reads_calls": reads_calls(tree.get("tool_choice"), overrule=rule.overrule),
-        "one_call": tree.get("parallel_tool_calls") is False,
+        "tools": parse_tools(body.tools),
+        "reads_calls": reads_calls(body.tool_choice, overrule=rule.overrule),
+        "one_call": body.parallel_tool_calls is False,
     }
 
 
-def check_keys(tree: Mapping[str, Any], rule: SamplingRule, known: set[str]) -> None:
-    """Refuse what would change the sampling, and what nobody here reads."""
+def check_keys(tree: Mapping[str, Any], body: Body, rule: SamplingRule) -> None:
+    """Refuse keys that would change the sampling, and keys that neither the body's type nor this page has."""
+    for key in ("temperature", "top_p"):
+        _check_sampling(key, getattr(body, key), rule)
     for key, value in tree.items():
-        if key in ("temperature", "top_p"):
-            _check_sampling(key, value, rule)
-        elif key in _MUST_BE:
+        if key in _MUST_BE:
             if value is not None and value not in _MUST_BE[key]:
                 raise _refuse(f"{key} must be left out of requests to a policy that is trained", value)
-        elif key not in known | _OF_TOOLS | _WITHOUT_EFFECT and value is not None:
+        elif key not in body.__struct_fields__ and key not in _WITHOUT_EFFECT and value is not None:
             raise _refuse("a request must have keys that this endpoint knows", key)
 
 
-def _check_sampling(key: str, value: Any, rule: SamplingRule) -> None:
+def _check_sampling(key: str, value: float | None, rule: SamplingRule) -> None:
     ours = rule.temperature if key == "temperature" else rule.top_p
     if value is None or rule.overrule or value == ours:
         return
@@ -157,58 +203,25 @@ def _check_sampling(key: str, value: Any, rule: SamplingRule) -> None:
     )
 
 
-def parse_message(value: Any) -> Message:
-    """A message with its content as text.
-
-    Raises:
-        RequestError: it is none, or holds something else than text.
-    """
-    if not isinstance(value, dict) or value.get("role") not in ROLES:
-        raise _refuse(f"a message must have a role of {', '.join(ROLES)}", value)
-    content = value.get("content")
+def parse_message(body: MessageBody) -> Message:
+    """Return a message with its content as text."""
+    content = body.content
     if isinstance(content, list):
-        kinds = {"text", "input_text", "output_text"}
-        if not all(isinstance(part, dict) and part.get("type") in kinds for part in content):
-            raise _refuse("a message must be text alone", content)
-        content = "".join(str(part.get("text", "")) for part in content)
-    if content is not None and not isinstance(content, str):
-        raise _refuse("a message's content must be text", content)
-    try:
-        (content or "").encode()
-    except UnicodeEncodeError:
-        raise _refuse("a message must be valid Unicode", content) from None
-    role = "system" if value["role"] == "developer" else value["role"]
-    kept = {key: value[key] for key in ("name", "tool_call_id") if value.get(key) is not None}
-    if calls := parse_calls(value.get("tool_calls")):
-        kept["tool_calls"] = calls
-    return {"role": role, "content": content or "", **kept}
+        content = "".join(part.text for part in content)
+    kept: Message = {
+        key: value for key, value in (("name", body.name), ("tool_call_id", body.tool_call_id)) if value is not None
+    }
+    if body.tool_calls:
+        kept["tool_calls"] = [parse_call(call) for call in body.tool_calls]
+    return {"role": "system" if body.role == "developer" else body.role, "content": content or "", **kept}
 
 
-def read_length(value: Any, rule: SamplingRule) -> dict[str, Any]:
-    """How long a reply may be, as fields of `ReplyRequest`."""
+def read_length(value: int | None, rule: SamplingRule) -> dict[str, Any]:
+    """Return how long a reply may be, as fields of `ReplyRequest`."""
     if value is None:
         return {"max_tokens": rule.turn_tokens}
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise _refuse("max_tokens must be a whole number above 0", value)
     return {"max_tokens": min(value, rule.turn_tokens), "is_full_length": value >= rule.turn_tokens}
 
 
-def _read_count(value: Any) -> int:
-    count = 1 if value is None else value
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_REPLIES:
-        raise _refuse(f"n must be 1 to {_MOST_REPLIES}", value)
-    return count
-
-
-def _read_stop(value: Any) -> tuple[str, ...]:
-    found = [value] if isinstance(value, str) else value or []
-    if not isinstance(found, list) or not all(isinstance(text, str) and text for text in found):
-        raise _refuse("stop must be text, or a list of texts", value)
-    return tuple(found)
-
-
-def read_flag(tree: Mapping[str, Any], key: str) -> bool:
-    value = tree.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise _refuse(f"{key} must be true or false", value)
-    return bool(value)
+def _read_stop(value: str | list[str] | None) -> tuple[str, ...]:
+    return ((value,) if value else ()) if isinstance(value, str) else tuple(value or ())

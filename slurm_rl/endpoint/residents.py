@@ -22,6 +22,7 @@ from typing import Any
 from slurm_rl.data.lines import shorten
 from slurm_rl.endpoint.programs import Verdict, close_pipes, describe_end, end_session, read_verdict, start_program
 from slurm_rl.rewards.results import Failure
+from slurm_rl.rewards.values import show
 
 _LONGEST_LINE = 1_000_000
 _KEPT_BYTES = 4_000
@@ -118,6 +119,7 @@ class Resident:
                 self._errors = (self._errors + data)[-_KEPT_BYTES:]
 
     def _take(self, line: str) -> None:
+        """Take a line of its output; a bad one costs the episode that it is of, and no other."""
         try:
             tree = json.loads(line) if line.lstrip().startswith("{") else None
         except (ValueError, RecursionError):
@@ -127,13 +129,23 @@ class Resident:
         with self._lock:
             alone = next(iter(self._waiting)) if len(self._waiting) == 1 else None
             name = tree.get("episode", alone)
+            if not isinstance(name, str):
+                outcome: Verdict | Failure = Failure("bad score", f"`episode` must be a name; got {show(name)}")
+                name = alone
+            elif tree.get("error") is not None:
+                outcome = Failure("exception", shorten(_as_text(tree["error"]), 400))
+            else:
+                outcome = read_verdict(tree)
             if name in self._waiting:
-                told = str(tree["error"]) if tree.get("error") is not None else None
-                self._answer(name, read_verdict(tree) if told is None else Failure("exception", shorten(told, 400)))
+                self._answer(name, outcome)
 
     def _answer(self, name: str, outcome: Verdict | Failure) -> None:
         future = self._waiting.pop(name)
         future.set_result(outcome)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else show(value, 400)
 
 
 class Residents:

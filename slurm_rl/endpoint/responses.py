@@ -11,85 +11,113 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import msgspec
 
 from slurm_rl.data.prompts import Message
 from slurm_rl.endpoint.answers import usage
 from slurm_rl.endpoint.conversation import Said
 from slurm_rl.endpoint.requests import (
     MODEL,
+    Body,
+    MessageBody,
     ReplyRequest,
     SamplingRule,
+    TextPart,
     check_keys,
     parse_message,
-    read_flag,
     read_length,
     read_tools,
 )
-from slurm_rl.endpoint.tools import name_results
+from slurm_rl.endpoint.tools import CallBody, Called, convert, name_results, parse_call
 from slurm_rl.endpoint.tools import refuse as _refuse
 
-_KNOWN = {"input", "instructions", "max_output_tokens", "previous_response_id", "stream"}
+
+class Format(msgspec.Struct):
+    """Only text is sampled."""
+
+    type: Literal["text"] = "text"
+
+
+class TextOptions(msgspec.Struct):
+    """`text` of a request."""
+
+    format: Format | None = None
+    verbosity: str | None = None
+
+
+class CallItem(msgspec.Struct):
+    """An item of the input: a call of a tool."""
+
+    name: str
+    call_id: str | None = None
+    arguments: str | dict[str, Any] | None = None
+
+
+class ResultItem(msgspec.Struct):
+    """An item of the input: what a tool answered."""
+
+    call_id: str | None = None
+    output: str | list[TextPart] | None = None
+
+
+class ResponseBody(Body, kw_only=True):
+    """The body of `POST /v1/responses`."""
+
+    input: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    previous_response_id: str | None = None
+    text: TextOptions | None = None
 
 
 def parse_response(tree: Mapping[str, Any], rule: SamplingRule, dialogues: Mapping[str, list[Message]]) -> ReplyRequest:
-    """A request for a response.
+    """Return what a request for a response asks for.
 
     Args:
         dialogues: the messages up to and with each response of the episode, by its id.
 
     Raises:
-        RequestError: what is asked for is not what the run can give.
+        RequestError: it has other types than OpenAI's, or asks for what the run does not do.
     """
-    check_keys(tree, rule, _KNOWN)
-    form = (tree.get("text") or {}).get("format") or {"type": "text"}
-    if form != {"type": "text"}:
-        raise _refuse("text.format must be text", form)
-    before = tree.get("previous_response_id")
+    body = convert(tree, ResponseBody)
+    check_keys(tree, body, rule)
+    before = body.previous_response_id
     if before is not None and before not in dialogues:
         raise _refuse("previous_response_id must be that of a response of this episode", before)
-    asked = tree.get("input")
-    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
-    if not isinstance(items, list) or not items:
-        raise _refuse("input must be text, or a list with an item at least", asked)
-    told = tree.get("instructions")
-    head = [] if told is None else [parse_message({"role": "system", "content": told})]
+    head: list[Message] = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     messages = [*head, *(dialogues[before] if before is not None else [])]
-    for item in items:
-        if not _is_thinking(item):
-            _append(messages, item)
+    for item in [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input:
+        _append(messages, item)
     return ReplyRequest(
         messages=name_results(messages),
-        **read_length(tree.get("max_output_tokens"), rule),
-        stream=read_flag(tree, "stream"),
-        **read_tools(tree, rule),
+        **read_length(body.max_output_tokens, rule),
+        stream=bool(body.stream),
+        **read_tools(body, rule),
     )
 
 
-def _append(messages: list[Message], item: Any) -> None:
-    """An item of the input as a message; a call goes to what the policy said before it, if it said so.
+def _append(messages: list[Message], item: dict[str, Any]) -> None:
+    """Add an item of the input as a message; a call goes to what the policy said before it, if it said so.
 
     Raises:
         RequestError: it is of another kind.
     """
-    kind = item.get("type", "message") if isinstance(item, dict) else "message"
+    kind = item.get("type", "message")
     if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        call = {"id": item.get("call_id"), "function": function}
+        called = convert(item, CallItem)
+        call = parse_call(CallBody(Called(called.name, called.arguments), called.call_id))
         goes_on = bool(messages) and messages[-1]["role"] == "assistant"
         said = messages.pop() if goes_on else {"role": "assistant", "content": ""}
-        messages.append(parse_message({**said, "tool_calls": [*said.get("tool_calls", ()), call]}))
+        messages.append({**said, "tool_calls": [*said.get("tool_calls", ()), call]})
     elif kind == "function_call_output":
-        result = {"role": "tool", "tool_call_id": item.get("call_id"), "content": item.get("output")}
-        messages.append(parse_message(result))
+        result = convert(item, ResultItem)
+        messages.append(parse_message(MessageBody("tool", result.output, tool_call_id=result.call_id)))
     elif kind == "message":
-        messages.append(parse_message(item))
-    else:
+        messages.append(parse_message(convert(item, MessageBody)))
+    elif kind != "reasoning":
         raise _refuse("an item of the input must be a message, a call of a function or its output", kind)
-
-
-def _is_thinking(item: Any) -> bool:
-    return isinstance(item, dict) and item.get("type") == "reasoning"
 
 
 def response_answer(request: ReplyRequest, said: Said, identity: str, rule: SamplingRule) -> dict[str, Any]:

@@ -26,15 +26,19 @@ from slurm_rl.endpoint.answers import chat_answer, chat_events, list_models
 from slurm_rl.endpoint.conversation import Conversation, DialogueRenderer
 from slurm_rl.endpoint.episode import Answer, Ask, Bounds, Call, LiveEpisode
 from slurm_rl.endpoint.keys import KeyRing
-from slurm_rl.endpoint.requests import ReplyRequest, SamplingRule, parse_body, parse_chat, parse_message
+from slurm_rl.endpoint.requests import ReplyRequest, SamplingRule, parse_body, parse_chat
 from slurm_rl.endpoint.responses import parse_response, response_answer, response_events
+from slurm_rl.endpoint.tools import read_calls
 from slurm_rl.errors import RewardError
 from slurm_rl.rewards.protocol import RequestError
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.service import listen
 
 _START_S, _STOP_S = 60.0, 10.0
-_MAX_BODY_BYTES = 32_000_000
+_MOST_BODY_BYTES = 32_000_000
+_ENVELOPE_BYTES = 65_536
+_CHARACTER_BYTES, _TOKEN_BYTES = 12, 256
+"""Of JSON: a character outside the basic plane as two escapes, and the keys around a message of one token."""
 _HOST = "127.0.0.1"
 _NO_RETRY = {"x-should-retry": "false"}
 """OpenAI's packages send again what a server could not do, unless it says so."""
@@ -91,13 +95,19 @@ class Endpoint:
 
     def close(self, name: str) -> LiveEpisode:
         """End an episode: its key opens nothing any more, and what was heard stays as it is."""
+        episode = self._episodes.pop(name)
+        episode.is_over = True
+        # What the loop was doing for the episode just now is finished before its record is read.
+        passed = threading.Event()
+        self._loop.call_soon_threadsafe(passed.set)
+        passed.wait(_STOP_S)
+        return episode
 
-        async def end() -> LiveEpisode:
-            episode = self._episodes.pop(name)
-            episode.is_over = True
-            return episode
-
-        return asyncio.run_coroutine_threadsafe(end(), self._loop).result(_STOP_S)
+    @property
+    def max_body_bytes(self) -> int:
+        """Longest body that a context can hold."""
+        of_token = _CHARACTER_BYTES * self.renderer.longest_token + _TOKEN_BYTES
+        return min(_MOST_BODY_BYTES, _ENVELOPE_BYTES + self.bounds.max_tokens * of_token)
 
     # ---- the endpoint's thread -----------------------------------------------------------------
 
@@ -125,13 +135,11 @@ class Endpoint:
         from fastapi import FastAPI, Request, Response
         from fastapi.responses import StreamingResponse
 
-        from slurm_rl.rewards.app import read_body
-
         app = FastAPI(openapi_url=None)
 
         async def chat(request: Request) -> Response:
-            episode, body = self._find(request), await read_body(request, _MAX_BODY_BYTES)
-            asked = parse_chat(parse_body(body), self.rule)
+            episode, body = await self._receive(request)
+            asked = await asyncio.to_thread(lambda: parse_chat(parse_body(body), self.rule))
             answer = await self._answer(episode, asked, Call.of(request.headers, body), request)
             tree = chat_answer(asked, answer.said, f"chatcmpl-{uuid.uuid4().hex}", self.renderer.tokenizer)
             if asked.stream:
@@ -140,11 +148,12 @@ class Endpoint:
             return _reply(200, tree)
 
         async def responses(request: Request) -> Response:
-            episode, body = self._find(request), await read_body(request, _MAX_BODY_BYTES)
-            asked = parse_response(parse_body(body), self.rule, episode.dialogues)
+            episode, body = await self._receive(request)
+            known = episode.dialogues
+            asked = await asyncio.to_thread(lambda: parse_response(parse_body(body), self.rule, known))
             [said] = (await self._answer(episode, asked, Call.of(request.headers, body), request)).said
             tree = response_answer(asked, said, uuid.uuid4().hex, self.rule)
-            episode.dialogues[tree["id"]] = [*asked.messages, parse_message(said.message)]
+            episode.dialogues[tree["id"]] = [*asked.messages, read_calls(said.message)]
             if asked.stream:
                 return StreamingResponse(list(response_events(tree)), media_type="text/event-stream")
             return _reply(200, tree)
@@ -192,6 +201,16 @@ class Endpoint:
                 status=401,
             )
         return self._episodes[name]
+
+    async def _receive(self, request: Any) -> tuple[LiveEpisode, bytes]:
+        """Return the episode of a request and its body."""
+        from slurm_rl.rewards.app import read_body
+
+        episode, most = self._find(request), self.max_body_bytes
+        try:
+            return episode, await read_body(request, most)
+        except RequestError:
+            raise episode.beyond_context(f"a body above {most:,} bytes") from None
 
     async def _answer(self, episode: LiveEpisode, asked: ReplyRequest, call: Call, request: Any) -> Answer:
         answer = await episode.reply(asked, call)

@@ -9,20 +9,62 @@ be read stays text, which is what the program then has of it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import Message
 from slurm_rl.rewards.protocol import RequestError
 
+T = TypeVar("T")
 Schema = dict[str, Any]
 """`{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}`."""
 
 
-def parse_tools(found: Any) -> tuple[Schema, ...]:
-    """The functions of a request, in either of OpenAI's two forms, without what no template reads.
+class Function(msgspec.Struct):
+    """A function as a request describes it."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(msgspec.Struct):
+    """A tool of a chat completion; that of a response has the function's keys itself."""
+
+    function: Function
+
+
+class Called(msgspec.Struct):
+    """The function of a call."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class CallBody(msgspec.Struct):
+    """A call of a tool in a message."""
+
+    function: Called
+    id: str | None = None
+
+
+def convert(tree: Any, kind: type[T]) -> T:
+    """Return a part of a request as its type.
+
+    Raises:
+        RequestError: it has other types; the message has the path.
+    """
+    try:
+        return msgspec.convert(tree, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise refuse(f"a request must have the types of OpenAI's API: {shorten(str(error), 200)}", tree) from None
+
+
+def parse_tools(found: Sequence[Any] | None) -> tuple[Schema, ...]:
+    """Return the functions of a request, in either of OpenAI's two forms, without what no template reads.
 
     >>> parse_tools([{"type": "function", "name": "now", "strict": True}])[0]["function"]
     {'name': 'now', 'description': '', 'parameters': {'type': 'object', 'properties': {}}}
@@ -30,8 +72,6 @@ def parse_tools(found: Any) -> tuple[Schema, ...]:
     Raises:
         RequestError: something is no function, or its parameters are no JSON Schema.
     """
-    if found is not None and not isinstance(found, list):
-        raise refuse("tools must be a list", found)
     schemas = tuple(_parse_tool(tool) for tool in found or ())
     names = [schema["function"]["name"] for schema in schemas]
     if len(set(names)) < len(names):
@@ -45,22 +85,16 @@ def _parse_tool(tool: Any) -> Schema:
     if not isinstance(tool, dict) or tool.get("type") != "function":
         kind = tool.get("type") if isinstance(tool, dict) else tool
         raise refuse("a tool must be a function, which the program itself calls", kind)
-    told = tool.get("function", tool)
-    name = told.get("name") if isinstance(told, dict) else None
-    if not isinstance(name, str) or not name:
-        raise refuse("a tool must have a name", tool)
-    given = told.get("parameters") or {}
-    if not isinstance(given, dict):
-        raise refuse("parameters of a tool must be a JSON Schema", given)
-    parameters = {"type": "object", "properties": {}, **given}
+    told = convert(tool, Tool).function if "function" in tool else convert(tool, Function)
+    parameters = {"type": "object", "properties": {}, **(told.parameters or {})}
     try:
         jsonschema.Draft202012Validator.check_schema(parameters)
     except (jsonschema.SchemaError, RecursionError) as error:
-        raise refuse("parameters of a tool must be a JSON Schema", f"{name}: {shorten(str(error))}") from None
+        raise refuse("parameters of a tool must be a JSON Schema", f"{told.name}: {shorten(str(error))}") from None
     if not _stays_inside(parameters):
-        raise refuse("$ref of a tool's parameters must be of the schema itself", name)
-    function = {"name": name, "description": str(told.get("description") or ""), "parameters": parameters}
-    return {"type": "function", "function": _as_unicode(function)}
+        raise refuse("$ref of a tool's parameters must be of the schema itself", told.name)
+    function = {"name": told.name, "description": told.description or "", "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 def _stays_inside(tree: Any) -> bool:
@@ -87,39 +121,29 @@ def reads_calls(choice: Any, *, overrule: bool) -> bool:
     )
 
 
-def parse_calls(found: Any) -> list[dict[str, Any]]:
-    """`tool_calls` of a message, with arguments as templates read them: an object wherever they are one.
-
-    Raises:
-        RequestError: they are none.
-    """
-    calls = found or []
-    if not isinstance(calls, list):
-        raise refuse("tool_calls must be a list", found)
-    return [_parse_call(call) for call in calls]
+def parse_call(body: CallBody) -> dict[str, Any]:
+    """Return a call of `tool_calls`, with arguments as templates read them: an object wherever they are one."""
+    read = {"name": body.function.name, "arguments": _read_object(body.function.arguments)}
+    return {"id": body.id or "", "type": "function", "function": read}
 
 
-def _parse_call(call: Any) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise refuse("a call of a tool must have a function with a name", call)
-    read = {"name": function["name"], "arguments": _read_object(function.get("arguments"))}
-    return {"id": str(call.get("id") or ""), "type": "function", "function": _as_unicode(read)}
+def read_calls(message: Message) -> Message:
+    """Return a message of ours with the arguments of its calls as templates read them."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    read = [
+        {**one, "function": {**one["function"], "arguments": _read_object(one["function"]["arguments"])}}
+        for one in calls
+    ]
+    return {**message, "tool_calls": read}
 
 
-def _as_unicode(tree: dict[str, Any]) -> dict[str, Any]:
-    try:
-        json.dumps(tree, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise refuse("tools must be valid Unicode", tree) from None
-    return tree
-
-
-def _read_object(given: Any) -> Any:
+def _read_object(given: str | dict[str, Any] | None) -> Any:
     if not isinstance(given, str):
         return given or {}
     try:
-        tree = json.loads(given) if given.strip() else {}
+        tree = msgspec.json.decode(given) if given.strip() else {}
     except (ValueError, RecursionError):
         return given
     return tree if isinstance(tree, dict) else given

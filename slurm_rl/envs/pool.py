@@ -22,96 +22,23 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
 from typing import Any
 
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.envs import worker
+from slurm_rl.envs import answers, worker
+from slurm_rl.envs.answers import Answer, Said
 from slurm_rl.envs.environments import Environments
-from slurm_rl.envs.facts import Refused
-from slurm_rl.envs.worker import Answer, Begun, Call, write_call
+from slurm_rl.envs.facts import Facts, Refused
+from slurm_rl.envs.worker import Call
+from slurm_rl.envs.worker_process import WorkerProcess
 from slurm_rl.errors import ConfigError, RewardError
 from slurm_rl.rewards.results import Failure
-from slurm_rl.wire import Outbox, Wire
+from slurm_rl.rewards.values import describe_error
+from slurm_rl.wire import Wire
 
-_GRACE_S = 1.0
-"""A step that awaits ends itself at its deadline, and then says so."""
-_END_S = 10.0
-_LOOK_S = _GRACE_S / 2
+_LOOK_S = 0.5
 _WAKES_BYTES = 4096
-
-
-@dataclass
-class _Process:
-    """A process, and what it was asked for."""
-
-    process: BaseProcess
-    wire: Wire
-    num_begun: Begun
-    """Calls that it has begun, of those asked for, in their order."""
-    num_asked: int = 0
-    open: dict[str, tuple[int, Call]] = field(default_factory=dict)
-    """By episode, until answered: which of those asked for it is, from 1, and what was asked."""
-    num_seen: int = 0
-    """Of `num_begun` when it was looked at last."""
-    parts: deque[list[Call]] = field(default_factory=deque)
-    """What may be asked for when nothing is open: those that may be to blame come alone."""
-    suspected: set[str] = field(default_factory=set)
-    """Episodes of those; one that takes a process along again is to blame."""
-    holds: set[str] = field(default_factory=set)
-    """Episodes whose worlds are there."""
-    heard_at: float = 0.0
-    is_trying: bool = False
-    outbox: Outbox = field(init=False)
-    """Who does not read, since its step hangs, must hold up nobody."""
-
-    def __post_init__(self) -> None:
-        self.outbox = Outbox(self.wire)
-
-    def ask(self, calls: Sequence[Call]) -> None:
-        if not self.open:
-            self.heard_at = time.monotonic()
-        for call in calls:
-            self.num_asked += 1
-            self.open[call.episode] = self.num_asked, call
-        self.outbox.put([write_call(call, is_held=call.episode in self.holds) for call in calls])
-
-    def submit(self, calls: list[Call]) -> None:
-        if self.parts or self.is_trying:
-            self.parts.append(calls)
-        else:
-            self.ask(calls)
-
-    def take(self, answer: Answer) -> None:
-        del self.open[answer.episode]
-        self.suspected.discard(answer.episode)
-        if isinstance(answer.outcome, Failure) or answer.outcome.done:
-            self.holds.discard(answer.episode)
-        else:
-            self.holds.add(answer.episode)
-
-    def look(self) -> None:
-        """A step that begins is a sign of life."""
-        if self.num_begun.value != self.num_seen:
-            self.num_seen, self.heard_at = self.num_begun.value, time.monotonic()
-
-    def begun(self) -> list[Call]:
-        """Calls that are under way."""
-        return [call for number, call in self.open.values() if number <= self.num_begun.value]
-
-    def go_on(self) -> None:
-        if not self.open:
-            self.is_trying = bool(self.parts)
-            if self.parts:
-                self.ask(self.parts.popleft())
-
-    def end(self) -> None:
-        self.outbox.close()
-        self.process.kill()
-        self.process.join(_END_S)
-        self.wire.close()
 
 
 class EnvironmentPool(Environments):
@@ -120,7 +47,7 @@ class EnvironmentPool(Environments):
     def __init__(self, config: EnvironmentConfig, schemas: Sequence[dict[str, Any]] = ()) -> None:
         super().__init__(schemas)
         self.config, self.spec = config, config.name or config.tools
-        self._processes: list[_Process] = []
+        self._processes: list[WorkerProcess] = []
         self._submitted: deque[list[Call]] = deque()
         self._forgotten: deque[str] = deque()
         self._wakes, self._woken = socket.socketpair()
@@ -185,20 +112,24 @@ class EnvironmentPool(Environments):
     def _listen(self, timeout_s: float) -> list[Answer]:
         self._share_out()
         by_number = {process.wire.fileno(): process for process in self._processes}
+        # A child that outlives its process holds the wire open: only the sentinel says that the process has ended.
+        sentinels = {process.process.sentinel: process for process in self._processes}
         found: list[Answer] = []
-        for number in wait([*by_number, self._woken.fileno()], timeout=min(timeout_s, _LOOK_S)):
+        for number in wait([*by_number, *sentinels, self._woken.fileno()], timeout=min(timeout_s, _LOOK_S)):
             if number == self._woken.fileno():
                 self._woken.recv(_WAKES_BYTES)
+            elif number in sentinels:
+                found += sentinels[number].read_last()
             else:
-                found += self._read(by_number[number])  # type: ignore[index]
+                found += by_number[number].read()  # type: ignore[index]
         self._share_out()
-        if (now := time.monotonic()) > self._looked_at + _LOOK_S / 2:
+        is_due = (now := time.monotonic()) > self._looked_at + _LOOK_S / 2
+        if is_due or any(process.is_gone for process in self._processes):
             self._looked_at = now
             for index, process in enumerate(self._processes):
-                is_gone = process.heard_at == float("-inf")
-                if not is_gone:
+                if not process.is_gone:
                     process.look()
-                if (process.open or is_gone) and (cause := self._find_end(process)):
+                if (process.open or process.is_gone) and (cause := process.find_end(self.config.timeout_s)):
                     found += self._blame(index, cause)
         for process in self._processes:
             process.go_on()
@@ -226,27 +157,6 @@ class EnvironmentPool(Environments):
     def _place(self, episode: str) -> int:
         return zlib.crc32(episode.encode()) % len(self._processes)
 
-    def _read(self, process: _Process) -> list[Answer]:
-        try:
-            found: list[Answer] = [answer for answers in process.wire.receive() for answer in answers]
-        except (EOFError, OSError):
-            process.heard_at = float("-inf")
-            self._looked_at = 0.0
-            return []
-        process.heard_at = time.monotonic()
-        for answer in found:
-            process.take(answer)
-        return found
-
-    def _find_end(self, process: _Process) -> Failure | None:
-        """What became of a process that answers no more; None of one that is alive and well."""
-        if process.heard_at == float("-inf"):
-            process.process.join(_END_S)
-            return Failure("crash", f"the process died with exit code {process.process.exitcode}")
-        if time.monotonic() - process.heard_at > self.config.timeout_s + _GRACE_S:
-            return Failure("hang", f"no step within {self.config.timeout_s:g} s")
-        return None
-
     def _blame(self, index: int, cause: Failure) -> list[Answer]:
         """Replace a process; the new one is asked for what was left, and answered is who is to blame."""
         old = self._processes[index]
@@ -267,29 +177,31 @@ class EnvironmentPool(Environments):
         fresh.parts.extend([*([others] if others else []), *([call] for call in again), *old.parts])
         return [Answer(call.episode, cause) for call in guilty]
 
-    def _start(self) -> _Process:
-        ours, theirs = Wire.pair()
+    def _start(self) -> WorkerProcess:
+        ours, theirs = Wire.pair(answers.decode)
         num_begun = self._context.RawValue("q", 0)
         process = self._context.Process(
             target=worker.serve, args=(theirs, num_begun, self.config, self.schemas), daemon=True, name="environments"
         )
         process.start()
         theirs.close()
-        return _Process(process, ours, num_begun)
+        return WorkerProcess(process, ours, num_begun)
 
-    def _greet(self, process: _Process) -> None:
+    def _greet(self, process: WorkerProcess) -> None:
         """Wait until it has imported the user's file."""
         limit_s = self.config.start_timeout_s
         lost = Refused("what it names must be a file that runs", self.spec or "", "mend it")
         deadline = time.monotonic() + limit_s
-        found: list[Any] = []
-        answer: Any = None
+        found: list[Said] = []
+        answer: Facts | Refused | None = None
         try:
             while not found and wait([process.wire.fileno()], max(deadline - time.monotonic(), 0.0)):
                 found = process.wire.receive()
-            answer = found[0] if found else None
+            answer = found[0].facts or found[0].refused if found else None
         except (EOFError, OSError):
             answer = lost._replace(seen=f"{self.spec}: it died with exit code {process.process.exitcode}")
+        except Exception as error:  # whatever decoding raises
+            answer = lost._replace(seen=f"{self.spec}: its process sent what is no answer ({describe_error(error)})")
         if answer is None:
             raise RewardError(
                 f"a process for environments must be up within {limit_s:g} s (env.start_timeout_s)",

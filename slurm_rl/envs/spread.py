@@ -18,8 +18,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environments import Environments
-from slurm_rl.envs.worker import Answer, Call
+from slurm_rl.envs.worker import Call
 from slurm_rl.errors import SlurmRLError
 from slurm_rl.rewards.results import Failure
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 import zlib
-from numbers import Real
-from typing import Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 
-from slurm_rl.data.lines import shorten
-from slurm_rl.envs.environment import Step, ToolCall
+from slurm_rl.envs.environment import Step, ToolCall, ToolError
 from slurm_rl.rewards.results import Failure
+from slurm_rl.rewards.values import is_name, read_number, read_numbers, show
 
-SHOWN_CHARS = 200
 _LONGEST_CHARS = 1_000_000
 """Of one observation; no context holds more."""
 _encode = json.JSONEncoder(sort_keys=True).encode
 _encode_finite = msgspec.json.Encoder(order="sorted").encode
 """In a quarter of the time."""
+_ERRORS = (None, *get_args(ToolError))
 
 Outcome: TypeAlias = Step | Failure
 
@@ -35,7 +34,7 @@ def digest_step(step: Step) -> int:
         said += [step.agent, step.begins, dict(step.rewards)]
     try:
         text = _encode_finite(said)
-    except UnicodeEncodeError:  # half a surrogate pair, such as a score's name may have
+    except (UnicodeEncodeError, OverflowError):  # half a surrogate pair or an int above 64 bits, in a message
         text = _encode(said).encode()
     return zlib.crc32(text)
 
@@ -52,24 +51,48 @@ def check_step(step: Any) -> Outcome:
     if observation is None:
         rule = f"Step.observation must be text, or messages with a role and a content, of {_LONGEST_CHARS:,} characters"
         return _nonsense(f"{rule} at the most and valid Unicode", step.observation)
-    if step.reward is not None and not _is_number(step.reward):
-        return _nonsense("Step.reward must be a finite number or None", step.reward)
-    if not isinstance(step.done, bool):
-        return _nonsense("Step.done must be True or False", step.done)
-    if not all(isinstance(name, str) and _is_number(value) for name, value in dict(step.scores).items()):
-        return _nonsense("Step.scores must be finite numbers by name", step.scores)
-    if not isinstance(step.calls, tuple) or not all(isinstance(call, ToolCall) for call in step.calls):
-        return _nonsense("Step.calls must be a tuple of ToolCall", step.calls)
-    if not all(isinstance(name, str) and _is_number(value) for name, value in dict(step.rewards).items()):
-        return _nonsense("Step.rewards must be finite numbers by agent", step.rewards)
-    if not (step.agent is None or isinstance(step.agent, str)) or not isinstance(step.begins, bool):
-        return _nonsense("Step.agent must be a name or None, and Step.begins True or False", (step.agent, step.begins))
-    reward = None if step.reward is None else float(step.reward)
-    scores, rewards = (
-        {str(name): float(value) for name, value in numbers.items()} for numbers in (step.scores, step.rewards)
-    )
+    for name, flag in (("done", step.done), ("begins", step.begins)):
+        if not isinstance(flag, bool):
+            return _nonsense(f"Step.{name} must be True or False", flag)
+    if not (step.agent is None or step.agent == "" or is_name(step.agent)):
+        return _nonsense("Step.agent must be a name or None", step.agent)
+    calls = _plain_calls(step.calls)
+    if calls is None:
+        return _nonsense("Step.calls must be a tuple of ToolCall with valid Unicode", step.calls)
     agent = None if step.agent is None else str.__str__(step.agent)
-    return Step(observation, reward, step.done, scores, step.calls, agent, step.begins, rewards)
+    try:
+        rule = "Step.reward must be a finite number or None"
+        reward = None if step.reward is None else read_number(step.reward)
+        rule = "Step.scores must be finite numbers by name"
+        scores = read_numbers(step.scores)
+        rule = "Step.rewards must be finite numbers by agent"
+        rewards = _read_rewards(step.rewards)
+    except ValueError as error:
+        return Failure("bad score", f"{rule}; got {error}")
+    return Step(observation, reward, step.done, scores, calls, agent, step.begins, rewards)
+
+
+def _read_rewards(rewards: Any) -> dict[str, float]:
+    """Return rewards by agent; the agent that reads the row's prompt has the name ""."""
+    named = {name: value for name, value in rewards.items() if name != ""} if isinstance(rewards, Mapping) else rewards
+    first = {"": read_number(rewards[""])} if isinstance(rewards, Mapping) and "" in rewards else {}
+    return first | read_numbers(named)
+
+
+def _plain_calls(calls: Any) -> tuple[ToolCall, ...] | None:
+    """Return copies of the calls, of the class itself and of plain text; None if one is something else."""
+    if not isinstance(calls, tuple):
+        return None
+    plain = []
+    for call in calls:
+        if not isinstance(call, ToolCall) or call.error not in _ERRORS:
+            return None
+        texts = (call.name, call.arguments, call.result)
+        if not all(isinstance(text, str) for text in texts):
+            return None
+        name, arguments, result = (str.__str__(text).encode("utf-8", "replace").decode() for text in texts)
+        plain.append(ToolCall(name, arguments, result, call.error))
+    return tuple(plain)
 
 
 def _plain_observation(value: Any) -> str | list[dict[str, Any]] | None:
@@ -94,9 +117,5 @@ def _is_message(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _nonsense(rule: str, seen: Any) -> Failure:
-    return Failure("bad score", f"{rule}; got {shorten(ascii(seen), SHOWN_CHARS)}")
+    return Failure("bad score", f"{rule}; got {show(seen)}")

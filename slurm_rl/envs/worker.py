@@ -15,14 +15,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from msgspec import Raw
+
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.data.lines import shorten
+from slurm_rl.envs.answers import Answer, Said, encode, pack_answer
 from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
 from slurm_rl.envs.facts import Refused, read_facts
-from slurm_rl.envs.steps import SHOWN_CHARS, Outcome, check_step, digest_step
+from slurm_rl.envs.steps import Outcome, check_step, digest_step
 from slurm_rl.envs.tools import MakeToolEnvironment
 from slurm_rl.functions.load import load_function
+from slurm_rl.node.processes import become_subreaper
 from slurm_rl.rewards.results import Failure
+from slurm_rl.rewards.values import describe_error, show
 from slurm_rl.wire import LINGER_S, Wire
 
 
@@ -72,15 +76,6 @@ def write_call(call: Call, *, is_held: bool) -> Call | tuple[Any, ...]:
     return call.episode, reply.text, reply.cut, reply.content, reply.calls, reply.call_id
 
 
-class Answer(NamedTuple):
-    """What came of a call."""
-
-    episode: str
-    outcome: Outcome
-    snapshot: bytes | None = None
-    """Of the world after it, with resume="snapshot"."""
-
-
 class Begun(Protocol):
     """A number in memory that two processes share."""
 
@@ -97,16 +92,18 @@ def serve(end: socket.socket, num_begun: Begun, config: EnvironmentConfig, schem
             whoever dies or hangs in a call can say so no more.
         schemas: of the tools of env.tools.
     """
-    wire = Wire(end)
+    become_subreaper()  # so that the pool finds what the environments leave behind
+    wire = Wire(end, encode=encode)
     spec = config.name or config.tools or ""
     try:
         make = MakeToolEnvironment.of(config, schemas) if config.name is None else load_function(spec)
         facts = read_facts(make, spec)
     except BaseException as error:
         facts = Refused("what it names must be a file that runs", f"{spec}: {_describe(error)}", "mend it")
-    wire.send(facts)
     if isinstance(facts, Refused):
+        wire.send(Said(refused=Refused(*map(_as_unicode, facts))))
         return
+    wire.send(Said(facts=facts))
     with asyncio.Runner() as runner:
         worlds = Worlds(make, config.timeout_s, wire, num_begun, facts.resume)
         runner.run(worlds.serve())
@@ -123,7 +120,7 @@ class Worlds:
     resume: str = "replay"
     _held: dict[str, Any] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
-    _ended: list[Answer] = field(default_factory=list)
+    _ended: list[Raw] = field(default_factory=list)
     """Not sent yet."""
     _sent_at: float = 0.0
 
@@ -173,7 +170,7 @@ class Worlds:
             self._send()
             code = getattr(end, "code", None)
             os._exit(code if isinstance(code, int) else 1)  # in order it would end the others' steps with words
-        except (Exception, asyncio.CancelledError) as error:
+        except BaseException as error:  # whatever an environment raises, its call has an answer
             outcome = Failure("exception", _describe(error))
         if isinstance(outcome, Failure) or outcome.done:
             self._held.pop(call.episode, None)
@@ -181,7 +178,7 @@ class Worlds:
 
     def _say(self, answer: Answer) -> None:
         """At once, but of many one after the other those of some milliseconds go in one message."""
-        self._ended.append(answer)
+        self._ended.append(pack_answer(answer))
         loop = asyncio.get_running_loop()
         if loop.time() - self._sent_at >= LINGER_S:
             self._send()
@@ -194,7 +191,7 @@ class Worlds:
         answers, self._ended = self._ended, []
         self._sent_at = asyncio.get_running_loop().time()
         try:
-            self.wire.send(answers)
+            self.wire.send(Said(answers))
         except OSError:
             os._exit(1)  # a world has closed what does not belong to it
 
@@ -220,7 +217,7 @@ class Worlds:
             if isinstance(step, Failure):
                 raise _Failed(step.cause, f"as its replies were played again: {step.detail}")
             if turn < len(call.expected) and digest_step(step) != call.expected[turn]:
-                said = shorten(ascii(step.observation), SHOWN_CHARS)
+                said = show(step.observation)
                 raise _Failed("exception", f"turn {turn + 1}, played again, has another step than before; now {said}")
         return world
 
@@ -235,8 +232,8 @@ class _Failed(Exception):
 
 def _check_snapshot(data: Any) -> bytes:
     if not isinstance(data, bytes):
-        raise _Failed("bad score", f"snapshot() must return bytes; got {shorten(ascii(data), SHOWN_CHARS)}")
-    return data
+        raise _Failed("bad score", f"snapshot() must return bytes; got {show(data)}")
+    return bytes(data)
 
 
 async def _wait(value: Any) -> Any:
@@ -246,4 +243,8 @@ async def _wait(value: Any) -> Any:
 def _describe(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return shorten(f"{type(error).__name__}: {error}", SHOWN_CHARS) + where
+    return describe_error(error) + _as_unicode(where)
+
+
+def _as_unicode(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -30,6 +30,7 @@ from slurm_rl.job.attempts import EXIT_FAILED, EXIT_INTERRUPTED
 from slurm_rl.job.controller import STOP_SIGNALS, Controller
 from slurm_rl.job.ends import newest_step
 from slurm_rl.job.holding import own_epoch
+from slurm_rl.node.driver import name_signal
 from slurm_rl.node.limits import raise_limits
 from slurm_rl.node.processes import all_pids, become_subreaper, die_with_parent, end_descendants, parent_of
 from slurm_rl.node.rendezvous import comes_true
@@ -123,7 +124,7 @@ class Supervisor:
             # One that led for a while was not killed for what it is: a job of weeks meets a few such deaths.
             num_killed = 1 if time.monotonic() - began > self.steady_s else num_killed + 1
             self._end_orphans()
-            self.on_death(signal.Signals(-status).name)
+            self.on_death(name_signal(-status))
         return EXIT_KILLED
 
     def _run_once(self) -> int:

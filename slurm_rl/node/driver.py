@@ -51,9 +51,21 @@ def exit_status(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
+def name_signal(number: int) -> str:
+    """Return the name of a signal; real-time signals have only a number.
+
+    >>> name_signal(9), name_signal(40)
+    ('SIGKILL', 'signal 40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def describe_status(code: int) -> str:
     """How a process ended that `subprocess` gives this return code."""
-    return f"was killed by {signal.Signals(-code).name}{_hint(code)}" if code < 0 else f"ended with exit status {code}"
+    return f"was killed by {name_signal(-code)}{_hint(code)}" if code < 0 else f"ended with exit status {code}"
 
 
 _HINTS = {
@@ -64,14 +76,14 @@ _HINTS = {
 
 
 def _hint(code: int) -> str:
-    return f"; {_HINTS[signal.Signals(-code)]}" if code < 0 and signal.Signals(-code) in _HINTS else ""
+    return f"; {_HINTS[-code]}" if -code in _HINTS else ""  # type: ignore[index]
 
 
 def check_driver_end(attempt: AttemptDir, returncode: int) -> None:
     """Raise TrainingError when the trainer ended without saying how."""
     if attempt.outcome.is_file():
         return
-    how = f"killed by {signal.Signals(-returncode).name}, " if returncode < 0 else ""
+    how = f"killed by {name_signal(-returncode)}, " if returncode < 0 else ""
     raise TrainingError(
         "the trainer must say how it ended",
         seen=f"{how}exit status {exit_status(returncode)}{_hint(returncode)}",

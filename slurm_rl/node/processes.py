@@ -239,13 +239,13 @@ def end_descendants(timeout_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def find_descendants() -> list[int]:
-    """Children of this process, theirs, and so on."""
-    parents = {pid: parent_of(pid) for pid in all_pids()}
-    found = {os.getpid()}
+def find_descendants(of: int | None = None) -> list[int]:
+    """Return the children of a process (None: this one), theirs, and so on."""
+    root = os.getpid() if of is None else of
+    parents, found = {pid: parent_of(pid) for pid in all_pids()}, {root}
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
-    return sorted(found - {os.getpid()})
+    return sorted(found - {root})
 
 
 def _self_and_ancestors() -> set[int]:

@@ -13,6 +13,8 @@ A row with the key `cleared` voids all that was said of its node before.
 from __future__ import annotations
 
 import json
+import math
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -26,6 +28,33 @@ from slurm_rl.run_dir import RunDir, append_event, append_row
 Strength = Literal["hard", "soft"]
 HOLDS_S: dict[Strength, float] = {"hard": 7 * 86400.0, "soft": 86400.0}
 _MIN_SOFT_ATTEMPTS = 2
+_NODE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,254}")
+_LONGEST_TEXT = 2000
+_END = 1e19
+"""No time is so late; also bounds ints that no float holds."""
+
+
+def is_row(row: Any) -> bool:
+    """Return whether this has the types of a row about a node; files of a site may be written by others.
+
+    >>> is_row({"time": 1.0, "node": "n1", "cleared": "ada"}), is_row({"time": 1.0, "node": []})
+    (True, False)
+    """
+    if not isinstance(row, Mapping):
+        return False
+    texts = [row[key] for key in ("check", "value", "strength", "run", "cleared", "passed") if key in row]
+    return (
+        _is_time(row.get("time"))
+        and ("until" not in row or _is_time(row["until"]))
+        and isinstance(row.get("node"), str)
+        and _NODE.fullmatch(row["node"]) is not None
+        and all(isinstance(text, str) and len(text) <= _LONGEST_TEXT for text in texts)
+        and (row.get("attempt") is None or type(row["attempt"]) is int)
+    )
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < _END and math.isfinite(value)
 
 
 @dataclass(frozen=True)
@@ -66,12 +95,10 @@ class Evidence:
     @staticmethod
     def from_row(row: Mapping[str, Any]) -> Evidence | None:
         """None where the row is none: a clearing, or of another form."""
-        values = {field.name: row[field.name] for field in fields(Evidence) if field.name in row}
-        try:
-            found = Evidence(**values)
-            return found if found.strength in HOLDS_S and found.time + found.until > 0 and found.node else None
-        except TypeError:
+        if not is_row(row) or row.get("strength") not in HOLDS_S:
             return None
+        values = {field.name: row[field.name] for field in fields(Evidence) if field.name in row}
+        return Evidence(**values) if {"check", "value", "attempt", "until"} <= values.keys() else None
 
     def to_row(self) -> dict[str, Any]:
         return asdict(self)
@@ -114,10 +141,10 @@ def find_passed(rows: Iterable[Mapping[str, Any]], test: str, since: float) -> s
     """
     newest: dict[str, tuple[float, bool]] = {}
     for row in rows:
-        said_at, is_pass = row.get("time"), row.get("passed") == test
-        if isinstance(said_at, int | float) and (is_pass or "check" in row):
-            node = str(row.get("node"))
-            newest[node] = max(newest.get(node, (0.0, False)), (float(said_at), is_pass))
+        is_pass = row.get("passed") == test
+        if is_row(row) and (is_pass or "check" in row):
+            node = row["node"]
+            newest[node] = max(newest.get(node, (0.0, False)), (float(row["time"]), is_pass))
     return {node for node, (said_at, is_pass) in newest.items() if is_pass and said_at >= since}
 
 
@@ -138,8 +165,8 @@ def find_bad(
     rows = list(rows)
     cleared: dict[str, float] = {}
     for row in rows:
-        if "cleared" in row and isinstance(row.get("time"), int | float):
-            cleared[str(row.get("node"))] = max(row["time"], cleared.get(str(row.get("node")), 0.0))
+        if "cleared" in row and is_row(row):
+            cleared[row["node"]] = max(row["time"], cleared.get(row["node"], 0.0))
     seen = sorted(filter(None, map(Evidence.from_row, rows)), key=lambda one: one.time)
     holds = [
         one

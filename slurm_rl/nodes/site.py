@@ -13,11 +13,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.disk import say
+from slurm_rl.disk import open_regular, say
+from slurm_rl.nodes.evidence import is_row
 from slurm_rl.run_dir import write_json
 
 _MOST_ROWS = 50
+_MOST_FILES = 10_000
+_MOST_BYTES = 1_000_000
+"""Of one file: 50 rows have a tenth of it."""
 _KEPT_S = 8 * 86400.0
+_AHEAD_S = 86400.0
+"""The clocks of nodes differ by less; a row from later on would outlive all others."""
 # Of a name that could be a path the file could be anywhere.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
@@ -25,22 +31,42 @@ Row = Mapping[str, Any]
 
 
 def read_site(site_dir: str | None) -> list[dict[str, Any]]:
-    """All rows of all nodes; none without a folder. A file that is damaged is passed over."""
+    """Return all rows of all nodes; none without a folder. Others may write there: a bad file is skipped and named."""
     if site_dir is None:
         return []
     try:
         paths = sorted((Path(site_dir) / "nodes").glob("*.json"))
     except OSError:
         return []
-    return [row for path in paths for row in _read(path)]
+    if len(paths) > _MOST_FILES:
+        say(f"{Path(site_dir) / 'nodes'} has {len(paths):,} files: only the first {_MOST_FILES:,} are read")
+    return [row for path in paths[:_MOST_FILES] for row in _read(path)]
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file; none of one that is missing."""
     try:
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        rows = _parse(path)
+    except FileNotFoundError:
         return []
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    except (OSError, ValueError, RecursionError) as error:
+        say(f"{str(path)!a} is skipped, since it is no file of rows of a node ({ascii(str(error))[:200]})")
+        return []
+    good = [row for row in rows if is_row(row) and row["time"] < time.time() + _AHEAD_S]
+    if len(good) < len(rows):
+        say(f"{len(rows) - len(good)} rows of {str(path)!a} are skipped: of other types, or from the future")
+    return good
+
+
+def _parse(path: Path) -> list[Any]:
+    with open_regular(path, follow=False) as file:
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"more than {_MOST_BYTES:,} bytes")
+    tree = json.loads(data)
+    if not isinstance(tree, dict) or not isinstance(tree.get("rows"), list):
+        raise ValueError("no object with a list of rows")
+    return tree["rows"][-_MOST_ROWS:]
 
 
 def publish(site_dir: str | None, rows: Iterable[Row], now: float | None = None, *, strict: bool = False) -> None:
@@ -70,14 +96,14 @@ def publish(site_dir: str | None, rows: Iterable[Row], now: float | None = None,
 
 
 def merge(there: Sequence[Row], new: Sequence[Row], now: float) -> list[Row]:
-    """Rows by time, each once, the newest of them.
+    """Return rows by time, each once, the newest of them.
 
-    >>> merge([{"time": 5.0}], [{"time": 3.0}, {"time": 5.0}], now=6.0)
-    [{'time': 3.0}, {'time': 5.0}]
+    >>> rows = [{"time": time, "node": "n1", "passed": "fabric"} for time in (3.0, 5.0, 1e9)]
+    >>> merge(rows[1:], rows, now=6.0) == rows[:2]
+    True
     """
     rows: list[Row] = []
     for row in [*there, *new]:
-        said_at = row.get("time")
-        if isinstance(said_at, int | float) and said_at > now - _KEPT_S and row not in rows:
+        if is_row(row) and now - _KEPT_S < row["time"] < now + _AHEAD_S and row not in rows:
             rows.append(row)
     return sorted(rows, key=lambda row: float(row["time"]))[-_MOST_ROWS:]

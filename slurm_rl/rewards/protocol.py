@@ -16,7 +16,6 @@ policy's template rendered it. Reward models read them.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
@@ -25,10 +24,12 @@ from slurm_rl.data.lines import shorten
 from slurm_rl.data.prompts import parse_prompt
 from slurm_rl.errors import ConfigError, RewardError
 from slurm_rl.rewards.results import FailureCause, RewardItem, RewardResult
+from slurm_rl.rewards.values import keep_numbers, read_number, show
 
 _KEYS = {"arithmetic": "acc_rewards", "math": "acc_rewards", "code": "acc_rewards", "format": "format_rewards"}
 """Verifier name to the key under which OpenRLHF's servers tell its score."""
 _CAUSES = frozenset(get_args(FailureCause))
+_LONGEST_DETAIL = 1000
 
 
 class RequestError(ConfigError):
@@ -85,10 +86,10 @@ def parse_request(body: bytes) -> ScoreRequest:
             action='send {"query": [...], "prompts": [...], "labels": [...]}',
         ) from None
     if not isinstance(tree, dict):
-        raise RequestError("the body must be a JSON object", status=400, seen=_show(tree))
+        raise RequestError("the body must be a JSON object", status=400, seen=show(tree))
     queries = _texts(tree, "query", None)
     if queries is None:
-        raise RequestError("the request must have the key 'query'", seen=f"the keys {_show(sorted(tree))}")
+        raise RequestError("the request must have the key 'query'", seen=f"the keys {show(sorted(tree))}")
     count = len(queries)
     return ScoreRequest(
         queries,
@@ -119,10 +120,10 @@ def _list(
     if values is None:
         return None
     if not isinstance(values, list):
-        raise RequestError(f"{key!r} must be a list, each of it {wanted}", seen=_show(values))
+        raise RequestError(f"{key!r} must be a list, each of it {wanted}", seen=show(values))
     for position, value in enumerate(values):
         if not fits(value):
-            raise RequestError(f"{key}[{position}] must be {wanted}", seen=_show(value))
+            raise RequestError(f"{key}[{position}] must be {wanted}", seen=show(value))
     if length is not None and len(values) != length:
         raise RequestError(f"{key!r} must be as long as 'query', {length}", seen=len(values))
     return values
@@ -172,10 +173,10 @@ def parse_answer(body: bytes, items: Sequence[RewardItem]) -> list[RewardResult]
     try:
         tree = json.loads(body)
     except (ValueError, RecursionError):
-        raise RewardError("a reward service must answer with JSON", seen=_show(body[:200])) from None
+        raise RewardError("a reward service must answer with JSON", seen=show(body[:200])) from None
     rewards = tree.get("rewards") if isinstance(tree, dict) else None
     if not isinstance(rewards, list) or len(rewards) != len(items):
-        seen = f"{len(rewards)} of them" if isinstance(rewards, list) else _show(tree)
+        seen = f"{len(rewards)} of them" if isinstance(rewards, list) else show(tree)
         raise RewardError(f"a reward service must answer with {len(items)} 'rewards'", seen=seen)
     parts = _read_parts(tree, len(items))
     failures = tree.get("failures")
@@ -187,31 +188,28 @@ def parse_answer(body: bytes, items: Sequence[RewardItem]) -> list[RewardResult]
 def _build_result(item: RewardItem, reward: Any, parts: dict[str, float], failure: Any) -> RewardResult:
     if isinstance(failure, dict):
         cause = failure.get("cause")
-        known = cast(FailureCause, cause) if cause in _CAUSES else "service"
-        return RewardResult(item=item, value=None, failure=known, detail=str(failure.get("detail", "")))
-    if not _is_number(reward):
-        return RewardResult(item=item, value=None, failure="bad score", detail=f"the service said {_show(reward)}")
-    return RewardResult(item=item, value=float(reward), parts=parts)
+        known = cast(FailureCause, cause) if isinstance(cause, str) and cause in _CAUSES else "service"
+        return RewardResult(item=item, value=None, failure=known, detail=_as_text(failure.get("detail", "")))
+    try:
+        value = read_number(reward)
+    except ValueError as error:
+        return RewardResult(item=item, value=None, failure="bad score", detail=f"the service said {error}")
+    return RewardResult(item=item, value=value, parts=parts)
+
+
+def _as_text(detail: Any) -> str:
+    return shorten(detail, _LONGEST_DETAIL) if isinstance(detail, str) else show(detail)
 
 
 def _read_parts(tree: Mapping[str, Any], num_items: int) -> list[dict[str, float]]:
     told = tree.get("parts")
     if isinstance(told, list) and len(told) == num_items and all(isinstance(parts, dict) for parts in told):
-        return [{name: float(score) for name, score in parts.items() if _is_number(score)} for parts in told]
+        return [keep_numbers(parts) for parts in told]
     extra = tree.get("extra_logs")
     columns = {**tree, **(extra if isinstance(extra, dict) else {})}
-    rows: list[dict[str, float]] = [{} for _ in range(num_items)]
-    for name, values in columns.items():
-        if name != "rewards" and isinstance(values, list) and len(values) == num_items:
-            for row, value in zip(rows, values, strict=True):
-                if _is_number(value):
-                    row[name] = float(value)
-    return rows
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _show(value: Any) -> str:
-    return shorten(ascii(value), 200)
+    lists = {
+        name: values
+        for name, values in columns.items()
+        if name != "rewards" and isinstance(values, list) and len(values) == num_items
+    }
+    return [keep_numbers({name: values[place] for name, values in lists.items()}) for place in range(num_items)]

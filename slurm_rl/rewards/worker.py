@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import multiprocessing
-import numbers
 import os
 import select
 import signal
@@ -37,8 +35,7 @@ from slurm_rl.errors import DataError
 from slurm_rl.functions.load import is_file, load_function
 from slurm_rl.rewards.classifier import PREFIX, load_model, score_by_model
 from slurm_rl.rewards.results import Failure, RewardItem, Verifier
-
-_SHOWN_ANSWER = 200
+from slurm_rl.rewards.values import keep_numbers, read_number, show
 
 
 def call_function(function: Callable[..., Any], item: RewardItem) -> dict[str, float] | Failure:
@@ -51,12 +48,12 @@ def call_function(function: Callable[..., Any], item: RewardItem) -> dict[str, f
     told: dict[str, Any] = dict(answer) if isinstance(answer, Mapping) else {"rewards": answer}
     reward = _number(told.pop("rewards", None))
     if reward is None:
-        returned = shorten(f"{type(answer).__name__} {answer!a}", _SHOWN_ANSWER)
+        returned = f"{type(answer).__name__} {show(answer)}"
         return Failure("bad score", f"the function must return one finite number an item; got {returned}")
     extra = told.pop("extra_logs", None)
     told |= extra if isinstance(extra, Mapping) else {}
-    numbers_told = {str(name): _number(value) for name, value in told.items()}
-    return {**{name: value for name, value in numbers_told.items() if value is not None}, "reward": reward}
+    numbers = {str(name): _number(value) for name, value in told.items()}
+    return {**keep_numbers({name: value for name, value in numbers.items() if value is not None}), "reward": reward}
 
 
 def _number(value: Any) -> float | None:
@@ -66,9 +63,10 @@ def _number(value: Any) -> float | None:
     while isinstance(value, list | tuple) and len(value) == 1:
         value = value[0]
         value = value.tolist() if hasattr(value, "tolist") else value
-    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
+    try:
+        return read_number(value)
+    except ValueError:
         return None
-    return float(value)
 
 
 _SHOWN_CHARS = 500
@@ -176,9 +174,10 @@ def _run_verifier(name: str, spec: str, item: RewardItem) -> dict[str, float] | 
     if is_file(spec):
         return call_function(load_verifier(spec), item)
     score = load_verifier(spec)(item.completion, item.answer)
-    if not isinstance(score, numbers.Real) or not math.isfinite(score) or not 0 <= score <= 1:
-        return Failure("bad score", f"{name} returned {type(score).__name__} {shorten(ascii(score), _SHOWN_CHARS)}")
-    return {name: float(score)}
+    found = _number(score)
+    if found is None or not 0 <= found <= 1:
+        return Failure("bad score", f"{name} returned {type(score).__name__} {show(score)}")
+    return {name: found}
 
 
 def _words(error: BaseException) -> str:

@@ -71,7 +71,7 @@ def play_program(case: Case, engine: VLLMEngine, spec: SamplingSpec) -> list[Gro
         conversation = Conversation(DialogueRenderer(case.tokenizer, case.template))
         messages = begin(prompt)
         for turn in range(TURNS):
-            place = conversation.place(messages)
+            place = conversation.place(conversation.read(messages))
             [[reply]] = engine.generate([TokenPrompt(token_ids=place.context)], [prompt.index * TURNS + turn], spec)
             conversation.add(place, reply).heard = True
             said = str(case.tokenizer.decode(reply.token_ids)).rpartition(case.thought[1])[2]

@@ -10,18 +10,14 @@ and what each was given before: a number, or None where that failed. It returns 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
-from numbers import Real
 from typing import Any
 
 from slurm_rl.config.tables import Row
-from slurm_rl.data.lines import shorten
 from slurm_rl.rewards.results import Failure, RewardResult
+from slurm_rl.rewards.values import describe_error, read_number, show
 from slurm_rl.rl.groups import Group
-
-_SHOWN_CHARS = 200
 
 
 def apply_group_reward(spec: str, groups: Sequence[Group]) -> list[Group]:
@@ -38,7 +34,7 @@ def _judge(spec: str, group: Group) -> list[RewardResult]:
         said = Row(spec).load()(group.prompt, list(group.completions), [result.value for result in group.results])
         found = _read(said, len(group.completions))
     except Exception as error:
-        found = Failure("exception", f"{spec}: {type(error).__name__}: {error}")
+        found = Failure("exception", f"{spec}: {describe_error(error)}")
     if isinstance(found, Failure):
         return [
             replace(result, value=None, failure=found.cause, detail=found.detail, parts={})
@@ -53,11 +49,10 @@ def _judge(spec: str, group: Group) -> list[RewardResult]:
 
 def _read(said: Any, count: int) -> list[float] | Failure:
     values = list(said)
-    if len(values) == count and all(_is_number(value) for value in values):
-        return [float(value) for value in values]
-    seen = shorten(ascii(values), _SHOWN_CHARS)
+    try:
+        if len(values) == count:
+            return [read_number(value) for value in values]
+        seen = show(values)
+    except ValueError as error:
+        seen = str(error)
     return Failure("bad score", f"algorithm.group_reward makes one finite number of each of {count}; got {seen}")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

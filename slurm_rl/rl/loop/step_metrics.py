@@ -15,10 +15,14 @@ from slurm_rl.envs.environment import ToolError
 from slurm_rl.math.estimates import pass_at_k
 from slurm_rl.math.totals import add_totals, is_maximum
 from slurm_rl.rewards.results import RewardResult
+from slurm_rl.rewards.values import is_name
 from slurm_rl.rewards.verifiers import JUDGES
 from slurm_rl.rl.algorithm.filters import has_signal, keep_mask
 from slurm_rl.rl.groups import Completion, Group
 from slurm_rl.rl.loop.agent_metrics import agent_metrics
+
+_MOST_SCORES = 256
+"""Names of scores in one step; each episode may say others."""
 
 
 def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -38,12 +42,19 @@ def sampling_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
     if len(rewards):
         metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
-    for name in dict.fromkeys(name for result in results for name in result.parts):
-        metrics[f"score/{name}"] = float(np.mean([r.parts[name] for r in results if name in r.parts]))
+    metrics |= score_metrics(results)
     metrics |= episode_metrics(completions)
     for cause, count in Counter(result.failure for result in results if result.failure).items():
         metrics[f"reward/failed_{cause.replace(' ', '_')}"] = float(count)
     return metrics | source_metrics(groups) | agent_metrics(groups)
+
+
+def score_metrics(results: Sequence[RewardResult]) -> dict[str, float]:
+    """Return the mean of each score, of the names that most results have: one metric each, over the whole run."""
+    counts = Counter(name for result in results for name in result.parts if is_name(name))
+    names = dict(counts.most_common(_MOST_SCORES))
+    found = {f"score/{name}": float(np.mean([r.parts[name] for r in results if name in r.parts])) for name in names}
+    return found | ({"reward/score_names_dropped": float(len(counts) - len(names))} if len(counts) > len(names) else {})
 
 
 def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:

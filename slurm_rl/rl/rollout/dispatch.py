@@ -67,7 +67,7 @@ class RolloutEngine(Protocol):
             client: names who asks, and who alone gets them.
 
         Returns:
-            those that are not begun, since calls of their tools could not be read.
+            the requests that are not begun, and why: an engine refuses a request by itself and samples the others.
         """
 
     def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:

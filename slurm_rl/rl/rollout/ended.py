@@ -70,7 +70,7 @@ def gather_groups(
 def item_of(episode: Episode) -> RewardItem:
     prompt = episode.prompt
     return RewardItem(
-        completion=episode.replies[-1].text,
+        completion=episode.last_text,
         answer=prompt.answer,
         prompt=prompt.text,
         messages=prompt.messages,

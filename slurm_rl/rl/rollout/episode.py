@@ -11,12 +11,14 @@ from slurm_rl.config.environment import EnvironmentConfig
 from slurm_rl.data.chat import as_messages
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environment import Reply, Row, Step
 from slurm_rl.envs.steps import Outcome, digest_step
-from slurm_rl.envs.worker import Answer, Call, Snapshot
+from slurm_rl.envs.worker import Call, Snapshot
 from slurm_rl.errors import DataError
 from slurm_rl.math.schedule import derive_seed
 from slurm_rl.rewards.results import Failure
+from slurm_rl.rewards.values import MOST_NAMES, describe_error
 from slurm_rl.rl.groups import Completion, Group
 from slurm_rl.rl.rollout.journal import BatchJournal
 from slurm_rl.rl.rollout.journal_lines import History, TurnPlace, render_outcome, render_reply
@@ -129,10 +131,13 @@ class Episode:
         self.snapshot = None if answer.snapshot is None else Snapshot(len(self.replies), answer.snapshot)
         self.add_step(answer.outcome, render, limits)
 
+    def fail(self, failure: Failure) -> None:
+        self.failure, self.ended = failure, True
+
     def add_step(self, outcome: Outcome, render: TurnRenderer, limits: Limits) -> None:
         """Take what came of the newest reply: the end of the episode, or what the policy reads next."""
         if isinstance(outcome, Failure):
-            self.failure, self.ended = outcome, True
+            self.fail(outcome)
             return
         self.digests.append(digest_step(outcome))
         said = outcome.observation if isinstance(outcome.observation, str) else _as_text(outcome.observation)
@@ -140,13 +145,15 @@ class Episode:
         turn.observation, turn.reward, turn.calls = said, outcome.reward, outcome.calls
         self.scores |= outcome.scores
         try:
+            if len(self.scores) > MOST_NAMES:
+                raise DataError(f"an episode has at most {MOST_NAMES} names of scores", seen=len(self.scores))
             self._give(outcome.rewards)
             if outcome.done:
                 self.ended = True
             else:
                 self._read(outcome, render, limits)
         except Exception as error:  # of a template or a tokenizer that does not take it, or of a step that cannot be
-            self.failure, self.ended = Failure("bad score", f"its step cannot be taken: {error}"), True
+            self.fail(Failure("bad score", f"its step cannot be taken: {describe_error(error)}"))
 
     def _give(self, rewards: Mapping[str, float]) -> None:
         """To the newest turn of each agent."""
@@ -164,6 +171,8 @@ class Episode:
         known = self.path if agent == self.path.agent else next(others, None)
         if known is None or step.begins:
             context = array("i", render.begin(step.observation))
+            if not context:
+                raise DataError("a conversation must begin with something that the policy reads", seen="0 tokens")
             path, new = Path(context, agent, messages=as_messages(step.observation)), array("i")
         else:
             path, follows = go_on(known, step.observation, render)
@@ -189,7 +198,12 @@ class Episode:
         return sum(rewards) if rewards else None
 
     def completion(self) -> Completion:
-        return join_paths(self.paths, self.prompt.packed, self.replies[-1].text, self.truncated)
+        return join_paths(self.paths, self.prompt.packed, self.last_text, self.truncated)
+
+    @property
+    def last_text(self) -> str:
+        """Text of the last reply; "" of an episode that failed before it had one."""
+        return self.replies[-1].text if self.replies else ""
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,12 @@ from dataclasses import dataclass, field, replace
 from slurm_rl.beats.pulse import tick
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.data.turns import TurnRenderer
+from slurm_rl.envs.answers import Answer
 from slurm_rl.envs.environments import Environments
-from slurm_rl.envs.worker import Answer, Call
+from slurm_rl.envs.worker import Call
 from slurm_rl.errors import TrainingError
 from slurm_rl.node.joined import POLL_S
+from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.scorer import Scorer
 from slurm_rl.rl.groups import Group, SamplingSpec
 from slurm_rl.rl.rollout.ended import gather_groups, score_episodes
@@ -37,7 +39,7 @@ from slurm_rl.rl.rollout.episode import (
 )
 from slurm_rl.rl.rollout.journal import BatchJournal, Journal
 from slurm_rl.rl.rollout.replies import ReplySampler
-from slurm_rl.rl.rollout.reply_request import Replied, ReplyRequest
+from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
 from slurm_rl.rl.rollout.sampling import Sampler
 from slurm_rl.train.stop import Timer
 
@@ -83,7 +85,7 @@ class FreeEpisodes:
         self.sampler, self.pool, self.renderer, self.limits, self.scorer = sampler, pool, renderer, limits, scorer
         self.journal = journal
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._replies = ReplySampler(sampler, self._inbox.put, self._take_replies, self._fail)
+        self._replies = ReplySampler(sampler, self._inbox.put, self._take_replies, self._fail, self._refuse)
         self._under_way: dict[str, tuple[Episode, FreeBatch]] = {}
         self._batches: set[FreeBatch] = set()
         self._calls: list[Call] = []
@@ -200,6 +202,14 @@ class FreeEpisodes:
                 episode, batch = self._under_way[name]
                 episode.add_reply(reply)
                 batch.lines.append(note_reply(episode))
+                batch.num_events += 1
+                self._go_on(episode, batch)
+
+    def _refuse(self, refused: Sequence[Refused]) -> None:
+        for name, why in refused:
+            if name in self._under_way:
+                episode, batch = self._under_way[name]
+                episode.fail(Failure("exception", f"the engine refused its request: {why}"))
                 batch.num_events += 1
                 self._go_on(episode, batch)
 

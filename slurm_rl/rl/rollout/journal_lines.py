@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slurm_rl.envs.environment import Step
-from slurm_rl.envs.steps import Outcome
+from slurm_rl.envs.steps import Outcome, check_step
 from slurm_rl.envs.worker import Snapshot
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rl.groups import with_calls
@@ -192,7 +192,7 @@ def _add_outcome(history: History, row: Mapping[str, Any]) -> None:
         history.outcomes.append(Failure(row["cause"], row["detail"]))
         return
     fields = {name: value for name, value in row.items() if name not in {"k", "p", "m", "t", "snapshot"}}
-    history.outcomes.append(Step(**with_calls(fields)))
+    history.outcomes.append(check_step(Step(**with_calls(fields))))  # an older version took what this one refuses
     if "snapshot" in row:
         history.snapshot = Snapshot(row["t"] + 1, base64.b64decode(row["snapshot"]))
 

@@ -26,7 +26,7 @@ from slurm_rl.config.run import RunConfig
 from slurm_rl.data.chat import open_template
 from slurm_rl.data.tokenize import EncodedPrompt
 from slurm_rl.endpoint.conversation import DialogueRenderer
-from slurm_rl.endpoint.episode import Ask, Bounds, LiveEpisode, refuse_tools
+from slurm_rl.endpoint.episode import Ask, Bounds, LiveEpisode, refuse_request
 from slurm_rl.endpoint.programs import (
     Verdict,
     build_environment,
@@ -44,6 +44,7 @@ from slurm_rl.math.schedule import derive_seed
 from slurm_rl.node.joined import POLL_S
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rewards.scorer import Scorer
+from slurm_rl.rewards.values import describe_error
 from slurm_rl.rl.groups import Group, SamplingSpec
 from slurm_rl.rl.rollout.journal import PROGRAM, BatchJournal, Journal
 from slurm_rl.rl.rollout.journal_lines import History
@@ -201,6 +202,8 @@ class Programs:
             else:
                 env = build_environment(os.environ, url, key, one.name)
                 one.verdict = run_program(self.argv, env, row, self.timeout_s, stop)
+        except Exception as error:  # whatever it is, it is of this episode
+            one.verdict = Failure("exception", f"the program could not be run: {describe_error(error)}")
         finally:
             one.episode = episode = self.endpoint.close(one.name)
             self._inbox.put(lambda: self._end(one, episode, stop))
@@ -269,7 +272,7 @@ class Programs:
         for name, why in refused:
             ask = self._asked.pop(name)
             self._replies.forget(name)
-            ask.done.set_exception(refuse_tools(why))
+            ask.done.set_exception(refuse_request(why))
 
     def _fail(self, error: BaseException) -> None:
         self._error = error

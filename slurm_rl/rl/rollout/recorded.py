@@ -19,7 +19,7 @@ from typing import Any
 from slurm_rl.data.prompts import Message
 from slurm_rl.endpoint.conversation import Conversation, DialogueRenderer, Place, Said
 from slurm_rl.endpoint.episode import LiveEpisode
-from slurm_rl.endpoint.programs import Verdict
+from slurm_rl.endpoint.programs import Verdict, read_verdict
 from slurm_rl.rewards.results import Failure
 from slurm_rl.rl.groups import Completion
 from slurm_rl.rl.rollout.journal_lines import (
@@ -111,7 +111,7 @@ class Record:
         episode = EndedEpisode(Conversation(renderer, list(known.values())), end["truncated"])
         if "cause" in end:
             return Failure(end["cause"], end["detail"]), episode
-        return Verdict(end["reward"], end["scores"]), episode
+        return read_verdict(end), episode
 
     def _said(self, turn: int, known: dict[str, Said], *, is_heard: bool) -> Said:
         asked, reply = self.history.asked[turn], self.history.replies[turn].unpack()

@@ -37,7 +37,7 @@ class ReplySampler:
         post: hands a function to that thread, from any other.
         deliver: gets the replies that have come.
         fail: gets what ends the sampling.
-        refuse: gets the requests that no engine can do; there are none without tools of programs.
+        refuse: gets the requests that an engine refused; that costs their episodes, never the run.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ReplySampler:
         post: Post,
         deliver: Callable[[Sequence[Replied]], None],
         fail: Callable[[BaseException], None],
-        refuse: Callable[[Sequence[Refused]], None] = lambda refused: None,
+        refuse: Callable[[Sequence[Refused]], None],
     ) -> None:
         self.sampler, self.post, self.deliver, self.fail, self.refuse = sampler, post, deliver, fail, refuse
         self._in_flight: dict[str, dict[str, ReplyRequest]] = defaultdict(dict)

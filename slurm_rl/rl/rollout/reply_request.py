@@ -35,4 +35,4 @@ class ReplyRequest(NamedTuple):
 Replied: TypeAlias = tuple[str, PackedReply]
 """An episode, and its reply."""
 Refused: TypeAlias = tuple[str, str]
-"""An episode whose request no engine can do, and why."""
+"""An episode whose request the engine refused, and why."""

@@ -22,6 +22,9 @@ class Letters:
     def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
         return {"input_ids": [ord(letter) for letter in text]}
 
+    def get_vocab(self) -> dict[str, int]:
+        return {"a": 97}
+
     def decode(self, token_ids: list[int], **_: Any) -> str:
         return "".join(map(chr, token_ids))
 

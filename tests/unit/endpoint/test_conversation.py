@@ -14,7 +14,7 @@ LESS = {"role": "user", "content": "<"}
 
 
 def ask(conversation: Conversation, messages: list[dict[str, Any]], reply: str, *, heard: bool = True) -> Said:
-    said = conversation.add(conversation.place(messages), sampled(reply))
+    said = conversation.add(conversation.place(conversation.read(messages)), sampled(reply))
     said.heard = heard
     return said
 

@@ -56,13 +56,13 @@ def test_both_interfaces_share_a_dialogue() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"input": []}, "input must be text"),
+        ({"input": []}, "input"),
         ({"input": [{"type": "function_call_output", "output": "3"}]}, "of a call before it"),
         ({"input": [{"type": "image_generation_call", "id": "3"}]}, "must be a message, a call of a function"),
         ({"previous_response_id": "resp_1"}, "of this episode"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format"),
         ({"tools": [{"type": "web_search"}]}, "a tool must be a function"),
-        ({"instructions": 3}, "content must be text"),
+        ({"instructions": 3}, r"got `int` - at `\$\.instructions`"),
         ({"temperature": 0}, "rollout.temperature"),
     ],
 )

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from slurm_rl.config.environment import EnvironmentConfig
-from slurm_rl.envs.environment import Reply, Row, Step
+from slurm_rl.envs.answers import Answer
+from slurm_rl.envs.environment import Reply, Row, Step, ToolCall
 from slurm_rl.envs.facts import Facts
 from slurm_rl.envs.pool import EnvironmentPool
-from slurm_rl.envs.worker import Answer, Call
+from slurm_rl.envs.worker import Call
 from slurm_rl.errors import ConfigError
 from slurm_rl.rewards.results import Failure
 
@@ -91,10 +92,15 @@ CAUSES = {
     "cancel": "exception",
     "memory": "exception",
     "recursion": "exception",
-    "scores": "exception",
     "lambda": "exception",
+    "base exception": "exception",
+    "unreadable exception": "exception",
+    "forks and dies": "crash",
+    "writes to the wire": "crash",
+    "answers for another": "crash",
     **dict.fromkeys(("surrogate", "huge", "bytes", "message", "nested", "score name"), "bad score"),
-    **dict.fromkeys(("text reward", "true reward", "generator"), "bad score"),
+    **dict.fromkeys(("text reward", "generator", "scores", "large int", "large reward"), "bad score"),
+    **dict.fromkeys(("surrogate name", "long name", "many names", "agent", "call text"), "bad score"),
 }
 
 
@@ -108,6 +114,30 @@ def test_whatever_else_a_world_does_is_a_cause_and_no_number(odd: EnvironmentPoo
 def test_an_observation_of_a_class_of_the_users_arrives_as_text(odd: EnvironmentPool) -> None:
     [step] = odd.play([call("mine", "own class")])
     assert isinstance(step, Step) and type(step.observation) is str and step.observation == "mine"
+
+
+def test_play_converts_a_reward_of_true(odd: EnvironmentPool) -> None:
+    assert odd.play([call("true", "true reward")]) == [Step("", 1.0)]
+
+
+def test_play_runs_nothing_of_a_subclass_of_tool_call(odd: EnvironmentPool, tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    [step] = odd.play([call("subclass", f"call class {mark}")])
+    assert isinstance(step, Step) and type(step.calls[0]) is ToolCall and step.calls[0].name == "add"
+    assert not mark.exists()
+
+
+def test_exit_ends_children_in_sessions_of_their_own() -> None:
+    with EnvironmentPool(config("Odd")) as pool:
+        [step] = pool.play([call("child", "child")])
+        assert isinstance(step, Step)
+        pid = int(str(step.observation))
+        assert Path(f"/proc/{pid}").exists()
+    for _ in range(200):
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1]:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the child outlives the pool")
 
 
 @pytest.mark.parametrize("count", [1, 3])

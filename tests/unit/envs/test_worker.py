@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from slurm_rl.envs import worker
+from slurm_rl.envs.answers import Said
 from slurm_rl.envs.environment import Environment, Reply, Row, Step
 from slurm_rl.envs.steps import digest_step
-from slurm_rl.envs.worker import Answer, Call, Worlds
+from slurm_rl.envs.worker import Call, Worlds
 
 
 class Sent:
@@ -21,8 +22,8 @@ class Sent:
     def __init__(self) -> None:
         self.messages: list[list[str]] = []
 
-    def send(self, answers: list[Answer]) -> None:
-        self.messages.append([answer.episode for answer in answers])
+    def send(self, said: Said) -> None:
+        self.messages.append([answer.episode for answer in said.read()])
 
 
 class Told(Environment):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
+import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
 
-from slurm_rl.envs.environment import Environment, Reply, Row, Step
+from slurm_rl.envs.answers import Answer, Said, encode, pack_answer
+from slurm_rl.envs.environment import Environment, Reply, Row, Step, ToolCall
 
 
 class Count(Environment):
@@ -54,6 +58,34 @@ class Text(str):
     """A class that the trainer does not know."""
 
     __slots__ = ()
+
+
+class Base(BaseException):
+    """None that `except Exception` takes."""
+
+
+class Unreadable(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Marks(ToolCall):
+    """Makes a file where it is unpickled."""
+
+    mark = ""
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return Path.touch, (Path(self.mark),)
+
+
+def write_to_sockets(data: bytes) -> None:
+    """As a library does that writes into a descriptor which it does not own."""
+    for number in range(3, 64):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.write(number, data)
 
 
 class Odd(Count):
@@ -102,6 +134,43 @@ class Odd(Count):
                 return Step("", True)
             case "generator":
                 return (step for step in [Step()])  # type: ignore[return-value]
+            case "base exception":
+                raise Base("no ordinary exception")
+            case "unreadable exception":
+                raise Unreadable
+            case "forks and dies":
+                if os.fork() == 0:
+                    time.sleep(20)
+                    os._exit(0)
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "writes to the wire":
+                write_to_sockets(b"\0\0\0\0\0\0\0\4junk")
+                time.sleep(600)
+            case "answers for another":
+                data = encode(Said([pack_answer(Answer("other", Step("x", 1.0, True)))]))
+                write_to_sockets(len(data).to_bytes(8, "big") + data)
+                time.sleep(600)
+            case "child":
+                words = [sys.executable, "-c", "import time; time.sleep(600)"]
+                return Step(str(subprocess.Popen(words, env={}, start_new_session=True).pid))
+            case "large int":
+                return Step([{"role": "user", "content": "x", "more": 10**400}])
+            case "large reward":
+                return Step("", 10**400)
+            case "surrogate name":
+                return Step("", 1.0, True, {"\ud800": 1.0})
+            case "long name":
+                return Step("", 1.0, True, {"x" * 65: 1.0})
+            case "many names":
+                return Step("", 1.0, True, {str(number): 1.0 for number in range(65)})
+            case "agent":
+                return Step("x", agent="a\nb")
+            case "call text":
+                return Step("x", calls=(ToolCall("add", 3),))  # type: ignore[arg-type]
+            case text if text.startswith("call class "):
+                call = Marks("add", "{}")
+                object.__setattr__(call, "mark", text.removeprefix("call class "))
+                return Step("x", calls=(call,))
             case "lambda":
                 raise ValueError(lambda: None)
             case "own class":

@@ -77,7 +77,7 @@ def test_every_form_of_an_answer_is_read(answer: object, told: dict[str, float])
     assert call_function(lambda *_: answer, build_items(1)[0]) == told
 
 
-@pytest.mark.parametrize("answer", [None, [], {}, "1.0", [float("inf")], True, {"rewards": None}, [[1.0, 2.0]]])
+@pytest.mark.parametrize("answer", [None, [], {}, "1.0", [float("inf")], 10**400, {"rewards": None}, [[1.0, 2.0]]])
 def test_what_is_no_number_is_a_failure(answer: object) -> None:
     found = call_function(lambda *_: answer, build_items(1)[0])
     assert isinstance(found, Failure)

@@ -145,6 +145,8 @@ def test_numbers_of_other_servers_become_parts() -> None:
         "rewards": [1.5, 0],
         "format_rewards": [1, 1.0],
         "acc_rewards": [True, float("inf")],
+        "bad\ud800name": [1, 1],
+        "large": [10**400, 1],
         "extra_logs": {"length": [12, 3]},
         "short": [1],
         "version": "0.1",
@@ -152,12 +154,12 @@ def test_numbers_of_other_servers_become_parts() -> None:
     results = parse_answer(encode(body), ITEMS)
     assert [result.value for result in results] == [1.5, 0.0]
     assert [result.parts for result in results] == [
-        {"format_rewards": 1.0, "length": 12.0},
-        {"format_rewards": 1.0, "length": 3.0},
+        {"format_rewards": 1.0, "acc_rewards": 1.0, "length": 12.0},
+        {"format_rewards": 1.0, "large": 1.0, "length": 3.0},
     ]
 
 
-@pytest.mark.parametrize("reward", ["1.0", None, float("nan"), float("-inf"), [1.0], True])
+@pytest.mark.parametrize("reward", ["1.0", None, float("nan"), float("-inf"), [1.0], 10**400, 1e300])
 def test_a_reward_that_is_no_number_fails_its_item_alone(reward: Any) -> None:
     results = parse_answer(encode({"rewards": [reward, 1.0]}), ITEMS)
     assert [result.failure for result in results] == ["bad score", None]

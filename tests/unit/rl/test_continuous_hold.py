@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from slurm_rl.rl.groups import SamplingSpec
+from slurm_rl.rl.rollout.reply_request import ReplyRequest
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine
+from slurm_rl.rl.rollout.vllm.ended_replies import EndedReplies
 
 PARAMS = SimpleNamespace(n=1)
 
@@ -73,3 +76,35 @@ def test_weights_that_fail_to_come_are_the_callers_error() -> None:
 
     with pytest.raises(ValueError, match="no weights"):
         continuous.run(fail, hold=True)
+
+
+class Dead(Exception):
+    """The engine has died."""
+
+
+class RefusingEngine(FakeEngine):
+    """Refuses prompts as vLLM refuses an empty one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said.append("reset")
+
+    def add_request(self, name: str, prompt: Any, params: Any) -> None:
+        if prompt == "dead":
+            raise Dead
+        if not prompt:
+            raise ValueError("The decoder prompt cannot be empty")
+        super().add_request(name, prompt, params)
+
+
+def test_begin_refuses_one_request_and_samples_the_others() -> None:
+    replies = EndedReplies(ContinuousEngine(RefusingEngine(), dead=(Dead,)))
+    requests = [ReplyRequest(name, b"", 0, SamplingSpec(1, 1, 1.0, 1.0, 0)) for name in ("a", "b", "c")]
+    refused = replies.begin("driver", requests, [{"p": 1}, {}, {"p": 1}], [PARAMS] * 3)
+    assert refused == [("b", "ValueError: The decoder prompt cannot be empty")]
+    found: list[str] = []
+    while len(found) < 2:
+        found += [request.episode for request, _ in replies.take("driver", 10.0, 0.0)]
+    assert sorted(found) == ["a", "c"]
+    with pytest.raises(Dead):
+        replies.begin("driver", requests[:1], ["dead"], [PARAMS])  # type: ignore[list-item]

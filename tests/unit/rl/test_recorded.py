@@ -36,7 +36,7 @@ class Episode:
         self.lines: list[bytes] = []
 
     def say(self, messages: list[Message], reply: str, version: int = 3, variant: str = "") -> None:
-        place = self.conversation.place(messages, variant=variant)
+        place = self.conversation.place(self.conversation.read(messages), variant)
         found = self.record.find(place)
         if found is None:
             found = sampled(reply, version)

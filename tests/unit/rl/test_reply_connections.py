@@ -32,9 +32,10 @@ class Driver:
     def __init__(self, *engines: Engine, care: Any = None, timeout_s: float = 30.0) -> None:
         self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self.found: dict[str, list[int]] = {}
+        self.refused: list[Refused] = []
         self.error: BaseException | None = None
         self.sampler = sampler_of(*engines, care=care, timeout_s=timeout_s)
-        self.replies = ReplySampler(self.sampler, self.inbox.put, self._deliver, self._fail)
+        self.replies = ReplySampler(self.sampler, self.inbox.put, self._deliver, self._fail, self._refuse)
 
     def _deliver(self, replies: Sequence[Replied]) -> None:
         for name, reply in replies:
@@ -43,6 +44,9 @@ class Driver:
 
     def _fail(self, error: BaseException) -> None:
         self.error = error
+
+    def _refuse(self, refused: Sequence[Refused]) -> None:
+        self.refused += refused
 
     def run_until(self, count: int) -> dict[str, list[int]]:
         while len(self.found) < count:

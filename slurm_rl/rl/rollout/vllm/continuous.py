@@ -56,13 +56,18 @@ class ContinuousEngine:
     """A vLLM engine (`LLM.llm_engine`) with several callers at once.
 
     Every method but the private ones may be called from any thread; the engine itself is touched by one alone.
-
-    Args:
-        held: take no step before the first `update`.
     """
 
-    def __init__(self, engine: Any, version: int = -1, *, held: bool = False) -> None:
-        self._engine, self.version, self._held = engine, version, held
+    def __init__(
+        self, engine: Any, version: int = -1, *, held: bool = False, dead: tuple[type[BaseException], ...] = ()
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            held: Take no step before the first `update`.
+            dead: Exceptions by which vLLM says that the engine itself has died.
+        """
+        self._engine, self.version, self._held, self._dead = engine, version, held, dead
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
         self._names = count()
@@ -79,7 +84,7 @@ class ContinuousEngine:
         return [future.result().samples for future in self.begin(prompts, params)]
 
     def begin(self, prompts: Sequence[dict[str, Any]], params: Sequence[Any]) -> list[Future[Request]]:
-        """The same without waiting for their end."""
+        """The same without waiting for their end. A request that vLLM does not take has a future with its exception."""
         requests = self.run(lambda: [self._add(*pair) for pair in zip(prompts, params, strict=True)])
         return [request.done for request in requests]
 
@@ -99,6 +104,10 @@ class ContinuousEngine:
 
         loaded, request = self.run(take)
         return loaded, request.done.result().prompt_logprobs
+
+    @property
+    def is_broken(self) -> bool:
+        return self._broken is not None
 
     def longest_in_flight(self) -> int:
         """Tokens of the longest completion that has not ended."""
@@ -127,9 +136,15 @@ class ContinuousEngine:
         if self._broken is not None:
             raise self._broken
         name = f"continuous-{next(self._names)}"
-        self._engine.add_request(name, prompt, params)
         request = Request([SampledTokens() for _ in range(params.n)])
-        self._requests[name] = request
+        try:
+            self._engine.add_request(name, prompt, params)
+        except self._dead:
+            raise
+        except Exception as error:  # of this request: others are sampled as before
+            request.done.set_exception(error)
+        else:
+            self._requests[name] = request
         return request
 
     def _loop(self) -> None:

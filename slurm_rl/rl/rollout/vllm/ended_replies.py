@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from slurm_rl.rl.rollout.reply_request import ReplyRequest
+from slurm_rl.rewards.values import describe_error
+from slurm_rl.rl.rollout.reply_request import Refused, ReplyRequest
 from slurm_rl.rl.rollout.vllm.continuous import ContinuousEngine, SampledTokens
 
 
@@ -24,11 +25,15 @@ class EndedReplies:
 
     def begin(
         self, client: str, requests: Sequence[ReplyRequest], prompts: Sequence[dict[str, Any]], params: Sequence[Any]
-    ) -> None:
-        """Have them sampled for who calls itself so; returns when the engine has them."""
-        ended = self._ended[client]
+    ) -> list[Refused]:
+        """Have replies sampled for `client`; return the requests that vLLM refused."""
+        ended, refused = self._ended[client], list[Refused]()
         for request, future in zip(requests, self._engine.begin(prompts, params), strict=True):
-            future.add_done_callback(lambda it, request=request: ended.put((request, it)))  # type: ignore[misc]
+            if future.done() and (error := future.exception()) is not None and not self._engine.is_broken:
+                refused.append((request.episode, describe_error(error, 600)))
+            else:
+                future.add_done_callback(lambda it, request=request: ended.put((request, it)))  # type: ignore[misc]
+        return refused
 
     def take(self, client: str, wait_s: float, linger_s: float) -> list[tuple[ReplyRequest, SampledTokens]]:
         """Those that have ended since the last call; waits `wait_s` for the first, `linger_s` more for others."""

@@ -14,6 +14,7 @@ from slurm_rl.data.tool_syntax import ToolSyntax
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.node.processes import end_life_before
 from slurm_rl.plan.memory import cpu_cache_bytes, parse_shape
+from slurm_rl.rewards.values import describe_error
 from slurm_rl.rl.groups import Completion, SamplingSpec
 from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
@@ -52,6 +53,7 @@ class VLLMEngine:
         """
         import ray
         from vllm import LLM
+        from vllm.v1.engine.exceptions import EngineDeadError
 
         end_life_before()
         self.version, self.awaits_weights = -1, awaits_weights
@@ -90,7 +92,11 @@ class VLLMEngine:
             return step(*args, **kwargs)
 
         self.llm.llm_engine.step = beating_step
-        self.continuous = ContinuousEngine(self.llm.llm_engine, held=awaits_weights) if rollout.continuous else None
+        self.continuous = (
+            ContinuousEngine(self.llm.llm_engine, held=awaits_weights, dead=(EngineDeadError,))
+            if rollout.continuous
+            else None
+        )
         self.replies = EndedReplies(self.continuous) if self.continuous is not None else None
         self.server = ReplyServer(self, ray.util.get_node_ip_address()) if self.continuous is not None else None
 
@@ -121,12 +127,21 @@ class VLLMEngine:
 
     def begin_replies(self, client: str, requests: Sequence[ReplyRequest]) -> list[Refused]:
         assert self.replies is not None, "asked of engines that take requests at any time"
-        refused = {one.episode: why for one in requests if (why := self.readers.refuse(one.tools)) is not None}
-        begun = [request for request in requests if request.episode not in refused]
-        inputs = [build_input(request.prompt) for request in begun]
-        params = [_sampling_params(request.spec, request.seed) for request in begun]
-        self.replies.begin(client, begun, inputs, params)
-        return list(refused.items())
+        refused, begun = list[Refused](), list[ReplyRequest]()
+        inputs, params = list[Any](), list[Any]()
+        for request in requests:
+            if (why := self.readers.refuse(request.tools)) is not None:
+                refused.append((request.episode, why))
+                continue
+            try:
+                made = build_input(request.prompt), _sampling_params(request.spec, request.seed)
+            except Exception as error:  # of this request, such as a stop string that vLLM does not take
+                refused.append((request.episode, describe_error(error, 600)))
+                continue
+            begun.append(request)
+            inputs.append(made[0])
+            params.append(made[1])
+        return refused + self.replies.begin(client, begun, inputs, params)
 
     def take_replies(self, client: str, wait_s: float, linger_s: float) -> list[Replied]:
         assert self.replies is not None, "asked of engines that take requests at any time"

@@ -1,0 +1,72 @@
+"""What a process of environments sends to the trainer: msgpack of plain types, so that nothing of it is code.
+
+    Said(facts=Facts("replay", "5c1f..."))     once, when the user's file is imported
+    Said(answers=[...])                         steps that have ended, as they end
+
+The trainer decodes it by these types. Bytes of another form are a crash of the process that sent them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from slurm_rl.envs.environment import Step
+from slurm_rl.envs.facts import Facts, Refused
+from slurm_rl.envs.steps import Outcome, check_step
+from slurm_rl.rewards.results import Failure
+from slurm_rl.rewards.values import describe_error
+
+
+class Answer(NamedTuple):
+    """What came of a call."""
+
+    episode: str
+    outcome: Outcome
+    snapshot: bytes | None = None
+    """Of the environment after it, with resume="snapshot"."""
+
+
+class _Packed(msgspec.Struct, array_like=True):
+    """An answer; it has either a step or a failure."""
+
+    episode: str
+    step: Step | None
+    failure: Failure | None
+    snapshot: bytes | None
+
+
+class Said(msgspec.Struct, array_like=True):
+    """A message to the trainer."""
+
+    answers: list[msgspec.Raw] = []
+    facts: Facts | None = None
+    refused: Refused | None = None
+
+    def read(self) -> list[Answer]:
+        """Return the answers; raises ValueError or msgspec.DecodeError if one is none."""
+        return [_unpack(_decode_answer(raw)) for raw in self.answers]
+
+
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Said).decode
+_decode_answer = msgspec.msgpack.Decoder(_Packed).decode
+
+
+def pack_answer(answer: Answer) -> msgspec.Raw:
+    """Return an answer for `Said`. A step that cannot be sent, such as one with an int above 64 bits, is a failure."""
+    step, failure = (answer.outcome, None) if isinstance(answer.outcome, Step) else (None, answer.outcome)
+    try:
+        return msgspec.Raw(encode(_Packed(answer.episode, step, failure, answer.snapshot)))
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        failure = Failure("bad score", f"the step cannot be sent: {describe_error(error)}")
+        return msgspec.Raw(encode(_Packed(answer.episode, None, failure, None)))
+
+
+def _unpack(packed: _Packed) -> Answer:
+    if packed.step is not None and packed.failure is None:
+        return Answer(packed.episode, check_step(packed.step), packed.snapshot)
+    if packed.failure is None or packed.step is not None:
+        raise ValueError("an answer must be a step or a failure")
+    return Answer(packed.episode, packed.failure)

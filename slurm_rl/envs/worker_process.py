@@ -1,0 +1,156 @@
+"""The trainer's side of one process of environments: what it was asked for, and what has become of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+
+from slurm_rl.envs.answers import Answer, Said
+from slurm_rl.envs.worker import Begun, Call, write_call
+from slurm_rl.node.processes import find_descendants
+from slurm_rl.rewards.results import Failure
+from slurm_rl.rewards.values import describe_error
+from slurm_rl.wire import Outbox, Wire
+
+_GRACE_S = 1.0
+"""A step that awaits ends itself at its deadline, and then says so."""
+_END_S = 10.0
+_LAST_READS = 1000
+"""Of the wire of a process that has ended; a child of it may write for ever."""
+
+
+@dataclass
+class WorkerProcess:
+    """One process of environments, and what it was asked for."""
+
+    process: BaseProcess
+    wire: Wire
+    num_begun: Begun
+    """Calls that it has begun, of those asked for, in their order."""
+    num_asked: int = 0
+    open: dict[str, tuple[int, Call]] = field(default_factory=dict)
+    """By episode, until answered: which of those asked for it is, from 1, and what was asked."""
+    num_seen: int = 0
+    """Of `num_begun` when it was looked at last."""
+    parts: deque[list[Call]] = field(default_factory=deque)
+    """What may be asked for when nothing is open: those that may be to blame come alone."""
+    suspected: set[str] = field(default_factory=set)
+    """Episodes of those; one that takes a process along again is to blame."""
+    holds: set[str] = field(default_factory=set)
+    """Episodes whose worlds are there."""
+    heard_at: float = 0.0
+    is_gone: bool = False
+    """It has ended, or cannot be understood."""
+    nonsense: str = ""
+    """What it sent that is no answer."""
+    is_trying: bool = False
+    outbox: Outbox = field(init=False)
+    """Who does not read, since its step hangs, must hold up nobody."""
+
+    def __post_init__(self) -> None:
+        self.outbox = Outbox(self.wire)
+
+    def ask(self, calls: Sequence[Call]) -> None:
+        if not self.open:
+            self.heard_at = time.monotonic()
+        for call in calls:
+            self.num_asked += 1
+            self.open[call.episode] = self.num_asked, call
+        self.outbox.put([write_call(call, is_held=call.episode in self.holds) for call in calls])
+
+    def submit(self, calls: list[Call]) -> None:
+        if self.parts or self.is_trying:
+            self.parts.append(calls)
+        else:
+            self.ask(calls)
+
+    def take(self, answer: Answer) -> None:
+        del self.open[answer.episode]
+        self.suspected.discard(answer.episode)
+        if isinstance(answer.outcome, Failure) or answer.outcome.done:
+            self.holds.discard(answer.episode)
+        else:
+            self.holds.add(answer.episode)
+
+    def look(self) -> None:
+        """A step that begins is a sign of life."""
+        if self.num_begun.value != self.num_seen:
+            self.num_seen, self.heard_at = self.num_begun.value, time.monotonic()
+
+    def begun(self) -> list[Call]:
+        """Calls that are under way."""
+        return [call for number, call in self.open.values() if number <= self.num_begun.value]
+
+    def go_on(self) -> None:
+        if not self.open:
+            self.is_trying = bool(self.parts)
+            if self.parts:
+                self.ask(self.parts.popleft())
+
+    def read(self) -> list[Answer]:
+        """Return answers that have come; bytes that are none end the process."""
+        if self.is_gone:
+            return []
+        try:
+            said: list[Said] = self.wire.receive()
+            found = [answer for one in said for answer in one.read()]
+            self._check(found)
+        except (EOFError, OSError):
+            self.is_gone = True
+            return []
+        except Exception as error:  # whatever decoding raises
+            self.is_gone, self.nonsense = True, describe_error(error)
+            return []
+        self.heard_at = time.monotonic()
+        for answer in found:
+            self.take(answer)
+        return found
+
+    def read_last(self) -> list[Answer]:
+        """Return what a process sent before it ended."""
+        found: list[Answer] = []
+        for _ in range(_LAST_READS):
+            if self.is_gone or not wait([self.wire.fileno()], 0):
+                break
+            found += self.read()
+        self.is_gone = True
+        return found
+
+    def _check(self, found: Sequence[Answer]) -> None:
+        """Raise ValueError if an answer is not of a call that is open."""
+        names = [answer.episode for answer in found]
+        if len({*names} & {*self.open}) < len(names):
+            raise ValueError("an answer to a call that it did not have")
+
+    def find_end(self, timeout_s: float) -> Failure | None:
+        """Return what became of a process that answers no more; None of one that is alive and well."""
+        if self.nonsense:
+            return Failure("crash", f"the process sent what is no answer ({self.nonsense})")
+        if self.is_gone:
+            self.process.join(_END_S)
+            return Failure("crash", f"the process died with exit code {self.process.exitcode}")
+        if time.monotonic() - self.heard_at > timeout_s + _GRACE_S:
+            return Failure("hang", f"no step within {timeout_s:g} s")
+        return None
+
+    def end(self) -> None:
+        """SIGKILL to the process and to all below it, those in sessions of their own among them."""
+        self.outbox.close()
+        pid = self.process.pid
+        with contextlib.suppress(ProcessLookupError):
+            if pid is not None and self.process.is_alive():
+                os.kill(pid, signal.SIGSTOP)  # it starts nothing more
+        below = find_descendants(pid) if pid is not None else []
+        self.process.kill()
+        for child in below:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        self.process.join(_END_S)
+        self.wire.close()
