@@ -73,6 +73,7 @@ class Endpoint:
             RewardError: it did not in time.
         """
         if not self._thread.is_alive():
+            _ = self.renderer.longest_token  # of a large vocabulary, which the loop does not go through
             self._thread.start()
         if not self._up.wait(_START_S):
             raise RewardError(f"the endpoint of programs must be up within {_START_S:g} s", seen="nothing")

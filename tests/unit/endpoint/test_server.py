@@ -15,7 +15,7 @@ import pytest
 from slurm_rl.endpoint.episode import Bounds
 from slurm_rl.endpoint.requests import SamplingRule
 from slurm_rl.endpoint.server import Endpoint
-from tests.unit.endpoint.kit import RULE, Engine, serving
+from tests.unit.endpoint.kit import RULE, Engine, make_renderer, serving
 
 GUESS: Any = [{"role": "user", "content": "guess"}]
 
@@ -196,3 +196,87 @@ def test_beyond_a_limit_an_episode_is_truncated(bounds: Bounds, code: str) -> No
         assert over.value.code == code and len(engine.asked) == 1
         assert ("context length" in str(over.value)) == (code == "context_length_exceeded")
         assert endpoint.close("7.0.0").is_truncated
+
+
+def post(endpoint: Endpoint, key: str, body: bytes, path: str = "chat/completions", **headers: str) -> int:
+    request = urllib.request.Request(f"{endpoint.url}/{path}", body, {"Authorization": f"Bearer {key}", **headers})
+    try:
+        return int(urllib.request.urlopen(request, timeout=60).status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+USER = {"role": "user", "content": "?"}
+MALFORMED: list[tuple[str, Any]] = [
+    ("chat/completions", {"messages": [{"role": "tool", "content": "?", "tool_call_id": ["x"]}]}),
+    ("chat/completions", {"messages": [USER], "stream_options": []}),
+    ("chat/completions", {"messages": [USER], "stream_options": "x"}),
+    ("chat/completions", {"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}),
+    ("responses", {"input": "?", "text": ["x"]}),
+    ("responses", {"input": "?", "previous_response_id": ["x"]}),
+    ("responses", {"input": [{"type": "function_call_output", "call_id": ["x"], "output": "?"}]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), MALFORMED)
+def test_endpoint_refuses_a_malformed_request_which_costs_nothing(path: str, body: Any) -> None:
+    with serving(Engine()) as endpoint:
+        key = endpoint.open("1", 5)
+        assert post(endpoint, key, json.dumps(body).encode(), path) == 400
+        assert post(endpoint, key, json.dumps({"messages": [USER]}).encode()) == 200
+        assert endpoint.close("1").failure is None
+
+
+@pytest.mark.parametrize("retries", ["\xb2", "9" * 5000])
+def test_endpoint_ignores_a_retry_count_that_is_no_number(retries: str) -> None:
+    with serving(Engine()) as endpoint:
+        key, body = endpoint.open("1", 5), json.dumps({"messages": [USER]}).encode()
+        assert post(endpoint, key, body, **{"x-stainless-retry-count": retries}) == 200
+        assert endpoint.close("1").failure is None
+
+
+def test_endpoint_refuses_a_request_without_a_token() -> None:
+    engine = Engine()
+    with serving(engine, renderer=make_renderer(chat=False)) as endpoint:
+        key = endpoint.open("1", 5)
+        assert post(endpoint, key, b'{"messages": [{"role": "user", "content": ""}]}') == 400
+        episode = endpoint.close("1")
+    assert engine.asked == [] and episode.failure is None and not episode.is_truncated
+
+
+def test_endpoint_refuses_a_long_text_without_tokenizing_it() -> None:
+    renderer = make_renderer()
+    with serving(Engine(), renderer=renderer) as endpoint:
+        key = endpoint.open("1", 5)
+        renderer.turns.tokenizer = None  # whatever tokenizes now fails
+        for length in (300, 200_000):
+            body = json.dumps({"messages": [{"role": "user", "content": "x" * length}]}).encode()
+            assert post(endpoint, key, body) == 400
+        episode = endpoint.close("1")
+    assert episode.is_truncated and episode.failure is None
+
+
+def test_endpoint_serves_and_closes_others_while_one_text_is_tokenized() -> None:
+    renderer, gate, begun = make_renderer(), threading.Event(), threading.Event()
+    tokenize = renderer.turns.tokenizer
+
+    class Slow(type(tokenize)):  # type: ignore[misc]
+        def __call__(self, text: str, **words: Any) -> Any:
+            if "slow" in text:
+                begun.set()
+                gate.wait(60)
+            return super().__call__(text, **words)
+
+    renderer.turns.tokenizer = Slow()
+    with serving(Engine(), renderer=renderer) as endpoint:
+        slow, fair = endpoint.open("slow", 5), endpoint.open("fair", 5)
+        body = b'{"messages": [{"role": "user", "content": "slow"}]}'
+        thread = threading.Thread(target=lambda: post(endpoint, slow, body), daemon=True)
+        thread.start()
+        assert begun.wait(30)
+        assert post(endpoint, fair, json.dumps({"messages": [USER]}).encode()) == 200
+        started = time.monotonic()
+        assert len(endpoint.close("fair").conversation.turns) == 1
+        assert endpoint.close("slow").conversation.turns == [] and time.monotonic() - started < 5
+        gate.set()
+        thread.join(60)
