@@ -45,10 +45,10 @@ HOSTILE = (
     lambda: say('{"reward": 1e308}'),
     lambda: say(json.dumps({"reward": 1, "scores": dict.fromkeys(map(str, range(1000)), 1)})),
 )
-reply = ask(row["prompt"])
+ask(row["prompt"])
 if member % 2:
     HOSTILE[2 * place + member // 2]()
 else:
     with contextlib.suppress(urllib.error.HTTPError):
         ask("7" * 2_000_000)  # beyond any context: refused without a look at its tokens
-    say(json.dumps({"reward": float(reply == row["answer"]), "scores": {"turns": 1}}))
+    say(json.dumps({"reward": float(member), "scores": {"turns": 1}}))
