@@ -71,7 +71,7 @@ LINES = [
 
 FULL = Completion([1, 7], [-1.0, 0.0], "x", True, 2, [2, 3], content="c", calls=(ToolCall("add", "{}", "3"),))
 STEPS = [
-    Step("", 0.0, True, {"\ud83d": 1e300}),
+    Step("", 0.0, True, {"half": 1e-300}),
     Step("a", None, False, {}, (ToolCall("add", "{}"),), "", True, {"black": 0.0}),
 ]
 
