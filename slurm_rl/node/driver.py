@@ -68,7 +68,7 @@ def describe_status(code: int) -> str:
     return f"was killed by {name_signal(-code)}{_hint(code)}" if code < 0 else f"ended with exit status {code}"
 
 
-_HINTS = {
+_HINTS: dict[int, str] = {
     signal.SIGKILL: "Linux kills so when memory runs out (dmesg, sacct's MaxRSS)",
     signal.SIGXCPU: "its limit of CPU time is used up (ulimit -H -t on that node)",
     signal.SIGXFSZ: "a file became larger than allowed (ulimit -H -f on that node)",
@@ -76,7 +76,7 @@ _HINTS = {
 
 
 def _hint(code: int) -> str:
-    return f"; {_HINTS[-code]}" if -code in _HINTS else ""  # type: ignore[index]
+    return f"; {_HINTS[-code]}" if -code in _HINTS else ""
 
 
 def check_driver_end(attempt: AttemptDir, returncode: int) -> None:

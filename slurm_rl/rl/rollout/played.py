@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +21,10 @@ from slurm_rl.rl.rollout.journal import BatchJournal
 from slurm_rl.rl.rollout.packed_reply import PackedReply
 from slurm_rl.rl.rollout.paths import Path, join_paths
 from slurm_rl.rl.rollout.recorded import EndedEpisode
+
+_COSTLY = {"pattern", "patternProperties", "$ref", "$dynamicRef"}
+_BY_NAME = {"properties", "$defs", "definitions", "dependentSchemas"}
+"""Keywords whose keys are names and not keywords."""
 
 
 @dataclass
@@ -129,7 +133,7 @@ def build_completion(one: Played) -> Completion:
 
 def _calls_of(said: Said, after: Said | None) -> Iterator[ToolCall]:
     """Calls of a turn with what its program said of them in the next, and what was wrong with them by their schemas."""
-    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in said.tools}
+    schemas = {tool["function"]["name"]: drop_costly(tool["function"]["parameters"]) for tool in said.tools}
     ids = iter([call["id"] for call in said.message.get("tool_calls", ())])
     told = {message.get("tool_call_id"): text_of(message) for message in after.new} if after is not None else {}
     for call in said.reply.calls if said.tools else ():
@@ -137,3 +141,25 @@ def _calls_of(said: Said, after: Said | None) -> Iterator[ToolCall]:
         # Those that could not be read were handed on as text, and have no name there.
         handed_on = next(ids, None) if call.error is None else None
         yield replace(call, error=error, result=told.get(handed_on, ""))
+
+
+def drop_costly(schema: Any) -> Any:
+    """Return a program's JSON schema without the keywords whose check can take exponential time.
+
+    >>> drop_costly({"properties": {"pattern": {"type": "string", "pattern": "(a+)+$"}}})
+    {'properties': {'pattern': {'type': 'string'}}}
+    """
+    if isinstance(schema, list):
+        return [drop_costly(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept = {key: value for key, value in schema.items() if key not in _COSTLY}
+    return {key: _drop_in(key, value) for key, value in kept.items()}
+
+
+def _drop_in(key: str, value: Any) -> Any:
+    if key in ("const", "enum"):
+        return value
+    if key in _BY_NAME and isinstance(value, Mapping):
+        return {name: drop_costly(one) for name, one in value.items()}
+    return drop_costly(value)

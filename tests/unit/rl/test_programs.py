@@ -16,12 +16,14 @@ from slurm_rl.endpoint.conversation import DialogueRenderer
 from slurm_rl.endpoint.episode import Bounds
 from slurm_rl.endpoint.requests import SamplingRule
 from slurm_rl.endpoint.residents import Residents
+from slurm_rl.envs.tools import read_arguments
 from slurm_rl.errors import StopRequested, TrainingError
 from slurm_rl.rewards.results import Failure, RewardItem, RewardResult
 from slurm_rl.rl.algorithm.train_sequences import build_plain_sequences
 from slurm_rl.rl.groups import Group, SamplingSpec
 from slurm_rl.rl.loop.step_metrics import sampling_metrics
 from slurm_rl.rl.rollout.packed_reply import PackedReply
+from slurm_rl.rl.rollout.played import drop_costly
 from slurm_rl.rl.rollout.programs import Programs
 from slurm_rl.rl.rollout.reply_request import Refused, Replied, ReplyRequest
 from slurm_rl.rl.workers.ray_driver import Actor
@@ -281,3 +283,11 @@ def test_one_that_stays_and_hangs_is_ended_at_the_deadline_and_replaced() -> Non
         assert isinstance(found, Failure) and found.cause == "hang"
     assert residents._load == {}
     residents.close()
+
+
+def test_drop_costly_makes_a_hostile_schema_quick_to_check() -> None:
+    """A backtracking pattern would keep the trainer busy for ever."""
+    hostile = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(a+)+$"}}, "required": ["a"]}
+    wrong, _ = read_arguments('{"a": "' + "a" * 40 + '!"}', drop_costly(hostile))
+    assert wrong is None
+    assert read_arguments('{"a": 3}', drop_costly(hostile))[0] is not None, "types are still checked"
