@@ -120,7 +120,7 @@ def test_a_correction_takes_the_ratio_to_the_policy_and_keeps_what_the_sampler_s
 
 
 def test_bounds_of_a_correction_hold_1() -> None:
-    with pytest.raises(ValueError, match="below 1"):
+    with pytest.raises(ValueError, match="less than 1"):
         CorrectionConfig(kind="icepop", low=1.5)
 
 

@@ -118,7 +118,10 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     vllm.LLM = FakeLLM  # type: ignore[attr-defined]
     vllm.SamplingParams = lambda **fields: SimpleNamespace(n=1, **fields)  # type: ignore[attr-defined]
     config.WeightTransferConfig = SimpleNamespace  # type: ignore[attr-defined]
-    for module in (vllm, ModuleType("vllm.config"), config):
+    exceptions = ModuleType("vllm.v1.engine.exceptions")
+    exceptions.EngineDeadError = type("EngineDeadError", (Exception,), {})  # type: ignore[attr-defined]
+    packages = map(ModuleType, ("vllm.config", "vllm.v1", "vllm.v1.engine"))
+    for module in (vllm, *packages, config, exceptions):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(FakeLLM, "said", said, raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

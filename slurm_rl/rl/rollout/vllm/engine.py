@@ -53,7 +53,6 @@ class VLLMEngine:
         """
         import ray
         from vllm import LLM
-        from vllm.v1.engine.exceptions import EngineDeadError
 
         end_life_before()
         self.version, self.awaits_weights = -1, awaits_weights
@@ -92,11 +91,7 @@ class VLLMEngine:
             return step(*args, **kwargs)
 
         self.llm.llm_engine.step = beating_step
-        self.continuous = (
-            ContinuousEngine(self.llm.llm_engine, held=awaits_weights, dead=(EngineDeadError,))
-            if rollout.continuous
-            else None
-        )
+        self.continuous = _build_continuous(self.llm, awaits_weights) if rollout.continuous else None
         self.replies = EndedReplies(self.continuous) if self.continuous is not None else None
         self.server = ReplyServer(self, ray.util.get_node_ip_address()) if self.continuous is not None else None
 
@@ -267,6 +262,12 @@ def _sampling_params(spec: SamplingSpec, seed: int) -> Any:
         logprobs=0,
         detokenize=bool(spec.stop),  # vLLM looks for the strings in its text
     )
+
+
+def _build_continuous(llm: Any, held: bool) -> ContinuousEngine:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    return ContinuousEngine(llm.llm_engine, held=held, dead=(EngineDeadError,))
 
 
 def _load_options(awaits_weights: bool) -> dict[str, Any]:
