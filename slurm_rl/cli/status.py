@@ -11,6 +11,7 @@ from typing import Any
 
 from slurm_rl.cli.find import find_run, find_sweep
 from slurm_rl.cli.status_picture import draw_runs
+from slurm_rl.cli.status_results import describe_results
 from slurm_rl.cli.status_table import STYLES, RunLine, format_age, join_row, render_runs
 from slurm_rl.cli.told import show_plainly
 from slurm_rl.cli.words import read_words
@@ -160,6 +161,7 @@ def render_status(run: RunDir) -> str:
         lines.append(f"job     {job.job_id} ({job.launcher})")
     if last:
         lines += _tell_row(last, find_total(run), is_alive=state.is_alive, now=time.time())
+    lines += describe_results(run)
     lines += _tell_trouble(run, is_alive=state.is_alive)
     if ledger := read_ledger(run):
         lines.append(f"time    {render_line(ledger)}")

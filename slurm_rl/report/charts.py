@@ -6,8 +6,9 @@ told by the browser's own tips. Colours, fonts and the dark theme are those of p
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -74,11 +75,26 @@ LINE_CHARTS: dict[str, tuple[Curve, ...]] = {
     "Tokens a second": tuple(Curve(name, "time/tokens_per_s", task) for task, name in MAIN_STAGES.items()),
 }
 """Title to the curves of a chart; it is drawn when any of them has values."""
+_NAMED = ((re.compile(r"score/(.+)"), "Score {}", "grpo"), (re.compile(r"set/(.+/avg@\d+)"), "Set {}", "eval"))
+"""Pattern of keys with a name of the user's, title of the chart of each, and stage of its rows."""
+
+
+def find_charts(rows: Iterable[Row]) -> dict[str, tuple[Curve, ...]]:
+    """Return LINE_CHARTS with one more chart for each score and each evaluation set that the rows have."""
+    keys = sorted({key for row in rows for key in row})
+    found = {
+        title.format(match[1]): (Curve("mean", key, stage),)
+        for pattern, title, stage in _NAMED
+        for key in keys
+        if (match := pattern.fullmatch(key))
+    }
+    first = dict(itertools.islice(LINE_CHARTS.items(), 2))
+    return {**first, **found, **LINE_CHARTS}
 
 
 def build_charts(rows: list[Row]) -> Iterator[tuple[str, str]]:
     """(title, SVG) of the charts for which there are values."""
-    for title, shown in LINE_CHARTS.items():
+    for title, shown in find_charts(rows).items():
         curves = {curve.label: points for curve in shown if (points := select_points(rows, curve))}
         if curves:
             yield title, draw_lines(curves)
@@ -93,7 +109,7 @@ def compare_runs(named: Mapping[str, list[Row]], others: Sequence[list[Row]] = (
     Args:
         others: rows of runs that are drawn pale behind the named ones.
     """
-    for title, shown in LINE_CHARTS.items():
+    for title, shown in find_charts(row for rows in named.values() for row in rows).items():
         for curve in shown:
             # A run without it stays, so that every run has one colour.
             curves = {name: select_points(rows, curve) for name, rows in named.items()}

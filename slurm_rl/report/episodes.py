@@ -42,7 +42,8 @@ def transcribe(row: Mapping[str, Any]) -> str:
 def _lines(row: Mapping[str, Any]) -> Iterator[str]:
     reward = "failed" if row.get("reward") is None else f"{row['reward']:g}"
     answer = f", answer {row['answer']!r}" if row.get("answer") else ""
-    yield f"step {row.get('step')}, reward {reward}{answer}"
+    name = f", set {row['set']}" if row.get("set") else ""
+    yield f"step {row.get('step')}{name}, reward {reward}{answer}"
     yield _line("prompt", row.get("prompt"))
     turns = row.get("turns") or [{"reply": row.get("completion"), "observation": "", "reward": None}]
     for number, turn in enumerate(turns, 1):

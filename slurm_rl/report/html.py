@@ -15,11 +15,12 @@ from slurm_rl.goodput.words import render_line, render_ratio
 from slurm_rl.jsonl import Row, read_rows
 from slurm_rl.report.charts import build_charts, compare_runs, format_number, thin_rows
 from slurm_rl.report.episodes import transcribe
+from slurm_rl.report.eval_sets import describe_sets, find_average
 from slurm_rl.report.goodput_bar import draw_bar
 from slurm_rl.report.leaderboard import RankedRun, build_table
 from slurm_rl.report.meta import describe_event, read_config_text, read_events
 from slurm_rl.report.parallel import draw_parallel
-from slurm_rl.report.summary import MAIN_STAGES, describe_rows, format_seconds, summarize_run
+from slurm_rl.report.summary import EVALUATION, MAIN_STAGES, describe_data, format_seconds, summarize_run
 from slurm_rl.run_dir import RunDir, write_text
 
 PAGE = Path(__file__).with_name("page.html")
@@ -64,9 +65,10 @@ MAX_OTHERS = 100
 
 def write_report(run: RunDir) -> Path:
     """Write report.html from whatever the run directory holds, and return its path."""
-    config = read_config_text(run)
+    config, summary = read_config_text(run), summarize_run(run)
     sections = [
-        render_header(summarize_run(run)),
+        render_header(summary),
+        render_section("Evaluation sets", render_sets(summary["sets"])),
         render_section("Where the time went", render_goodput(read_ledger(run))),
         render_section("Curves, step by step", render_charts(build_charts(read_rows(run.metrics)))),
         render_section("Completions, first and last", render_samples(read_rows(run.samples))),
@@ -118,10 +120,11 @@ def render_header(summary: dict[str, Any]) -> str:
         f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div></div>'
         for name, value in _tiles(summary)
     )
-    rows = f" · rows: {escape(describe_rows(summary['rows']))}" if summary["rows"] else ""
+    rows = f" · rows: {escape(text)}" if (text := describe_data(summary)) else ""
+    warnings = "".join(f'<p class="warning">{escape(text)}</p>' for text in summary["warnings"])
     return (
         f'<header><h1>{name}</h1><p class="sub"><span class="state {state}">{state}</span> · model: {model} · '
-        f'attempts: {summary["attempts"]}{rows}</p><div class="tiles">{tiles}</div></header>'
+        f'attempts: {summary["attempts"]}{rows}</p>{warnings}<div class="tiles">{tiles}</div></header>'
     )
 
 
@@ -132,12 +135,23 @@ def _tiles(summary: dict[str, Any]) -> list[tuple[str, str]]:
         if kind in before or kind in after:
             change = " → ".join(f"{side[kind]:.1%}" if kind in side else "–" for side in (before, after))
             tiles.append((f"accuracy, {kind}", change))
-    tiles.append((f"{MAIN_STAGES[summary['stage']]} steps", f"{summary['steps']:,}"))
+    for name, sides in summary["sets"].items():
+        newest = sides["after"] or sides["before"]
+        if (key := find_average(newest)) is not None:
+            tiles.append((f"{name}, {key}", f"{newest[key]:.3f} ± {newest.get(f'{key}_error', 0.0):.3f}"))
+    if summary["stage"] != EVALUATION:
+        tiles.append((f"{MAIN_STAGES[summary['stage']]} steps", f"{summary['steps']:,}"))
     if summary["reward"]["last"] is not None:
         tiles.append(("reward", f"{summary['reward']['first']:.2f} → {summary['reward']['last']:.2f}"))
     if summary["tokens_per_s"] is not None:
         tiles.append(("tokens a second", f"{summary['tokens_per_s']:,.0f}"))
     return [*tiles, ("time on the nodes", format_seconds(summary["wall_s"]))]
+
+
+def render_sets(sets: dict[str, Any]) -> str:
+    """Return the table of the evaluation sets; "" without any."""
+    table = [list(entry) for entry in describe_sets(sets)]
+    return render_table(["set", "result"], table, number_columns=set()) if table else ""
 
 
 def render_goodput(ledger: Ledger | None) -> str:
@@ -162,7 +176,7 @@ def render_samples(samples: list[Row]) -> str:
     shown = _ends(samples, SAMPLES_A_SIDE)
     table = [
         [
-            str(sample.get("step", "")),
+            f"{sample.get('step', '')} {sample.get('set', '')}".rstrip(),
             _shorten(str(sample.get("prompt", ""))),
             _shorten(transcribe(sample)),
             _shorten(str(sample.get("answer", ""))),

@@ -68,6 +68,8 @@ class RunMeta:
     """What became of the rows of the data (RowCounts); empty before they are loaded."""
     paths: dict[str, str]
     """What a user wants to open next, by name."""
+    only_evaluates: bool = False
+    """The run trains nothing: it measures evaluation sets."""
 
 
 def collect_meta(run: RunDir) -> RunMeta:
@@ -82,6 +84,7 @@ def collect_meta(run: RunDir) -> RunMeta:
         wall_s=round(compute_wall_s(events, last_stamp=float(newest_row.get("time/stamp", 0.0))), 3),
         rows=find_rows(events),
         paths=_paths(run),
+        only_evaluates=only_evaluates(read_config_text(run)),
     )
 
 
@@ -120,10 +123,7 @@ def compute_wall_s(events: list[Row], *, last_stamp: float) -> float:
 
 def find_model(config_text: str) -> str:
     """The model's path in the config, or the size of the one that was built."""
-    try:
-        config: Any = yaml.safe_load(config_text)
-    except yaml.YAMLError:
-        return "unknown"
+    config = _parse(config_text)
     if isinstance(config, dict) and config.get("external"):
         return str(config["external"].get("model") or f"of task={config.get('task')}")
     model = config.get("model") if isinstance(config, dict) else None
@@ -133,6 +133,24 @@ def find_model(config_text: str) -> str:
         return str(model["path"])
     tiny = model.get("tiny") or {}
     return f"built for this run ({tiny.get('num_layers', '?')} layers, width {tiny.get('hidden_size', '?')})"
+
+
+def only_evaluates(config_text: str) -> bool:
+    """Return whether the config has `eval.only=true`.
+
+    >>> only_evaluates("eval: {only: true}"), only_evaluates("eval: [")
+    (True, False)
+    """
+    config = _parse(config_text)
+    return isinstance(config, dict) and isinstance(config.get("eval"), dict) and config["eval"].get("only") is True
+
+
+def _parse(config_text: str) -> Any:
+    """Return the parsed config; None if it is damaged."""
+    try:
+        return yaml.safe_load(config_text)
+    except yaml.YAMLError:
+        return None
 
 
 def read_config_text(run: RunDir) -> str:

@@ -59,6 +59,7 @@ PHRASES: dict[str, str] = {
     "checkpoint/copied": "checkpoint copied to checkpoint.url",
     "checkpoint/fetched": "checkpoint fetched from checkpoint.url",
     "checkpoint/skipped": "a checkpoint was passed over",
+    "eval/started": "evaluation started",
     "eval/done": "evaluation done",
     "rank/straggling": "a rank is slower than its peers",
     "rank/hung": "a rank hangs",

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slurm_rl.jsonl import Row, RowTail
+from slurm_rl.report.eval_sets import describe_result, read_results
 from slurm_rl.report.meta import describe_event, render_event
 from slurm_rl.report.summary import MAIN_STAGES, format_seconds
 from slurm_rl.run_dir import RunDir
@@ -29,6 +30,7 @@ STAGES: dict[str, str] = {
     "torchrun/started": "waiting for all ranks",
     "ray/cluster_ready": "loading engines",
     "engine/ready": "loading engines",
+    "eval/started": "evaluating",
     "trainer/started": "starting to train",
     "trainer/resumed": "going on from the checkpoint",
     "trainer/finished": "finished",
@@ -122,6 +124,8 @@ def render_row(step: int, stage: str, numbers: Mapping[str, float], stamp: float
     'grpo step 7: reward 0.500, 1.2 s'
     """
     told = [text.format(numbers[key]) for key, text in WATCHED.items() if key in numbers]
+    row = {"step": step, **numbers}
+    told += [f"set {name} {describe_result(result)}" for name, [result] in read_results([row]).items()]
     told += [f"{numbers['time/step_s']:.1f} s"] if "time/step_s" in numbers else []
     clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stamp))
     return f"{clock} {stage} step {step}" + (f": {', '.join(told)}" if told else "")

@@ -11,6 +11,8 @@ from slurm_rl.config.tasks import OUR_TASKS, TASKS
 from slurm_rl.goodput.read import read_ledger, read_mfu
 from slurm_rl.goodput.words import render_line
 from slurm_rl.jsonl import Row, read_rows
+from slurm_rl.report.divergence import find_divergence
+from slurm_rl.report.eval_sets import SetResult, describe_sets, read_results
 from slurm_rl.report.meta import RunMeta, collect_meta
 from slurm_rl.run_dir import RunDir, write_json
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 PHASES = ("rollout", "reward", "train", "sync", "save")
 MAIN_STAGES = {name: TASKS[name].title for name in OUR_TASKS}
 """Stage of metrics.jsonl -> its name for people; one of them is what a run is about."""
+EVALUATION = "eval"
+"""Stage of a run that trains nothing."""
 
 
 def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
@@ -28,20 +32,26 @@ def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
     `accuracy.before` is the last evaluation before the first GRPO step, so a warm-up does not count
     as reinforcement learning; `accuracy.after` is the last evaluation that followed a GRPO step.
 
+    `sets` has the results of each evaluation set, `before` and `after` in the same sense. A run that only evaluates
+    has them under `after`.
+
     `tokens_per_s` is end to end: the tokens that GRPO steps sampled and trained on, each counted
     once, over the whole time of those steps, rewards, weight sync and saving included.
     """
-    stage = next((row["stage"] for row in rows if row["stage"] in MAIN_STAGES), "grpo")
+    default = EVALUATION if meta.only_evaluates else "grpo"
+    stage = next((row["stage"] for row in rows if row["stage"] in MAIN_STAGES), default)
     main = _of_stage(rows, stage)
     before, after = split_evaluations(rows)
     rewards = [row["reward/mean"] for row in main if "reward/mean" in row]
     return {
-        **asdict(meta),
+        **{key: value for key, value in asdict(meta).items() if key != "only_evaluates"},
         "warmup_steps": len(_of_stage(rows, "warmup")),
         "stage": stage,
         "steps": len(main),
         "accuracy": {"before": _accuracy(before), "after": _accuracy(after)},
         "held_out": {"before": _held_out(before), "after": _held_out(after)},
+        "sets": _sets(rows, only_evaluates=meta.only_evaluates),
+        "warnings": find_divergence(rows, meta.rows.get("held_out", 0)),
         "reward": {"first": rewards[0] if rewards else None, "last": rewards[-1] if rewards else None},
         "packed": all(row.get("policy/packed", 1.0) for row in main),
         "tokens_per_s": _tokens_per_s(main),
@@ -51,9 +61,24 @@ def build_summary(rows: list[Row], meta: RunMeta) -> dict[str, Any]:
 
 def split_evaluations(rows: list[Row]) -> tuple[Row | None, Row | None]:
     """The last evaluation before the main stage began and the last one after; rows are in the order of logging."""
-    ahead = list(itertools.takewhile(lambda row: row["stage"] not in MAIN_STAGES, rows))
-    before, after = _of_stage(ahead, "eval"), _of_stage(rows[len(ahead) :], "eval")
+    ahead, rest = _split(rows)
+    before, after = _of_stage(ahead, "eval"), _of_stage(rest, "eval")
     return (before[-1] if before else None), (after[-1] if after else None)
+
+
+def _split(rows: list[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the rows before the first of the main stage, and the others."""
+    ahead = list(itertools.takewhile(lambda row: row["stage"] not in MAIN_STAGES, rows))
+    return ahead, rows[len(ahead) :]
+
+
+def _sets(rows: list[Row], *, only_evaluates: bool) -> dict[str, dict[str, SetResult | None]]:
+    """Return the last result of each set before the main stage, and the last one after it began."""
+    before, after = map(read_results, ([], rows) if only_evaluates else _split(rows))
+    return {
+        name: {"before": before.get(name, [None])[-1], "after": after.get(name, [None])[-1]}
+        for name in dict.fromkeys((*before, *after))
+    }
 
 
 def split_step(row: Row) -> dict[str, float]:
@@ -119,10 +144,12 @@ def render_summary(summary: dict[str, Any]) -> Table:
 def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     before, after = summary["accuracy"]["before"], summary["accuracy"]["after"]
     yield "model", summary["model"]
-    warmup = f"{summary['warmup_steps']} warm-up, " if summary["warmup_steps"] or summary["stage"] == "grpo" else ""
-    yield "steps", f"{warmup}{summary['steps']} {MAIN_STAGES[summary['stage']]}"
-    if summary["rows"]:
-        yield "rows", describe_rows(summary["rows"])
+    if summary["stage"] != EVALUATION:
+        yield "steps", _describe_steps(summary)
+    if text := describe_data(summary):
+        yield "rows", text
+    for name, result in describe_sets(summary["sets"]):
+        yield f"set {name}", result
     for name, value in (summary["held_out"]["after"] or {}).items():
         first = (summary["held_out"]["before"] or {}).get(name)
         yield (
@@ -132,6 +159,8 @@ def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     for kind in ("greedy", "sampled"):
         if any(side and kind in side for side in (before, after)):
             yield f"accuracy, {kind}", f"{_percent(before, kind)} -> {_percent(after, kind)}"
+    for warning in summary["warnings"]:
+        yield "warning", warning
     if summary["reward"]["last"] is not None:
         yield "reward", f"{summary['reward']['first']:.3f} -> {summary['reward']['last']:.3f}"
     if not summary["packed"]:
@@ -145,14 +174,28 @@ def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     yield from summary["paths"].items()
 
 
-def describe_rows(rows: dict[str, int]) -> str:
+def _describe_steps(summary: dict[str, Any]) -> str:
+    has_warmup = summary["warmup_steps"] or summary["stage"] == "grpo"
+    warmup = f"{summary['warmup_steps']} warm-up, " if has_warmup else ""
+    return f"{warmup}{summary['steps']} {MAIN_STAGES[summary['stage']]}"
+
+
+def describe_data(summary: dict[str, Any]) -> str:
+    """Return what became of the rows of a run's data; "" before they are loaded and for a run that only evaluates."""
+    if not summary["rows"] or summary["stage"] == EVALUATION:
+        return ""
+    return describe_rows(summary["rows"], has_sets=bool(summary["sets"]))
+
+
+def describe_rows(rows: dict[str, int], *, has_sets: bool = False) -> str:
     """What became of the rows of the data, in words.
 
     >>> describe_rows({"train": 9500, "held_out": 0, "overlapping": 0, "overlong": 3})
     '9,500 to train on, none held out: nothing is evaluated, 3 left out as too long'
     """
     parts = [f"{rows['train']:,} to train on"]
-    parts.append(f"{rows['held_out']:,} held out" if rows["held_out"] else "none held out: nothing is evaluated")
+    nothing = "none held out" if has_sets else "none held out: nothing is evaluated"
+    parts.append(f"{rows['held_out']:,} held out" if rows["held_out"] else nothing)
     if rows["overlapping"]:
         parts.append(f"{rows['overlapping']:,} not trained on, since their prompts are held out")
     if rows["overlong"]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from slurm_rl.config.run import RunConfig
 from slurm_rl.jsonl import read_rows
+from slurm_rl.report.eval_sets import describe_result, read_results
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rl.build import (
     build_sampler,
@@ -21,7 +22,8 @@ from slurm_rl.rl.build import (
 )
 from slurm_rl.rl.groups import Prompts
 from slurm_rl.rl.judges import Judge
-from slurm_rl.rl.loop.eval_sets import build_sets
+from slurm_rl.rl.loop.eval_sets import build_sets, set_metrics
+from slurm_rl.rl.loop.trainer_state import log_samples
 from slurm_rl.rl.rollout.care import EngineCare
 from slurm_rl.rl.workers.ray_driver import Cluster
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
@@ -60,8 +62,12 @@ def evaluate_alone(
     for one in build_sets(config, prompts.sets, rollouts):
         if any(key.startswith(f"set/{one.name}/") for row in measured for key in row):
             continue
+        append_event(run, "eval/started", set=one.name, prompts=len(one.prompts), samples=one.num_samples)
         timer = Timer()
         with timer.phase("eval"):
-            found = one.measure(_STEP)
+            groups = one.sample(_STEP)
+            found = set_metrics(one.name, groups)
         metrics.log(_STEP, "eval", {**found, **timer.seconds})
-        append_event(run, "eval/done", step=_STEP, set=one.name)
+        log_samples(run, _STEP, groups[: config.logging.samples_per_step], of_set=one.name)
+        [result] = read_results([{"step": _STEP, **found}])[one.name]
+        append_event(run, "eval/done", step=_STEP, set=one.name, result=describe_result(result))

@@ -31,9 +31,13 @@ class EvalSet:
     """As of a run whose data and sampling were those."""
     num_samples: int
 
+    def sample(self, step: int) -> list[Group]:
+        """Sample and judge all prompts."""
+        return self.rollouts.sample(self.prompts, self.spec(step))
+
     def measure(self, step: int) -> dict[str, float]:
-        """Sample and judge all prompts; `set/<name>/...`."""
-        return set_metrics(self.name, self.rollouts.sample(self.prompts, self.spec(step)))
+        """Return the metrics `set/<name>/...` of samples of all prompts."""
+        return set_metrics(self.name, self.sample(step))
 
     def spec(self, step: int) -> SamplingSpec:
         greedy = self.config.rollout.temperature == 0

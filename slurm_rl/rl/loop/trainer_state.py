@@ -176,8 +176,12 @@ def replay_groups(folder: Path, step: int) -> list[Group]:
     return groups
 
 
-def log_samples(run: RunDir, step: int, groups: Sequence[Group]) -> None:
-    """The first completion of each group, for people who look at what the policy writes."""
+def log_samples(run: RunDir, step: int, groups: Sequence[Group], *, of_set: str | None = None) -> None:
+    """Append the first completion of each group to samples.jsonl.
+
+    Args:
+        of_set: name of the evaluation set of the prompts; None for training prompts.
+    """
     for group in groups:
         completion, result = group.completions[0], group.results[0]
         row = {
@@ -187,7 +191,8 @@ def log_samples(run: RunDir, step: int, groups: Sequence[Group]) -> None:
             "answer": group.prompt.answer,
         }
         turns = {"turns": [asdict(turn) for turn in completion.turns]} if completion.turns else {}
-        append_row(run, run.samples, {"step": step, **row, "reward": result.value, **turns})
+        name = {} if of_set is None else {"set": of_set}
+        append_row(run, run.samples, {"step": step, **name, **row, "reward": result.value, **turns})
 
 
 def _file(folder: Path, step: int) -> Path:
