@@ -151,8 +151,7 @@ def _finish(run: RunDir) -> int:
         print(f"slurm_rl: {end['cause']}", file=sys.stderr)
         print(f"logs: {run.attempts / 'latest' / 'logs'}", file=sys.stderr)
     try:
-        summary = write_summary(run)
-        write_report(run)
+        summary = _read_or_write_summary(run)
     except OSError as error:
         refusal = explain_refusal(error, run.path)
         if refusal is None:
@@ -164,6 +163,17 @@ def _finish(run: RunDir) -> int:
 
         Console().print(render_summary(summary))
     return code
+
+
+def _read_or_write_summary(run: RunDir) -> dict[str, Any]:
+    """Return the summary that the controller wrote; write summary and report if it could not."""
+    files = (run.end, run.summary, run.report)
+    if all(file.is_file() for file in files) and run.end.stat().st_mtime <= run.report.stat().st_mtime:
+        summary: dict[str, Any] = read_json(run.summary)
+        return summary
+    summary = write_summary(run)
+    write_report(run)
+    return summary
 
 
 def _is_saved(run: RunDir) -> bool:

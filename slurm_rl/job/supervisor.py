@@ -26,10 +26,11 @@ from slurm_rl.disk import say
 from slurm_rl.goodput.learned_file import lead_in_force
 from slurm_rl.hang import LOST_S, Beside, Watch
 from slurm_rl.job.allocation import Allocation
-from slurm_rl.job.attempts import EXIT_FAILED, EXIT_INTERRUPTED
+from slurm_rl.job.attempts import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOT_OURS
 from slurm_rl.job.controller import STOP_SIGNALS, Controller
 from slurm_rl.job.ends import newest_step
 from slurm_rl.job.holding import own_epoch
+from slurm_rl.job.results import write_results
 from slurm_rl.node.driver import name_signal
 from slurm_rl.node.limits import raise_limits
 from slurm_rl.node.processes import all_pids, become_subreaper, die_with_parent, end_descendants, parent_of
@@ -71,7 +72,9 @@ def drive(run: RunDir, plan: JobPlan, allocation: Allocation) -> int:
         cause = "its controller was killed again and again; see dmesg for the kernel's reason"
         end = {"state": "failed", "exit_code": EXIT_FAILED, "cause": cause, "step": newest_step(run)}
         write_last(run, run.end, end)
-        return EXIT_FAILED
+        status = EXIT_FAILED
+    if status != EXIT_NOT_OURS:
+        write_results(run)
     return status
 
 

@@ -72,6 +72,7 @@ PHRASES: dict[str, str] = {
     "run/copy_failed": "not copied to checkpoint.url",
     "file/damaged": "lines of a file are damaged and passed over",
     "file/mended": "the half last line of a file was cut off",
+    "report/failed": "report.html and summary.json were not written",
     "wandb/started": "Weights & Biases is on",
     "wandb/offline": "Weights & Biases keeps the run on disk",
     "wandb/failed": "Weights & Biases stopped",
