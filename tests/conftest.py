@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 from tests.whole_run import whole_run
@@ -16,3 +18,17 @@ settings.load_profile("slurm_rl")
 
 # A script's background job ignores Ctrl-C, and so would every run that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _state_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep submissions of session fixtures out of the developer's home directory."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _state_of_test(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep submissions of one test out of the next one."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))

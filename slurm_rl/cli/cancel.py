@@ -10,37 +10,47 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_rl.cli.find import find_run, find_sweep
+from slurm_rl.cli.find import find_target, open_target
 from slurm_rl.cli.told import run_told
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import RunDirError
 from slurm_rl.hang import ANSWER_S, LOST_S, run_beside
 from slurm_rl.launchers.jobs import cancel_by_number, cancel_runs, cancel_unseen, is_job_number
 from slurm_rl.run_dir import RunDir
-from slurm_rl.runs.find import parse_path
 from slurm_rl.runs.pipeline import find_stages
-from slurm_rl.sweep.ledger import runs_of
+from slurm_rl.runs.recent import read_recent
+from slurm_rl.sweep.ledger import SweepDir, runs_of
 
 _SAVES = "asked to save and end"
 
 
 def run(words: list[str]) -> int:
     rest = read_words("cancel", words).rest
-    status = run_beside(lambda: run_told(lambda: _cancel(rest)), Path(rest[0] if rest else "."))
-    return _cancel_blindly(rest) if status is None else status
+    folder = _guess_folder(rest)
+    status = run_beside(lambda: run_told(lambda: _cancel(rest)), folder or Path())
+    return _cancel_blindly(rest, folder) if status is None else status
+
+
+def _guess_folder(rest: Sequence[str]) -> Path | None:
+    """Return the directory that is probably meant, without a look at it, since it may hang."""
+    for known in read_recent():
+        if not rest or rest[0] in (Path(known.path).name, *known.jobs):
+            return Path(known.path)
+    return Path(rest[0]) if rest else None
 
 
 def _cancel(rest: Sequence[str]) -> int:
-    if len(rest) == 1 and is_job_number(rest[0]) and not Path(rest[0]).exists():
+    path = find_target(rest)
+    if rest and is_job_number(rest[0]) and not path.exists():
         return _cancel_number(rest[0])
-    if sweep := find_sweep(rest):
+    if (sweep := SweepDir(path)).is_sweep:
         number = cancel_runs(runs_of(sweep))
         print(f"asked {number} runs to save and end: {sweep.path}", file=sys.stderr)
         return 0
-    if len(rest) == 1 and (stages := find_stages(parse_path(rest[0]))):
-        print(f"asked {cancel_runs(stages)} stages to save and end: {rest[0]}", file=sys.stderr)
+    if stages := find_stages(path):
+        print(f"asked {cancel_runs(stages)} stages to save and end: {path}", file=sys.stderr)
         return 0
-    directory = find_run(rest)
+    directory = open_target(path)
     word = _SAVES if cancel_runs([directory]) else "not running"
     print(f"{word}: {directory.path}", file=sys.stderr)
     return 0
@@ -52,14 +62,14 @@ def _cancel_number(job_id: str) -> int:
     return 0
 
 
-def _cancel_blindly(rest: Sequence[str]) -> int:
+def _cancel_blindly(rest: Sequence[str], folder: Path | None) -> int:
     """The file system of the run, or of this folder, did not answer."""
     if len(rest) == 1 and is_job_number(rest[0]):
         return _cancel_number(rest[0])
     rule = f"a run directory must answer within {ANSWER_S:g} s"
-    if len(rest) != 1:
+    if len(rest) > 1 or folder is None:
         raise RunDirError(rule, seen=f"silence of {Path.cwd()}", action="name the run, or its Slurm job")
-    run = RunDir(rest[0])
+    run = RunDir(folder)
     asked = cancel_unseen(run)
     if not asked:
         raise RunDirError(

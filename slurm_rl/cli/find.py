@@ -1,4 +1,4 @@
-"""From a word to the run or the sweep that it names, and to the newest attempt of a run that is going."""
+"""Find the run, sweep or pipeline that a command line names, and the newest attempt of a running run."""
 
 from __future__ import annotations
 
@@ -8,44 +8,105 @@ from pathlib import Path
 
 from slurm_rl.cli.verbs import VERBS
 from slurm_rl.errors import ConfigError, RunDirError
+from slurm_rl.job.record import load_job
 from slurm_rl.launchers.jobs import read_states
 from slurm_rl.node.rendezvous import HeadRecord
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import AttemptDir, RunDir, read_json
 from slurm_rl.runs.find import load_plan, open_run, parse_path
-from slurm_rl.sweep.ledger import SweepDir
+from slurm_rl.runs.pipeline import PIPELINE_FILE, find_stages
+from slurm_rl.runs.recent import Submission, read_recent
+from slurm_rl.sweep.ledger import SweepDir, load_ledger
 
 _DEFAULT_ROOT = Path("runs")
+_FILES = ("plan.json", "sweep.json", PIPELINE_FILE)
+"""One of them is in the directory of every run, sweep or pipeline."""
+
+
+def find_target(words: Sequence[str]) -> Path:
+    """Return the directory of the run, sweep or pipeline that the words name, or of the user's newest one.
+
+    Args:
+        words: nothing, or one path, name or job id.
+
+    Raises:
+        ConfigError, RunDirError: there are several words or a verb, or nothing was submitted.
+    """
+    return _resolve_one(words, "run") if words else _find_newest(_FILES, "run", "python -m slurm_rl")
 
 
 def find_run(words: Sequence[str]) -> RunDir:
-    """The run named on the command line, or the newest under ./runs.
+    """Return the run that the words name, or the user's newest one.
 
     Raises:
-        ConfigError, RunDirError: the words name no run, or there is none.
+        ConfigError, RunDirError: the words name no run, or the newest is a sweep or a pipeline.
     """
-    if not words:
-        return RunDir(_find_newest("plan.json", "run", "python -m slurm_rl"))
-    return open_run(_parse_one(words, "run"))
+    return open_target(find_target(words))
+
+
+def open_target(path: Path) -> RunDir:
+    """Return the run in this directory.
+
+    Raises:
+        ConfigError, RunDirError: there is none; names runs that may be meant.
+    """
+    if not RunDir(path).plan.is_file() and (stages := find_stages(path)):
+        names = ", ".join(shlex.quote(str(stage.path)) for stage in stages)
+        raise RunDirError("name one stage of the pipeline", seen=str(path), action=f"choose one of {names}")
+    return open_run(path)
 
 
 def find_sweep(words: Sequence[str]) -> SweepDir | None:
-    """The sweep, when the words name one."""
-    if len(words) != 1:
+    """Return the sweep that the words name, or the newest submission if it is a sweep; else None."""
+    if len(words) > 1:
         return None
-    sweep = SweepDir(parse_path(words[0]))
+    sweep = SweepDir(find_target(words))
     return sweep if sweep.is_sweep else None
 
 
 def require_sweep(words: Sequence[str]) -> SweepDir:
-    """The sweep named on the command line, or the newest under ./runs.
+    """Return the sweep that the words name, or the user's newest one.
 
     Raises:
         ConfigError, RunDirError: the words name no sweep, or there is none.
     """
     if words:
-        return SweepDir(_parse_one(words, "sweep"))
-    return SweepDir(_find_newest("sweep.json", "sweep", "python -m slurm_rl -m optim.lr=1e-4,6e-4"))
+        return SweepDir(_resolve_one(words, "sweep"))
+    return SweepDir(_find_newest(("sweep.json",), "sweep", "python -m slurm_rl -m optim.lr=1e-4,6e-4"))
+
+
+def resolve(word: str) -> Path:
+    """Return the directory that a path, a name or a job id means; the path itself if nothing is known of it.
+
+    Raises:
+        ConfigError: this machine could not have such a path.
+    """
+    path = parse_path(word)
+    if path.exists():
+        return path
+    recent = read_recent()
+    roots = dict.fromkeys((_DEFAULT_ROOT, *(Path(known.path).parent for known in recent)))
+    if ".." not in path.parts and (named := next((root / path for root in roots if _is_ours(root / path)), None)):
+        return named
+    return _find_job(word, recent) or path
+
+
+def _find_job(word: str, recent: Sequence[Submission]) -> Path | None:
+    """Return the run or sweep whose job this is; of `12_3` the run of that element of a sweep's array."""
+    array, _, index = word.partition("_")
+    for known in recent:
+        if word in known.jobs and _is_ours(Path(known.path)):
+            return Path(known.path)
+        if index and array in known.jobs and (sweep := SweepDir(known.path)).is_sweep:
+            for run in load_ledger(sweep).runs:
+                if (run.array_job, str(run.array_index)) == (array, index):
+                    return sweep.run(run.index).path
+    runs = (RunDir(plan.parent) for plan in _DEFAULT_ROOT.glob("*/plan.json"))
+    return next((run.path for run in runs if (job := load_job(run)) is not None and job.job_id == word), None)
+
+
+def _is_ours(path: Path) -> bool:
+    return any((path / file).is_file() for file in _FILES)
 
 
 def load_live(run: RunDir) -> tuple[JobPlan, AttemptDir]:
@@ -88,13 +149,13 @@ def is_run_or_sweep(word: str) -> bool:
     return RunDir(path).plan.is_file() or SweepDir(path).is_sweep
 
 
-def _parse_one(words: Sequence[str], what: str) -> Path:
-    """The path of the only word.
+def _resolve_one(words: Sequence[str], what: str) -> Path:
+    """Return the directory that the only word means.
 
     Raises:
         ConfigError: there are more, or it is an override or a second verb.
     """
-    path = parse_path(words[0])
+    path = resolve(words[0])
     if len(words) > 1:
         raise ConfigError(f"name one {what} directory", seen=" ".join(words), action="leave out the others")
     if path.exists():
@@ -110,8 +171,16 @@ def _parse_one(words: Sequence[str], what: str) -> Path:
     return path
 
 
-def _find_newest(file: str, what: str, start: str) -> Path:
-    found = sorted(_DEFAULT_ROOT.glob(f"*/{file}"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        raise RunDirError(f"name a {what} directory, or have one under ./{_DEFAULT_ROOT}", action=f"start one: {start}")
-    return found[-1].parent
+def _find_newest(files: Sequence[str], what: str, start: str) -> Path:
+    """Return the directory with one of these files that was submitted last, by this user or below ./runs."""
+    times = {plan.parent: plan.stat().st_mtime for file in files for plan in _DEFAULT_ROOT.glob(f"*/{file}")}
+    for known in read_recent():
+        if any(Path(known.path, file).is_file() for file in files):
+            times[Path(known.path)] = known.time
+            break
+    if not times:
+        raise RunDirError(
+            f"no {what} is known: none is below ./{_DEFAULT_ROOT}, and you submitted none from this account",
+            action=f"name its directory, or start one: {start}",
+        )
+    return max(times, key=times.__getitem__)

@@ -25,6 +25,7 @@ from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
 from slurm_rl.runs.checks import check_inputs
 from slurm_rl.runs.planning import plan_in
+from slurm_rl.runs.recent import remember
 
 TEMPLATE = "job.sbatch"
 
@@ -42,6 +43,7 @@ def run(words: list[str]) -> int:
         check_inputs(config, tell)
         create_run(directory, config, plan, again=allocation.num_restarts > 0)
         record_job(directory, "slurm", allocation.job_id)
+        remember(directory.path, [allocation.job_id])
     _announce(directory, allocation)
     return exec_controller(directory)
 

@@ -42,6 +42,7 @@ from slurm_rl.run_dir import RunDir, expect_writable, read_json
 from slurm_rl.runs.checks import check_inputs
 from slurm_rl.runs.find import load_plan
 from slurm_rl.runs.planning import choose_directory, plan_in
+from slurm_rl.runs.recent import remember
 from slurm_rl.runs.start import Started
 
 # A file that the head wrote a moment ago may be hidden from us for so long by a network file system.
@@ -122,7 +123,9 @@ def _submit(config: RunConfig, identity: NodeIdentity, directory: RunDir, *, is_
         f"{plan.limits.start_timeout_s:g} s",
         file=sys.stderr,
     )
-    return Started(directory, plan, submit_run(directory, plan))
+    submitted = submit_run(directory, plan)
+    remember(directory.path, [submitted.job_id])
+    return Started(directory, plan, submitted)
 
 
 # ---- the others ----------------------------------------------------------------------------------

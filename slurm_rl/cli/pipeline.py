@@ -22,6 +22,7 @@ from slurm_rl.launchers.jobs import cancel_runs, read_states, submit_run
 from slurm_rl.run_dir import RunDir, write_text
 from slurm_rl.runs.find import load_plan, parse_path
 from slurm_rl.runs.pipeline import PIPELINE_FILE, parse_stages, place_stages
+from slurm_rl.runs.recent import remember
 from slurm_rl.runs.start import create_stages, resume_run
 
 
@@ -42,6 +43,7 @@ def run(words: list[str]) -> int:
     configs = [load_config(check_overrides(each), config_dir=told.flags.config_dir) for each in placed]
     runs = create_stages(configs, tell)
     write_text(folder / PIPELINE_FILE, text)
+    remember(folder, [])
     quoted = shlex.quote(str(folder))
     tell(f"pipeline  {folder}\nstatus    python -m slurm_rl status {quoted}")
     return start_stages(runs)

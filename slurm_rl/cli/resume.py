@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_rl.cli.find import find_run
+from slurm_rl.cli.find import find_target, open_target
 from slurm_rl.cli.pipeline import start_stages
 from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.told import tell
@@ -11,17 +11,17 @@ from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.data.load_data import accept_new_rows
 from slurm_rl.job.create import require_own_run
 from slurm_rl.launchers.jobs import held_to_resume
-from slurm_rl.runs.find import load_plan, parse_path
+from slurm_rl.runs.find import load_plan
 from slurm_rl.runs.pipeline import find_stages
 from slurm_rl.runs.start import resume_run
 
 
 def run(words: list[str]) -> int:
     read = read_words("resume", words)
-    rest = read.rest
-    if len(rest) == 1 and (stages := find_stages(parse_path(rest[0]))):
+    path = find_target(read.rest)
+    if stages := find_stages(path):
         return start_stages([require_own_run(stage) for stage in stages])
-    directory = require_own_run(find_run(rest))
+    directory = require_own_run(open_target(path))
     if read.flags.accept_new_rows:
         with held_to_resume(directory):
             accept_new_rows(directory)

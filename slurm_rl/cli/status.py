@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slurm_rl.cli.find import find_run, find_sweep
+from slurm_rl.cli.find import find_target, open_target
 from slurm_rl.cli.status_picture import draw_runs
 from slurm_rl.cli.status_results import describe_results
 from slurm_rl.cli.status_table import STYLES, RunLine, format_age, join_row, render_runs
@@ -26,7 +26,6 @@ from slurm_rl.node.hang import read_told, tell_silent
 from slurm_rl.report.columns import find_screen
 from slurm_rl.report.summary import format_seconds
 from slurm_rl.run_dir import RunDir, expect_writable, read_json, write_text
-from slurm_rl.runs.find import parse_path
 from slurm_rl.runs.pipeline import find_stages
 from slurm_rl.sweep.ledger import SweepDir, load_ledger, runs_of, swept_overrides
 
@@ -50,19 +49,19 @@ def run(words: list[str]) -> int:
 def _look_at(rest: list[str]) -> tuple[str, list[RunLine], str]:
     """What is said above the table, its lines, and of what they are, as it was typed; of one run there is no table."""
     now, named = time.time(), show_plainly(" ".join(rest))
-    if sweep := find_sweep(rest):
+    path = find_target(rest)
+    if (sweep := SweepDir(path)).is_sweep:
         runs = runs_of(sweep)
         states = read_states(runs)
         told = zip(runs, states, _name_runs(sweep), strict=True)
         head = f"sweep   {sweep.path}\nruns    {count_states(states)}"
         return head, [_look(run, state, name, now) for run, state, name in told], named or str(sweep.path)
-    folder = parse_path(rest[0]) if len(rest) == 1 else None
-    if folder is not None and (stages := find_stages(folder)):
+    if stages := find_stages(path):
         in_order = zip(stages, read_states(stages), strict=True)
-        return "", [_look(run, state, run.path.name, now) for run, state in in_order], named
-    if folder is not None and (lines := look_below(folder)):
+        return "", [_look(run, state, run.path.name, now) for run, state in in_order], named or str(path)
+    if lines := look_below(path):
         return "", lines, named
-    run = find_run(rest)
+    run = open_target(path)
     return render_status(run), [], named or str(run.path)
 
 

@@ -28,6 +28,7 @@ from slurm_rl.job.record import RunState
 from slurm_rl.launchers.jobs import read_states, submit_run, wait_for_runs
 from slurm_rl.report.leaderboard import read_metric
 from slurm_rl.run_dir import RunDir
+from slurm_rl.runs.recent import remember
 from slurm_rl.runs.start import Started
 from slurm_rl.sweep.create import PlannedRun, create_runs, remove_sweep
 from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger
@@ -54,6 +55,7 @@ class SweepRuns:
         submit_all = LAUNCHERS[planned[0].plan.launcher].sweep
         if submit_all is None:
             self.ledger, self.is_started = ledger, True
+            remember(self.directory.path, [])
             self._run_here(planned)
         else:
             self._submit(ledger, planned, load_function(submit_all))
@@ -75,6 +77,7 @@ class SweepRuns:
         except SlurmRLError:
             self.is_started = any(run.array_job for run in load_ledger(self.directory).runs)
             raise
+        remember(self.directory.path, list(dict.fromkeys(str(run.array_job) for run in self.ledger.runs)))
         if is_first:
             tell(self._describe())
 

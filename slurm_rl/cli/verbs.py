@@ -12,7 +12,7 @@ from slurm_rl.cli.flags import Verb, flag, parse_finite, parse_port, parse_posit
 
 _OVERRIDES = "overrides: key=value sets a key, group=option or +group=option takes a preset (python -m slurm_rl --help"
 _OVERRIDES += "\nlists them); every key with its meaning: python -m slurm_rl config"
-_RUN = "run: its directory; the newest below ./runs when none is named"
+_RUN = "run: its directory, its name or its job id; without one, the run that you submitted last"
 _CONFIG_DIR = flag("--config-dir", metavar="DIR", help="a folder with presets of your own")
 _JSON = switch("--json", help="as JSON")
 _ORDER: dict[str, Any] = {"dest": "smallest_first", "default": None, "not_with": "order"}
@@ -224,7 +224,7 @@ VERBS = {
     ),
     "cancel": Verb(
         "end a run; what it saved stays",
-        "[run | sweep | job id of Slurm]",
+        "[run | sweep | job id]",
         "cancel runs/addition-20261121-101500",
         details=_RUN,
     ),
@@ -245,7 +245,7 @@ VERBS = {
         "nodes clear n17 --site-dir /shared/site",
         (
             flag("--site-dir", metavar="DIR", help="the site's memory (cluster.site_dir); that of the run by default"),
-            flag("--run", metavar="DIR", help="the run's own; the newest below ./runs when no --site-dir is named"),
+            flag("--run", metavar="DIR", help="the run's own; the run submitted last without --site-dir"),
             flag("--why", help="add: what is wrong with it"),
             flag("--days", type=parse_positive, default=7.0, help="add: how long, if it is not booted before; 7"),
             _JSON,
@@ -262,7 +262,7 @@ VERBS = {
             flag("--max", action="store_false", help="more is better", **_ORDER),
             _JSON,
         ),
-        details="sweep: its directory; the newest below ./runs when none is named",
+        details="sweep: its directory or its name; without one, the sweep that you submitted last",
     ),
     "convert": Verb(
         "write a checkpoint as a Hugging Face model (--step, --out)",

@@ -9,6 +9,7 @@ from pathlib import Path
 from slurm_rl.errors import ConfigError, RunDirError, find_near
 from slurm_rl.plan.job import JobPlan
 from slurm_rl.run_dir import RunDir, read_json
+from slurm_rl.runs.recent import read_recent
 from slurm_rl.sweep.ledger import SweepDir
 
 # Of a word that is too long for a path.
@@ -69,10 +70,12 @@ def _no_run(path: Path, word: str) -> RunDirError:
     if SweepDir(path).is_sweep:
         return RunDirError(rule, seen=f"the sweep {path}", action=f"name one of its runs, as in {shlex.quote(word)}/0")
     if not path.exists():
-        there = [found.parent.name for found in path.parent.glob("*/plan.json")]
-        near = find_near(path.name, there)
-        action = f"did you mean {path.parent / near}?" if near else "name a directory that `python -m slurm_rl` printed"
-        return RunDirError(rule, seen=f"{path}, which is not there", action=action)
+        there = [found.parent for found in path.parent.glob("*/plan.json")]
+        known = {one.name: one for one in (*(Path(sent.path) for sent in read_recent()), *there)}
+        near = find_near(path.name, known)
+        action = f"did you mean {known[near]}?" if near else "name a directory that `python -m slurm_rl` printed"
+        seen = f"{word}, which is no directory, run name or job id that is known here"
+        return RunDirError(rule, seen=seen, action=action)
     below = sorted(found.parent for found in path.glob("*/plan.json")) if path.is_dir() else []
     action = (
         f"name one of its runs, as in {below[-1]}" if below else "name a directory that `python -m slurm_rl` printed"

@@ -17,6 +17,7 @@ from slurm_rl.runs.checks import check_submission
 from slurm_rl.runs.find import load_plan
 from slurm_rl.runs.interpreter import check_interpreter
 from slurm_rl.runs.planning import choose_directory, plan_in
+from slurm_rl.runs.recent import remember
 
 
 class Started(NamedTuple):
@@ -49,6 +50,7 @@ def start_run(config: RunConfig, tell: Callable[[str], object]) -> Started:
     except SlurmRLError:
         remove_run(directory)
         raise
+    remember(directory.path, [submitted.job_id])
     return Started(directory, plan, submitted)
 
 
@@ -83,7 +85,9 @@ def resume_run(directory: RunDir, tell: Callable[[str], object]) -> Started:
     with held_to_resume(directory):
         check_image_is_there(plan)
         plan = ask_cluster(plan, tell)
-        return Started(directory, plan, submit_run(directory, plan))
+        submitted = submit_run(directory, plan)
+    remember(directory.path, [submitted.job_id])
+    return Started(directory, plan, submitted)
 
 
 def ask_cluster(plan: JobPlan, tell: Callable[[str], object]) -> JobPlan:

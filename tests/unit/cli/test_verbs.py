@@ -154,7 +154,7 @@ def test_a_word_that_is_no_run_is_told_what_it_is(tmp_path: Path, capsys: pytest
         ("logs", tmp_path / "runs" / "mth-1", f"did you mean {run}?"),
         ("logs", tmp_path / "runs", f"as in {run}"),
         ("logs", sweep, f"as in {sweep}/0"),
-        ("logs", tmp_path / "nothing", "which is not there"),
+        ("logs", tmp_path / "nothing", "no directory, run name or job id"),
         ("resume", run, "can read"),
         ("attach", run, "can read"),
         ("tunnel", run, "can read"),

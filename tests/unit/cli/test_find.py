@@ -1,0 +1,177 @@
+"""Which run a command means: a path, a name, a job id, or the run that was submitted last."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_rl.__main__ import main
+from slurm_rl.cli import cancel
+from slurm_rl.cli.find import find_run, find_sweep, require_sweep, resolve
+from slurm_rl.errors import RunDirError
+from slurm_rl.job.record import record_job
+from slurm_rl.run_dir import RunDir, write_json
+from slurm_rl.runs.pipeline import PIPELINE_FILE
+from slurm_rl.runs.recent import read_recent, remember, state_file
+from slurm_rl.sweep.ledger import Ledger, SweepDir, SweepRun, save_ledger
+
+
+def make_run(path: Path, job_id: str | None = None, *, age_s: float = 0.0, sent: bool = True) -> Path:
+    path.mkdir(parents=True)
+    write_json(RunDir(path).plan, {})
+    os.utime(path / "plan.json", (time.time() - age_s,) * 2)
+    if job_id is not None:
+        record_job(RunDir(path), "slurm", job_id)
+    if sent:
+        remember(path, [job_id] if job_id else [])
+    return path
+
+
+def make_sweep(path: Path, job_id: str) -> Path:
+    sweep = SweepDir(path)
+    sweep.path.mkdir(parents=True)
+    runs = tuple(SweepRun(index, (f"seed={index}",), job_id, index + 3) for index in range(2))
+    save_ledger(sweep, Ledger("name", "reward/mean", False, runs))
+    for index in range(2):
+        make_run(sweep.run(index).path, sent=False)
+    remember(sweep.path, [job_id])
+    return sweep.path
+
+
+@pytest.fixture(autouse=True)
+def cwd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory; runs lie elsewhere."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_find_run_takes_the_last_submission_wherever_it_lies(tmp_path: Path) -> None:
+    make_run(tmp_path / "scratch/old")
+    newest = make_run(tmp_path / "shared/new")
+    assert find_run([]).path == newest
+
+
+def test_find_run_takes_a_newer_run_below_runs(tmp_path: Path, cwd: Path) -> None:
+    make_run(tmp_path / "shared/recorded")
+    local = make_run(cwd / "runs/local", age_s=-5, sent=False)
+    assert find_run([]).path == local
+
+
+def test_find_run_takes_a_resumed_run_before_a_newer_one(tmp_path: Path) -> None:
+    old = make_run(tmp_path / "a/old", "1", age_s=500)
+    make_run(tmp_path / "a/new", "2")
+    remember(old, ["3"])
+    assert find_run([]).path == old and read_recent()[0].jobs == ("3",)
+
+
+def test_find_run_skips_a_deleted_run(tmp_path: Path) -> None:
+    kept = make_run(tmp_path / "a/kept")
+    remember(tmp_path / "a/deleted", ["9"])
+    assert find_run([]).path == kept
+
+
+@pytest.mark.parametrize("word", ["sort-1", "7"])
+def test_resolve_finds_a_run_by_name_and_by_job_id(tmp_path: Path, word: str) -> None:
+    run = make_run(tmp_path / "shared/sort-1", "7")
+    make_run(tmp_path / "shared/sort-2", "8")
+    assert resolve(word) == run and find_run([word]).path == run
+
+
+def test_resolve_finds_the_job_of_a_run_below_runs(cwd: Path) -> None:
+    run = make_run(cwd / "runs/a", "12", sent=False)
+    assert resolve("12").absolute() == run
+
+
+def test_resolve_finds_sweeps_and_their_runs(tmp_path: Path) -> None:
+    sweep = make_sweep(tmp_path / "shared/lr", "40")
+    assert resolve("40") == resolve("lr") == sweep
+    assert resolve("40_4") == resolve("lr/1") == sweep / "1"
+    assert resolve("40_9") == Path("40_9")
+
+
+def test_commands_without_a_name_take_the_last_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path / "a/run")
+    sweep = make_sweep(tmp_path / "shared/lr", "40")
+    found = find_sweep([])
+    assert found is not None and found.path == sweep == require_sweep([]).path
+    assert main(["status"]) == 0
+    assert f"sweep   {sweep}" in capsys.readouterr().out
+    with pytest.raises(RunDirError, match=r"name one of its runs, as in .*lr/0"):
+        find_run([])
+
+
+def test_commands_without_a_name_take_the_last_pipeline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "shared/two"
+    make_run(folder / "sft", sent=False)
+    (folder / PIPELINE_FILE).write_text("sft: +exp=sft_tiny\n")
+    remember(folder, [])
+    assert main(["status"]) == 0
+    assert "sft" in capsys.readouterr().out
+    with pytest.raises(RunDirError, match="name one stage of the pipeline"):
+        find_run([])
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "report", "cancel", "resume", "episodes"])
+def test_commands_name_a_run_that_may_be_meant(tmp_path: Path, verb: str, capfd: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path / "shared/sort-20261121")
+    assert main([verb, "sort-20261122"]) != 0
+    assert f"did you mean {run}?" in capfd.readouterr().err
+
+
+def test_find_run_without_any_run_says_so() -> None:
+    with pytest.raises(RunDirError, match=r"no run is known.*Next: name its directory, or start one"):
+        find_run([])
+
+
+def test_cancel_by_job_id_ends_the_run_of_that_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "shared/local", "4711")
+    monkeypatch.setattr(cancel, "cancel_runs", lambda runs: len(list(runs)))
+    assert main(["cancel", "4711"]) == 0
+    assert f"asked to save and end: {run}" in capfd.readouterr().err
+
+
+def test_cancel_asks_the_launcher_when_the_last_run_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, asked = make_run(tmp_path / "shared/hanging", "5"), list[Path]()
+    monkeypatch.setattr(cancel, "run_beside", lambda work, path: None)
+    monkeypatch.setattr(cancel, "cancel_unseen", lambda run: asked.append(run.path) or ["process 5"])
+    assert main(["cancel"]) == 0 and main(["cancel", "hanging"]) == 0
+    assert asked == [run, run]
+
+
+# ---- the file ------------------------------------------------------------------------------------
+
+
+def test_remember_writes_a_private_bounded_file(tmp_path: Path) -> None:
+    for number in range(105):
+        remember(tmp_path / str(number), [str(number)])
+    assert state_file().stat().st_mode & 0o777 == 0o600
+    assert state_file().parent.stat().st_mode & 0o777 == 0o700
+    entries = json.loads(state_file().read_text())
+    assert len(entries) == 100 and entries[0]["jobs"] == ["104"]
+
+
+@pytest.mark.parametrize("text", ["", "[", "3", "[3]", '[{"path": 3}]', '[{"path": "a", "jobs": 1, "time": "x"}]'])
+def test_read_recent_ignores_a_damaged_file(text: str, tmp_path: Path) -> None:
+    state_file().parent.mkdir(parents=True)
+    state_file().write_text(text)
+    assert read_recent() == []
+    remember(tmp_path, ["1"])
+    assert [known.path for known in read_recent()] == [str(tmp_path)]
+
+
+def test_remember_does_without_a_place_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(file))
+    remember(tmp_path, ["1"])
+    assert read_recent() == []
