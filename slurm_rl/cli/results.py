@@ -6,11 +6,11 @@ import json
 from dataclasses import asdict
 
 from slurm_rl.cli.find import require_sweep
-from slurm_rl.cli.told import show_plainly
+from slurm_rl.cli.told import show_plainly, tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.launchers.jobs import read_states
 from slurm_rl.report.columns import find_width
-from slurm_rl.report.leaderboard import RankedRun, check_metric, rank, read_metric, render_standings
+from slurm_rl.report.leaderboard import RankedRun, explain_missing, rank, read_metric, render_standings
 from slurm_rl.sweep.ledger import Ledger, SweepDir, load_ledger, swept_overrides
 
 
@@ -20,12 +20,16 @@ def run(words: list[str]) -> int:
     ledger = load_ledger(sweep)
     metric = args.metric or ledger.metric
     standings = read_standings(sweep, ledger, metric, args.smallest_first)
-    if all(standing.value is None for standing in standings):
-        check_metric([sweep.run(entry.index) for entry in ledger.runs], metric)
+    is_missing = all(standing.value is None for standing in standings)
+    missing = explain_missing([sweep.run(entry.index) for entry in ledger.runs], metric) if is_missing else None
+    if missing is not None and args.metric:
+        raise missing
     if args.json:
         print(json.dumps([{**asdict(s), "run_dir": str(sweep.path / s.run)} for s in standings], indent=2))
     else:
         print_standings(standings, metric)
+    if missing is not None:
+        tell(f"slurm_rl: {missing}")
     return 0
 
 

@@ -21,6 +21,7 @@ from slurm_rl.config.compose_errors import explain_hydra
 from slurm_rl.config.launchers import LAUNCHERS
 from slurm_rl.config.load import open_hydra
 from slurm_rl.config.overrides import normalise_words
+from slurm_rl.config.tasks import TASKS
 from slurm_rl.errors import RunDirError, SlurmRLError, TrainingError, UnknownJobError
 from slurm_rl.functions.load import load_function
 from slurm_rl.job.attempts import EXIT_INTERRUPTED
@@ -122,7 +123,20 @@ class SweepRuns:
         return self._exit_code
 
 
-DEFAULT_METRIC = "accuracy.after.sampled"
+def choose_metric(config: DictConfig, named: str | None, *, smallest_first: bool) -> tuple[str, bool]:
+    """Return the metric that a sweep ranks by, and whether less of it is better.
+
+    Args:
+        config: of the sweep; swept keys have their defaults in it.
+        named: by --metric.
+    """
+    if named is not None:
+        return named, smallest_first
+    if config.eval.only and config.eval.sets:
+        name, one = next(iter(config.eval.sets.items()))
+        return f"set/{name}/avg@{one.get('num_samples', 1)}", smallest_first
+    row = TASKS.get(config.task, TASKS["grpo"])
+    return row.sweep_metric, smallest_first or row.less_is_better
 
 
 def run_sweep(told: Words) -> int:
@@ -132,7 +146,8 @@ def run_sweep(told: Words) -> int:
         config = compose_sweep(normalise_words(overrides), extra)
         directory = choose_directory(config, is_named=any("hydra.sweep.dir=" in word for word in overrides))
         with explain_hydra():
-            ledger = Ledger(str(config.name), args.metric or DEFAULT_METRIC, args.min)
+            metric, smallest_first = choose_metric(config, args.metric, smallest_first=args.min)
+            ledger = Ledger(str(config.name), metric, smallest_first)
         return sweep(config, SweepRuns(directory, ledger), Composer(extra))
 
 

@@ -15,6 +15,10 @@ class TaskRow:
     objective: str | None = None
     """Of those that torchrun starts, one program on every rank, no rollout engines, no Ray: `module:function`, which
     makes rows and loss; see supervised/run_supervised.py."""
+    sweep_metric: str = "accuracy.after.sampled"
+    """What a sweep ranks its runs by unless `--metric` names another one."""
+    less_is_better: bool = False
+    """Whether a smaller `sweep_metric` is better."""
     is_external: bool = False
     """A program that is not ours, on the head node of the Ray cluster."""
 
@@ -25,9 +29,9 @@ class TaskRow:
 
 TASKS: Final[dict[str, TaskRow]] = {
     "grpo": TaskRow("GRPO"),
-    "sft": TaskRow("SFT", objective="slurm_rl.supervised.sft:build_sft"),
-    "rm": TaskRow("reward model", objective="slurm_rl.supervised.rm:build_rm"),
-    "dpo": TaskRow("DPO", objective="slurm_rl.supervised.dpo:build_dpo"),
+    "sft": TaskRow("SFT", "slurm_rl.supervised.sft:build_sft", "eval/loss", less_is_better=True),
+    "rm": TaskRow("reward model", "slurm_rl.supervised.rm:build_rm", "eval/loss", less_is_better=True),
+    "dpo": TaskRow("DPO", "slurm_rl.supervised.dpo:build_dpo", "eval/loss", less_is_better=True),
     "openrlhf": TaskRow("OpenRLHF", is_external=True),
     "verl": TaskRow("verl", is_external=True),
     "maxtext": TaskRow("MaxText", is_external=True),

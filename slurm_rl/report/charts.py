@@ -29,6 +29,8 @@ FEW_POINTS = 24
 MAX_COMPARED_POINTS = 60
 """Of each run, where several are in one chart."""
 FONT_SIZE = 14
+MAX_SHARED_LABEL = 14
+"""Characters of a label that shares its line of a legend with others; a longer one has its own line."""
 _NOT_SHOWN = {"defs", "desc", "script", "style"}
 """What pygal adds for its own style sheet and script, which the page has no use for."""
 
@@ -173,7 +175,8 @@ def draw_lines(curves: Mapping[str, list[Point]], pale: Sequence[list[Point]] = 
     starts_at_zero = 0 < min(values) < max(values) / 2
     kind = "marked" if not is_long else "raw" if is_alone else "smooth"
     behind = _join(pale, min(values), max(values))
-    chart = pygal.XY(**_look(kind, len(binned) + bool(behind)), dots_size=4, include_x_axis=starts_at_zero)
+    labels = [*binned, *(["others"] if behind else [])]
+    chart = pygal.XY(**_look(kind, labels), dots_size=4, include_x_axis=starts_at_zero)
     for label, points in binned.items():
         chart.add(label, [{"value": (x, y), "tooltip": _tip(x, label, y)} for x, y in points])
         if is_long and is_alone:
@@ -218,7 +221,7 @@ def _draw_phases(rows: list[Row]) -> str:
     import pygal
 
     phases = [*PHASES, "other"]
-    chart = pygal.StackedBar(**_look("stacked", len(phases)), x_labels_major_count=6, show_minor_x_labels=False)
+    chart = pygal.StackedBar(**_look("stacked", phases), x_labels_major_count=6, show_minor_x_labels=False)
     steps = [split_step(row) for row in rows]
     for phase in phases:
         points = bin_points([(row["step"], step[phase]) for row, step in zip(rows, steps, strict=True)])
@@ -231,22 +234,26 @@ def _tip(step: float, label: str, value: float) -> str:
     return f"step {format_number(step)}: {label} {format_number(value)}"
 
 
-def _look(kind: str, num_labels: int) -> dict[str, Any]:
+def _look(kind: str, labels: Sequence[str]) -> dict[str, Any]:
     from pygal.style import Style
 
+    has_long = max(map(len, labels)) > MAX_SHARED_LABEL
+    columns = 1 if has_long else 3
     return {
         # The page says the fonts; pygal must know their size to leave room for them.
         "style": Style(label_font_size=FONT_SIZE, major_label_font_size=FONT_SIZE, legend_font_size=FONT_SIZE),
         "classes": ["chart", kind],
         # About as wide as a card of three, so that a letter is shown in the size that it was given room for.
         "width": 430,
-        "height": 230 + (24 * -(-num_labels // 3) if num_labels > 1 else 0),
+        "height": 230 + (24 * -(-len(labels) // columns) if len(labels) > 1 else 0),
         "margin": 6,
         "margin_right": 22,
         "css": [],
         "js": [],
-        "show_legend": num_labels > 1,
+        "show_legend": len(labels) > 1,
         "legend_at_bottom": True,
+        "legend_at_bottom_columns": 1 if has_long else None,
+        "truncate_legend": -1,
         "min_scale": 3,
         "max_scale": 6,
         "truncate_label": -1,

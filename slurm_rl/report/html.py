@@ -17,7 +17,7 @@ from slurm_rl.report.charts import build_charts, compare_runs, format_number, th
 from slurm_rl.report.episodes import transcribe
 from slurm_rl.report.eval_sets import describe_sets, find_average
 from slurm_rl.report.goodput_bar import draw_bar
-from slurm_rl.report.leaderboard import RankedRun, build_table
+from slurm_rl.report.leaderboard import RankedRun, build_table, explain_missing
 from slurm_rl.report.meta import describe_event, read_config_text, read_events
 from slurm_rl.report.parallel import draw_parallel
 from slurm_rl.report.summary import EVALUATION, MAIN_STAGES, describe_data, format_seconds, summarize_run
@@ -87,14 +87,17 @@ def write_sweep_report(path: Path, standings: Sequence[RankedRun], metric: str) 
     table = [
         [*row, render_ratio(ledger.goodput) if ledger else "-"] for row, ledger in zip(table, ledgers, strict=True)
     ]
+    is_ranked = any(standing.value is not None for standing in standings)
     best, rest = standings[:BEST_RUNS], standings[BEST_RUNS:]
     others = rest[:: -(-len(rest) // MAX_OTHERS) or 1]
-    named = {f"run {standing.run}": read_rows(RunDir(path / standing.run).metrics) for standing in best}
+    named = {standing.label: read_rows(RunDir(path / standing.run).metrics) for standing in best}
     pale = [thin_rows(read_rows(RunDir(path / standing.run).metrics)) for standing in others]
     states = Counter(standing.state for standing in standings).most_common()
     counts = ", ".join(f"{number:,} {state}" for state, number in states)
-    about = f"runs: {counts} · metric: {metric}"
-    title = f"Curves of the best {len(best)}, step by step" + (f", {len(others)} others behind" if others else "")
+    missing = None if is_ranked else explain_missing([RunDir(path / each.run) for each in standings], metric)
+    about = f"runs: {counts} · metric: {metric}" + (f" · {missing}" if missing else "")
+    which = f"Curves of the best {len(best)}" if is_ranked else f"Curves of {len(best)} runs"
+    title = f"{which}, step by step" + (f", {len(others)} others behind" if others else "")
     sections = [
         f'<header><h1>{escape(path.name)}</h1><p class="sub">{escape(about)}</p></header>',
         render_section(f"What led to which {metric}", render_parallel(standings, metric)),

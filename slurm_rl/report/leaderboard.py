@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import ConfigError, find_near
 from slurm_rl.jsonl import read_rows
 from slurm_rl.report.columns import GAP, Shrink, fit
 from slurm_rl.report.summary import summarize_run
 from slurm_rl.run_dir import RunDir
 
+_USUAL = ("eval/loss", "accuracy/sampled", "reward/mean", "policy/loss")
+_LEGEND = 44
+"""Characters of a run's name in a legend."""
 _LEAST = 6
 """Characters that a swept value keeps."""
 
@@ -29,6 +32,17 @@ class RankedRun:
     """None while it has no such number."""
     state: str
 
+    @property
+    def label(self) -> str:
+        """Number and swept values, as a legend shows them.
+
+        >>> RankedRun("3", {"optim.lr": "1e-4", "seed": "1"}, None, "").label
+        '3: lr=1e-4 seed=1'
+        """
+        values = " ".join(f"{key.rpartition('.')[2]}={value}" for key, value in self.overrides.items())
+        text = f"{self.run}: {values}" if values else f"run {self.run}"
+        return text if len(text) <= _LEGEND else f"{text[: _LEGEND - 1]}…"
+
 
 def read_metric(run: RunDir, metric: str) -> float | None:
     """The newest value of a metric.
@@ -40,7 +54,7 @@ def read_metric(run: RunDir, metric: str) -> float | None:
     rows = read_rows(run.metrics)
     if "/" in metric:
         return next((_number(row[metric]) for row in reversed(rows) if metric in row), None)
-    # Made anew, because summary.json is written at the end of runs in the foreground and by `report`.
+    # Summed up again, because summary.json is written at the end of a run.
     return _number(_flatten(summarize_run(run)).get(metric)) if rows else None
 
 
@@ -61,12 +75,8 @@ def rank(standings: Sequence[RankedRun], *, smallest_first: bool) -> list[Ranked
     return [*sorted(with_value, key=lambda s: s.value or 0.0, reverse=not smallest_first), *without]
 
 
-def check_metric(runs: Sequence[RunDir], metric: str) -> None:
-    """Refuse a metric that no run has although there is one that could.
-
-    Raises:
-        ConfigError: with the metrics that there are.
-    """
+def explain_missing(runs: Sequence[RunDir], metric: str) -> ConfigError | None:
+    """Return why no run has a metric; None if a run may still get it, or no run has logged anything."""
     for run in runs:
         if rows := read_rows(run.metrics):
             summary = summarize_run(run)
@@ -74,14 +84,16 @@ def check_metric(runs: Sequence[RunDir], metric: str) -> None:
             found = [path for path, told in _flatten(summary).items() if told is None or _number(told) is not None]
             known = [*found, *sorted({key for row in rows for key in row})]
             if metric in known:
-                return
+                return None
             why = " (with data.num_eval=0 nothing is evaluated)" if summary["rows"].get("held_out") == 0 else ""
-            numbers = [key for key in known if "/" in key or "." in key]
-            raise ConfigError(
-                "--metric must be a number in the summary or in metrics.jsonl",
-                seen=metric + why,
-                action=f"choose one of: {', '.join(numbers)}",
+            near = find_near(metric, known)
+            usual = [key for key in _USUAL if key in known]
+            hint = f"did you mean {near}? " if near else f"--metric {usual[0]}; " if usual else ""
+            return ConfigError(
+                f"no run has the metric {metric}{why}",
+                action=f"{hint}every key is in {run.metrics} or, with dots, in summary.json",
             )
+    return None
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
