@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Protocol
+
 import yaml
 
 from slurm_rl.checkpoints.store import Checkpoint, CheckpointStore
@@ -22,15 +25,43 @@ def run(words: list[str]) -> int:
     out = args.out or directory.path / f"export-step-{checkpoint.step}"
     if out.exists():
         raise ConfigError("--out must name a new folder", seen=str(out), action="choose another, or remove it")
+    write = prepare(directory, checkpoint, max_bytes=int(args.max_shard_gb * 1e9))
+    count = write(out, is_checked=not args.no_check)
+    print(f"step {checkpoint.step}: {count:,} parameters in {out}")
+    return 0
+
+
+class Write(Protocol):
+    """Writes a checkpoint as a Hugging Face model into a new folder; returns the number of parameters."""
+
+    def __call__(self, out: Path, *, is_checked: bool) -> int:
+        """
+        Args:
+            is_checked: load the result to compare its logits.
+        """
+
+
+def prepare(directory: RunDir, checkpoint: Checkpoint, *, max_bytes: int = 5_000_000_000) -> Write:
+    """Return the function that converts a checkpoint.
+
+    Args:
+        max_bytes: of one file.
+
+    Raises:
+        MissingLibraryError: this machine has no torch or transformers.
+    """
     engine = import_heavy("slurm_rl.engine.convert", "convert needs torch and transformers")
     config = parse_config(yaml.safe_load(directory.config.read_text(encoding="utf-8")))
     model_path = config.model.path or str(directory.model)
-    max_bytes = int(args.max_shard_gb * 1e9)
-    count = engine.convert_checkpoint(
-        checkpoint.path / "policy", model_path, config.model, out, max_bytes, check_logits=not args.no_check
-    )
-    print(f"step {checkpoint.step}: {count:,} parameters in {out}")
-    return 0
+
+    def write(out: Path, *, is_checked: bool) -> int:
+        folder = checkpoint.path / "policy"
+        count: int = engine.convert_checkpoint(
+            folder, model_path, config.model, out, max_bytes, check_logits=is_checked
+        )
+        return count
+
+    return write
 
 
 def find_checkpoint(directory: RunDir, step: int | None) -> Checkpoint:

@@ -1,16 +1,23 @@
-"""`eval`: a model on sets of rows, as a job of its own; the model of the hub, a folder, or a run's."""
+"""`eval`: measure a model on sets of rows, as a job of its own; the model is a hub name, a folder, or a run's."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+import yaml
 
 from slurm_rl.cli import convert
 from slurm_rl.cli.common import check_overrides
+from slurm_rl.cli.find import find_run, resolve
 from slurm_rl.cli.submit import announce_and_follow
 from slurm_rl.cli.told import tell
 from slurm_rl.cli.words import read_words
-from slurm_rl.config.load import load_config
+from slurm_rl.config.inherit import inherit
+from slurm_rl.config.load import compose, load_config, parse_config
 from slurm_rl.config.paths import expand_user
+from slurm_rl.config.run import RunConfig
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir import RunDir
 from slurm_rl.runs.start import start_run
@@ -20,26 +27,67 @@ _PATH = "model.path="
 
 def run(words: list[str]) -> int:
     told = read_words("eval", words)
-    overrides = [_resolve(word, told.flags.step) for word in check_overrides(told.rest)]
-    if told.flags.step is not None and overrides == list(told.rest):
-        raise ConfigError(
-            "--step is of the run that model.path names", seen=str(told.flags.step), action="model.path=<run directory>"
-        )
-    config = load_config([*overrides, "eval.only=true"], config_dir=told.flags.config_dir)
-    return announce_and_follow(start_run(config, tell))
+    step = told.flags.step
+    directory, overrides = _split(told.rest)
+    if directory is None:
+        if step is not None:
+            action = "python -m slurm_rl eval <run> --step N, or model.path=<run directory>"
+            raise ConfigError("--step needs a run", seen=str(step), action=action)
+        config = load_config([*check_overrides(overrides), "eval.only=true"], config_dir=told.flags.config_dir)
+        return announce_and_follow(start_run(config, tell))
+    model = _find_model(directory, step)
+    config = _configure(directory, model, overrides, told.flags.config_dir)
+    return announce_and_follow(start_run(config, tell, model.convert))
 
 
-def _resolve(word: str, step: int | None) -> str:
-    """The override with the model of a run in place of its directory: what it exported, or a checkpoint, converted."""
-    if not word.startswith(_PATH):
-        return word
-    folder = RunDir(expand_user(word.removeprefix(_PATH).strip("'\"")).absolute())
-    if not folder.plan.is_file():
-        return word
-    if step is None and (folder.export / "config.json").is_file():
-        return f"{_PATH}{folder.export}"
-    found = convert.find_checkpoint(folder, step)
-    out: Path = folder.path / f"export-step-{found.step}"
-    if not out.is_dir():
-        convert.run([str(folder.path), "--step", str(found.step)])
-    return f"{_PATH}{out}"
+@dataclass(frozen=True)
+class _Model:
+    """A model of a run."""
+
+    path: str
+    """Its folder; for a checkpoint, the model that the run began with, which has the same shape."""
+    convert: Callable[[Path], object] | None
+    """Writes the checkpoint into a folder; None for an exported model."""
+    name: str
+
+
+def _split(rest: list[str]) -> tuple[RunDir | None, list[str]]:
+    """Return the run that the first word or model.path names, and the overrides."""
+    if rest and "=" not in rest[0] and not rest[0].startswith("~"):
+        return find_run(rest[:1]), rest[1:]
+    for word in rest:
+        if word.startswith(_PATH):
+            run = RunDir(resolve(str(expand_user(word.removeprefix(_PATH).strip("'\"")))).absolute())
+            if run.plan.is_file():
+                return run, [other for other in rest if other != word]
+    return None, rest
+
+
+def _find_model(run: RunDir, step: int | None) -> _Model:
+    """Return the exported model, or the checkpoint of a step.
+
+    Raises:
+        CheckpointError: there is no whole checkpoint.
+        MissingLibraryError: this machine cannot convert it.
+    """
+    if step is None and (run.export / "config.json").is_file():
+        return _Model(str(run.export), None, "export")
+    checkpoint = convert.find_checkpoint(run, step)
+    write = convert.prepare(run, checkpoint)
+    source = _load(run).model.path or str(run.model)
+    return _Model(source, lambda folder: write(folder, is_checked=True), f"step-{checkpoint.step}")
+
+
+def _configure(run: RunDir, model: _Model, overrides: list[str], config_dir: str | None) -> RunConfig:
+    """Return the config of the evaluation: that of the run where it decides the results, and the user's overrides."""
+    source = _load(run)
+    tree = compose([*overrides, "eval.only=true"], config_dir=config_dir)
+    inherit(tree, source, overrides)
+    tree["model"] |= {"path": model.path, "tiny": None, "tiny_vl": None}
+    if not any(word.startswith("name=") for word in overrides):
+        tree["name"] = f"{source.name}-{model.name}-eval"
+    return parse_config(tree, is_run=True)
+
+
+def _load(run: RunDir) -> RunConfig:
+    return parse_config(yaml.safe_load(run.config.read_text(encoding="utf-8")))

@@ -178,7 +178,7 @@ def _tell_learned(run: RunDir) -> list[str]:
         return []
     saves, rest = format_seconds(measured.save_s), format_seconds(measured.rest_s)
     return [
-        f"lead    {measured.lead_s} s to stop before a limit: {rest} until the loop looks, {saves} to save, 80 s more"
+        f"lead    {measured.lead_s} s from the stop signal to the time limit: step {rest} + save {saves} + margin 80 s"
     ]
 
 

@@ -51,15 +51,17 @@ VERBS = {
     ),
     "eval": Verb(
         "measure a model on sets of rows, as a job of its own: avg@k and pass@k, nothing is trained",
-        "[overrides]",
+        "[run] [overrides]",
         "eval model=hf model.path=Qwen/Qwen3-0.6B +reward=math +eval.sets.gsm8k.data=openai/gsm8k "
         "+eval.sets.gsm8k.subset=main",
         (
             _CONFIG_DIR,
-            flag("--step", type=int, help="of the run that model.path names; its export, or newest checkpoint"),
+            flag("--step", type=int, help="checkpoint of the run; its export by default, else the newest"),
         ),
-        details="model.path is a hub name, a folder, or the directory of a run of any task; a checkpoint is converted"
-        "\nhere first, which needs torch. Results: `set/...` in metrics.jsonl; docs/evaluation.md.\n\n" + _OVERRIDES,
+        details="run: a run of any task, by directory, name or job id; so is model.path=<run>. Its model is what it"
+        "\nexported, or a checkpoint (--step), which is converted into the new run directory and needs torch here."
+        "\nThe evaluation takes over the run's settings of data, rollout, reward and env; overrides win. Otherwise"
+        "\nmodel.path is a hub name or a folder. Results: status, logs, report; docs/evaluation.md.\n\n" + _OVERRIDES,
     ),
     "pipeline": Verb(
         "run the stages of a file, each when the one before it has finished: SFT, then GRPO from its export",

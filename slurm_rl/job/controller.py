@@ -61,6 +61,8 @@ class Controller:
         self.run_dir, self.plan, self.allocation = run, plan, allocation
         self.job_key = allocation.job_key
         self.stopped_by: StoppedBy = ""
+        self.stop_signal = ""
+        """Name of the user's signal: SIGTERM of `cancel` and scancel, SIGINT of Ctrl-C."""
         self.lease: Lease | None = None
 
     def main(self) -> int:
@@ -228,7 +230,7 @@ class Controller:
         last = ends[-1]
         state = _STATES.get(decision, "failed")
         code = _EXIT_CODES.get(decision, last.exit_code or EXIT_FAILED)
-        cause = cause or (explain_failure(ends) if decision == "fail" else last.cause)
+        cause = cause or (explain_failure(ends) if decision == "fail" else self._explain_stop(last))
         end = {"state": state, "exit_code": code, "cause": cause, "step": last.saved_step}
         write_last(self.run_dir, self.run_dir.end, end)
         with contextlib.suppress(OSError):
@@ -237,6 +239,14 @@ class Controller:
         say(f"{state} {cause}".rstrip())
         self.allocation.close(end)
         return code
+
+    def _explain_stop(self, last: AttemptEnd) -> str:
+        """Return the cause of an end that is no failure; a cancel is called that."""
+        if last.outcome == "finished" or self.stopped_by != "user":
+            return last.cause
+        saved = "" if last.saved_step < 0 else f"step {last.saved_step} is saved"
+        result = saved if last.outcome == "checkpointed" else last.cause
+        return "; ".join(filter(None, [f"cancelled by the user ({self.stop_signal})", result]))
 
     def _requeue(self, ends: list[AttemptEnd]) -> int:
         self.run_dir.require_ours()
@@ -251,7 +261,7 @@ class Controller:
     # ---- signals -------------------------------------------------------------------------------
 
     def _on_user_stop(self, signum: int, frame: FrameType | None) -> None:
-        self.stopped_by = "user"
+        self.stopped_by, self.stop_signal = "user", signal.Signals(signum).name
 
     def _on_scheduler_stop(self, signum: int, frame: FrameType | None) -> None:
         self.stopped_by = self.stopped_by or "scheduler"

@@ -53,7 +53,7 @@ def write_run(run: RunDir, config: RunConfig, plan: JobPlan) -> None:
 
 def remove_run(run: RunDir) -> None:
     """Take back what `create_run` and a refused submission left; nothing has run yet."""
-    for folder in (run.code, run.submitit):
+    for folder in (run.code, run.submitit, run.model):
         shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
         for file in (run.plan, run.config):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from slurm_rl.config.run import RunConfig
@@ -28,11 +29,15 @@ class Started(NamedTuple):
     submitted: Submitted
 
 
-def start_run(config: RunConfig, tell: Callable[[str], object]) -> Started:
+def start_run(
+    config: RunConfig, tell: Callable[[str], object], write_model: Callable[[Path], object] | None = None
+) -> Started:
     """Check all that can be checked before, write the run directory, start the job; returns at once.
 
     Args:
         tell: is given what the user should know of a run that is not refused, a line at a time.
+        write_model: called once every check has passed, with a folder in the run directory; writes the model of the run
+            there. Until then model.path names a model of the same shape, for the checks.
 
     Raises:
         UnknownJobError: the job may be queued; the run directory stays.
@@ -42,7 +47,13 @@ def start_run(config: RunConfig, tell: Callable[[str], object]) -> Started:
     plan = plan_in(config, directory)
     check_submission(config, plan, directory, tell)
     plan = ask_cluster(plan, tell)
-    create_run(directory, config, plan)
+    create_run(directory, config if write_model is None else _with_model(config, directory.model), plan)
+    try:
+        if write_model is not None:
+            write_model(directory.model)
+    except (SlurmRLError, KeyboardInterrupt):
+        remove_run(directory)
+        raise
     try:
         submitted = submit_run(directory, plan)
     except UnknownJobError:
@@ -52,6 +63,10 @@ def start_run(config: RunConfig, tell: Callable[[str], object]) -> Started:
         raise
     remember(directory.path, [submitted.job_id])
     return Started(directory, plan, submitted)
+
+
+def _with_model(config: RunConfig, folder: Path) -> RunConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": str(folder)})})
 
 
 def create_stages(configs: Sequence[RunConfig], tell: Callable[[str], object]) -> list[RunDir]:

@@ -3,70 +3,170 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from slurm_rl.__main__ import main
 from slurm_rl.cli import convert
 from slurm_rl.cli import eval as verb
 from slurm_rl.config.load import load_config
 from slurm_rl.config.run import RunConfig
-from slurm_rl.errors import ConfigError
+from slurm_rl.errors import CheckpointError, ConfigError
 from slurm_rl.plan.topology import Demand, place_engines
+from slurm_rl.run_dir import RunDir
+from slurm_rl.runs.recent import remember
+from slurm_rl.runs.start import start_run
 
 WORDS = ["+exp=demo", "+eval.sets.sums.data=addition", "data.train=''"]
 
 
+class Submitted(list[RunConfig]):
+    """Configs of the evaluations that were submitted, and what writes the model of the last one."""
+
+    write_model: Callable[[Path], object] | None = None
+
+    def start_run(self, config: RunConfig, tell: object, write_model: Callable[[Path], object] | None = None) -> None:
+        self.append(config)
+        self.write_model = write_model
+
+
 @pytest.fixture
-def submitted(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
-    found: list[RunConfig] = []
-    monkeypatch.setattr(verb, "start_run", lambda config, tell: found.append(config))
+def submitted(monkeypatch: pytest.MonkeyPatch) -> Submitted:
+    found = Submitted()
+    monkeypatch.setattr(verb, "start_run", found.start_run)
     monkeypatch.setattr(verb, "announce_and_follow", lambda started: 0)
     return found
 
 
-def make_run(folder: Path, *, exported: bool) -> Path:
-    (folder / "export").mkdir(parents=True)
+@pytest.fixture
+def converted(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, Path]]:
+    """(step, folder) of the checkpoints that were converted."""
+    found: list[tuple[int, Path]] = []
+
+    def prepare(run: RunDir, checkpoint: Any) -> Callable[..., object]:
+        return lambda folder, *, is_checked: found.append((checkpoint.step, folder))
+
+    monkeypatch.setattr(convert, "find_checkpoint", lambda folder, step: SimpleNamespace(step=step or 20))
+    monkeypatch.setattr(convert, "prepare", prepare)
+    return found
+
+
+def make_run(folder: Path, *words: str, exported: bool = False) -> Path:
+    folder.mkdir(parents=True)
     (folder / "plan.json").write_text("{}")
+    config = load_config(words or ["+exp=sft_tiny"])
+    (folder / "config.yaml").write_text(yaml.safe_dump(config.model_dump(mode="json")))
     if exported:
+        (folder / "export").mkdir()
         (folder / "export/config.json").write_text("{}")
     return folder
 
 
-def test_it_is_a_run_that_evaluates_alone(submitted: list[RunConfig]) -> None:
+def test_it_is_a_run_that_evaluates_alone(submitted: Submitted) -> None:
     assert main(["eval", *WORDS]) == 0
     assert submitted[0].eval.only and list(submitted[0].eval.sets) == ["sums"]
 
 
-def test_the_directory_of_a_run_stands_for_what_it_exported(submitted: list[RunConfig], tmp_path: Path) -> None:
+def test_the_directory_of_a_run_stands_for_what_it_exported(submitted: Submitted, tmp_path: Path) -> None:
     run = make_run(tmp_path / "sft", exported=True)
     assert main(["eval", *WORDS, "model=hf", f"model.path={run}"]) == 0
     assert submitted[0].model.path == f"{run}/export"
 
 
-def test_a_checkpoint_is_converted_once(
-    submitted: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_eval_converts_a_checkpoint_into_its_own_run_directory(
+    submitted: Submitted, converted: list[tuple[int, Path]], tmp_path: Path
 ) -> None:
-    run, converted = make_run(tmp_path / "grpo", exported=True), list[list[str]]()
-
-    def note(words: list[str]) -> int:
-        converted.append(words)
-        (run / "export-step-20").mkdir()
-        return 0
-
-    monkeypatch.setattr(convert, "find_checkpoint", lambda folder, step: type("Found", (), {"step": step or 20})())
-    monkeypatch.setattr(convert, "run", note)
-    for _ in range(2):
-        assert main(["eval", *WORDS, "model=hf", f"model.path={run}", "--step", "20"]) == 0
-    assert converted == [[str(run), "--step", "20"]]
-    assert [one.model.path for one in submitted] == [f"{run}/export-step-20"] * 2
+    run = make_run(tmp_path / "grpo", exported=True)
+    assert main(["eval", *WORDS, f"model.path={run}", "--step", "20"]) == 0
+    # For the checks it names the model that the run began with; nothing is converted before they pass.
+    assert submitted[0].model.path == f"{run}/model" and converted == [] and submitted.write_model is not None
+    submitted.write_model(tmp_path / "eval/model")
+    assert converted == [(20, tmp_path / "eval/model")]
+    assert not list(run.glob("export-step-*"))
 
 
-def test_a_step_without_a_run_is_refused(submitted: list[RunConfig], capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_checks_before_it_converts_and_leaves_nothing_of_a_refused_run(
+    converted: list[tuple[int, Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "grpo", "+exp=demo")
+    (run / "model").mkdir()
+    sizes = dict.fromkeys(("num_hidden_layers", "num_attention_heads"), 2) | {"hidden_size": 64, "vocab_size": 14}
+    shape = {**sizes, "intermediate_size": 128, "max_position_embeddings": 64, "model_type": "qwen3"}
+    (run / "model/config.json").write_text(json.dumps(shape))
+    words = ["rollout.max_tokens=1024", "+eval.sets.a.data=addition", f"run_dir={tmp_path}/eval"]
+    assert main(["eval", str(run), *words]) == 2
+    assert "max_position_embeddings" in capsys.readouterr().err
+    assert converted == [] and not (tmp_path / "eval").exists()
+
+
+TRAINED = ("+exp=demo", "data.max_prompt_tokens=20", "rollout.max_tokens=9", "rollout.temperature=0.5")
+SET = "+eval.sets.mine.data=addition"
+
+
+def test_eval_of_a_run_takes_over_its_settings(
+    submitted: Submitted, converted: list[tuple[int, Path]], tmp_path: Path
+) -> None:
+    run = make_run(tmp_path / "grpo", *TRAINED, "rollout.num_engines=1", "+eval.sets.own.data=addition")
+    assert main(["eval", str(run), "--step", "80"]) == 0
+    [config] = submitted
+    assert (config.data.max_prompt_tokens, config.rollout.max_tokens, config.rollout.temperature) == (20, 9, 0.5)
+    assert config.reward == load_config(TRAINED).reward and list(config.eval.sets) == ["own"]
+    assert config.data.train == "" and config.rollout.num_engines is None and config.warmup.num_steps == 0
+    assert config.eval.only and config.name == "addition-step-80-eval" and config.model.tiny is None
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "value"),
+    [
+        ([], "rollout.max_tokens", 9),
+        (["rollout.max_tokens=3"], "rollout.max_tokens", 3),
+        (["+reward=math"], "reward.verifiers", {"math": 1.0}),
+        (["+reward.verifiers.math=1"], "reward.verifiers", {"math": 1.0}),
+        (["name=mine"], "name", "mine"),
+    ],
+)
+def test_eval_overrides_win_over_the_run(
+    words: list[str],
+    key: str,
+    value: object,
+    submitted: Submitted,
+    converted: list[tuple[int, Path]],
+    tmp_path: Path,
+) -> None:
+    run = make_run(tmp_path / "grpo", *TRAINED)
+    assert main(["eval", str(run), SET, *words]) == 0
+    found: Any = submitted[0].model_dump(mode="json")
+    for part in key.split("."):
+        found = found[part]
+    assert found == value
+
+
+def test_eval_finds_a_run_by_its_name(submitted: Submitted, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "shared/sort-1", *TRAINED, exported=True)
+    remember(run, ["7"])
+    assert main(["eval", "sort-1", SET]) == 0 and main(["eval", "7", SET]) == 0
+    assert [one.model.path for one in submitted] == [f"{run}/export"] * 2
+
+
+def test_start_run_removes_a_run_whose_model_cannot_be_written(tmp_path: Path) -> None:
+    def fail(folder: Path) -> None:
+        folder.mkdir()
+        raise CheckpointError("broken")
+
+    config = load_config(["+exp=demo", f"run_dir={tmp_path}/eval"])
+    with pytest.raises(CheckpointError):
+        start_run(config, lambda line: None, fail)
+    assert not (tmp_path / "eval").exists()
+
+
+def test_a_step_without_a_run_is_refused(submitted: Submitted, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", *WORDS, "--step", "20"]) == 2
-    assert "--step is of the run that model.path names" in capsys.readouterr().err and not submitted
+    assert "--step needs a run" in capsys.readouterr().err and not submitted
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,24 @@ def test_a_notice_interrupts_it(run: RunDir) -> None:
     assert (end["state"], end["cause"].startswith(RESUME)) == ("interrupted", True)
 
 
+@pytest.mark.parametrize(
+    ("outcome", "step", "stop", "cause"),
+    [
+        ("checkpointed", 30, signal.SIGTERM, "cancelled by the user (SIGTERM); step 30 is saved"),
+        ("checkpointed", -1, signal.SIGINT, "cancelled by the user (SIGINT)"),
+        ("lost", 20, signal.SIGTERM, "cancelled by the user (SIGTERM); not all was saved"),
+        ("finished", 30, signal.SIGTERM, "all steps done"),
+    ],
+)
+def test_controller_calls_a_cancel_that(run: RunDir, outcome: Any, step: int, stop: int, cause: str) -> None:
+    controller = Controller(run, plan(run), Few(run))
+    controller._on_user_stop(stop, None)
+    causes = {"checkpointed": "asked to save; got SIGUSR2", "lost": "not all was saved", "finished": "all steps done"}
+    end = AttemptEnd(outcome, causes[outcome], saved_step=step)
+    controller._end("finish" if outcome == "finished" else "interrupt", [end])
+    assert read_json(run.end)["cause"] == cause
+
+
 def test_a_job_that_is_started_again_after_it_finished_stays_finished(run: RunDir) -> None:
     assert Controller(run, plan(run), Few(run, "finished")).main() == 0
     assert Controller(run, plan(run), Few(run)).main() == 0

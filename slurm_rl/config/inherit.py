@@ -1,0 +1,50 @@
+"""Settings that an evaluation takes over from the run that trained its model. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from slurm_rl.config.reads import find_changed, find_readers
+from slurm_rl.config.run import RunConfig
+
+_INHERITED: Final = (
+    *("data.", "rollout.", "reward.", "env.", "eval.sets"),
+    *("model.dtype", "model.trust_remote_code", "model.min_pixels", "model.max_pixels"),
+)
+_LEFT_OUT: Final = (
+    # Training rows, and how engines share nodes with a policy.
+    *("data.train", "data.train_split", "data.eval", "data.eval_split", "data.num_eval", "data.sources"),
+    *("data.curriculum", "rollout.num_engines", "rollout.tensor_parallel_size", "rollout.colocate"),
+    *("rollout.node_feature", "rollout.max_staleness", "rollout.continuous", "rollout.weight_transfer"),
+    *("rollout.dump", "rollout.replay"),
+)
+
+
+def inherit(tree: dict[str, Any], source: RunConfig, words: Sequence[str]) -> None:
+    """Set in `tree` what decides the results of an evaluation and is not a default in `source`.
+
+    Args:
+        tree: of the evaluation, as composed from `words`.
+        source: config of the run that trained the model.
+        words: overrides; a key, section or preset that they name is left as it is.
+    """
+    said = {word.lstrip("+~").partition("=")[0] for word in words}
+    values = source.model_dump(mode="json")
+    for key, _ in find_changed(source):
+        is_meant = key.startswith(_INHERITED) and not any(_overlap(key, other) for other in _LEFT_OUT)
+        if is_meant and "grpo" in find_readers(key, "grpo") and not any(_overlap(key, other) for other in said):
+            *path, name = key.split(".")
+            of_tree, of_source = tree, values
+            for part in path:
+                of_tree, of_source = of_tree[part], of_source[part]
+            of_tree[name] = of_source[name]
+
+
+def _overlap(key: str, other: str) -> bool:
+    """Return whether one of two dotted keys is the other one or lies below it.
+
+    >>> _overlap("data.train", "data.train"), _overlap("data.train", "data"), _overlap("data.train_split", "data.train")
+    (True, True, False)
+    """
+    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
