@@ -24,6 +24,11 @@ from slurm_rl.report.summary import render_summary, write_summary
 from slurm_rl.run_dir import RunDir, read_json
 
 _STOP_TEXT = "\nStopping: the run saves and leaves (Ctrl-C again to leave it to itself)."
+_LEAVE_TEXT = (
+    "slurm_rl: this command got SIGTERM and ends; the run continues. Next: python -m slurm_rl logs -f {path}; "
+    "to end it: python -m slurm_rl cancel {path}"
+)
+_EXIT_SIGTERM = 128 + signal.SIGTERM
 _POLL_S = 0.05
 _CLOSE_DISPLAY_S = 1.0
 
@@ -38,6 +43,8 @@ def follow_to_the_end(run: RunDir, job: Any) -> int:
     theirs.close()
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # of nohup the user wants that the run goes on
         signal.signal(signal.SIGHUP, stop_like_ctrl_c)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # the head of `node` stops its run instead
+        signal.signal(signal.SIGTERM, _leave)
     try:
         return _wait(run, job, display, ours)
     except KeyboardInterrupt:
@@ -46,8 +53,23 @@ def follow_to_the_end(run: RunDir, job: Any) -> int:
         with contextlib.suppress(OSError):  # the terminal is closed
             tell(_STOP_TEXT)
         return _wait(run, job, display, ours)
+    except _Left:
+        _close_display(ours)
+        path = shlex.quote(str(run.path))
+        with contextlib.suppress(OSError):  # the terminal is closed
+            tell(_LEAVE_TEXT.format(path=path))
+        raise SystemExit(_EXIT_SIGTERM) from None
     finally:
         display.leave()
+
+
+class _Left(BaseException):
+    """SIGTERM: this command ends, the run continues."""
+
+
+def _leave(signum: int, frame: FrameType | None) -> None:
+    signal.signal(signum, signal.SIG_IGN)
+    raise _Left
 
 
 def stop_like_ctrl_c(signum: int, frame: FrameType | None) -> None:

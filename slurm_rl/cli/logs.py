@@ -7,13 +7,15 @@ import time
 from pathlib import Path
 
 from slurm_rl.cli.find import find_run
-from slurm_rl.cli.told import show_plainly
+from slurm_rl.cli.phase import describe_phase
+from slurm_rl.cli.told import show_plainly, tell
 from slurm_rl.cli.words import read_words
 from slurm_rl.errors import ConfigError
 from slurm_rl.job.record import RunState, load_job
 from slurm_rl.launchers.jobs import read_far_log, read_states
 from slurm_rl.run_dir import RunDir
 
+_DRIVER = "driver"
 _READ_EVERY_S = 0.5
 # Slurm is asked seldom: its controller serves everybody.
 _ASK_EVERY_S = 5.0
@@ -29,7 +31,13 @@ def run(words: list[str]) -> int:
     if args.follow:
         return _follow(directory, args.who)
     path = log_path(directory, args.who)
-    if not path.is_file():
+    is_missing = not path.is_file()
+    if args.who == _DRIVER and (is_missing or not path.stat().st_size):
+        state = read_states([directory])[0]
+        phase = describe_phase(directory, time.time()) if state.word == "running" else ""
+        tell(show_plainly(f"# no log of the trainer yet; the run is {state}" + (f"; {phase}" if phase else "")))
+        return 0
+    if is_missing:
         found = ", ".join(sorted(p.stem for p in path.parent.glob("*.log"))) or "none yet"
         state = read_states([directory])[0]
         raise ConfigError(
@@ -52,6 +60,7 @@ def log_path(run: RunDir, who: str) -> Path:
 def _follow(run: RunDir, who: str) -> int:
     path, offset = log_path(run, who), 0
     state, asked = _ask(run, None), time.monotonic()
+    phase = ""
     while True:
         is_last = not state.is_alive or run.end.is_file()
         if (newest := log_path(run, who)) != path:
@@ -59,12 +68,19 @@ def _follow(run: RunDir, who: str) -> int:
             _copy(path, offset)
             path, offset = newest, 0
         offset = _copy(path, offset)
+        if not offset and (news := _phase_without_age(run)) != phase:
+            phase = news
+            tell(show_plainly(f"# {phase}"))
         if is_last:
             _ask(run, state)
             return 0
         time.sleep(_READ_EVERY_S)
         if time.monotonic() - asked > _ASK_EVERY_S:
             state, asked = _ask(run, state), time.monotonic()
+
+
+def _phase_without_age(run: RunDir) -> str:
+    return describe_phase(run, time.time()).rpartition(" (for ")[0]
 
 
 def _ask(run: RunDir, before: RunState | None) -> RunState:

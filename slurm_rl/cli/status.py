@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_rl.cli.find import find_target, open_target
+from slurm_rl.cli.phase import describe_phase
 from slurm_rl.cli.status_picture import draw_runs
 from slurm_rl.cli.status_results import describe_results
 from slurm_rl.cli.status_table import STYLES, RunLine, format_age, join_row, render_runs
@@ -158,6 +159,8 @@ def render_status(run: RunDir) -> str:
     lines = [f"run     {run.path}", f"state   {state}"]
     if job:
         lines.append(f"job     {job.job_id} ({job.launcher})")
+    if state.word == "running" and (phase := describe_phase(run, time.time())):
+        lines.append(f"phase   {phase}")
     if last:
         lines += _tell_row(last, find_total(run), is_alive=state.is_alive, now=time.time())
     lines += describe_results(run)

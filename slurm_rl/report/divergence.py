@@ -60,12 +60,10 @@ def _curves(rows: Sequence[Row], num_held_out: int) -> Iterator[tuple[str, list[
         if points:
             yield f"held-out accuracy ({kind})", points
     for name, results in read_results(rows).items():
-        scored = [(result, key) for result in results if (key := find_average(result)) is not None]
+        scored = [(result, average) for result in results if (average := find_average(result)) is not None]
         if scored:
-            yield (
-                f"{scored[0][1]} of the set {name}",
-                [_Point(int(one["step"]), one[key], one.get(f"{key}_error", 0.0) / 1.96) for one, key in scored],
-            )
+            points = [_Point(int(one["step"]), one[key], one.get(f"{key}_error", 0.0) / 1.96) for one, key in scored]
+            yield f"{scored[0][1]} of the set {name}", points
 
 
 def _mean_reward(rows: Sequence[Row], step: int, *, first: bool) -> float | None:

@@ -37,6 +37,7 @@ PHRASES: dict[str, str] = {
     "ray/head_ready": "Ray head is up",
     "torchrun/started": "torchrun started on the head node",
     "ray/cluster_ready": "Ray cluster is complete",
+    "workers/loading": "loading weights",
     "engine/ready": "rollout engine is ready",
     "engine/replaced": "a rollout engine was replaced",
     "reward/sandbox": "code of completions is confined",

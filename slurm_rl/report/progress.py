@@ -28,11 +28,11 @@ STAGES: dict[str, str] = {
     "node/started": "starting the processes",
     "ray/head_ready": "waiting for all nodes to join Ray",
     "torchrun/started": "waiting for all ranks",
-    "ray/cluster_ready": "loading engines",
-    "engine/ready": "loading engines",
+    "ray/cluster_ready": "loading the model",
+    "engine/ready": "rollout engines are ready",
     "eval/started": "evaluating",
     "trainer/started": "starting to train",
-    "trainer/resumed": "going on from the checkpoint",
+    "trainer/resumed": "resuming from the checkpoint",
     "trainer/finished": "finished",
 }
 """What comes next after each event; other kinds leave the stage as it is."""
@@ -68,6 +68,8 @@ class Progress:
             self.num_steps = int(event.get("num_steps", 0))
         if kind == "attempt/ended":
             self._enter(f"attempt ended: {event.get('outcome', 'unknown')}")
+        elif kind == "workers/loading":
+            self._enter(f"loading weights, {event.get('ready')} of {event.get('of')} {event.get('who')} ready")
         elif kind in STAGES:
             self._enter(STAGES[kind])
 
@@ -133,6 +135,8 @@ def render_row(step: int, stage: str, numbers: Mapping[str, float], stamp: float
 
 REFRESH_S = 0.25
 LINE_EVERY_S = 5.0
+WAIT_LINE_EVERY_S = 15.0
+"""Longest silence of a log before the first step."""
 LINE_EVERY_STEPS = 10
 
 Show = Callable[[list[Row]], None]
@@ -186,12 +190,17 @@ class PlainDisplay:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._printed_at = 0.0
+        self._printed_at = self._entered_at = time.monotonic()
         self._printed = ("", 0)
 
     def __call__(self, events: list[Row]) -> None:
+        now = time.monotonic()
         for event in events:
             print(render_event(event), flush=True)
+            self._printed_at = self._entered_at = now
+        if not self._progress.total and now - self._printed_at >= WAIT_LINE_EVERY_S:
+            print(f"{self._progress.stage} (for {format_seconds(now - self._entered_at)})", flush=True)
+            self._printed_at = now
         if self._is_due():
             progress = self._progress
             self._printed = (progress.stage, progress.done)

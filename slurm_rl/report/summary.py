@@ -168,7 +168,8 @@ def _lines(summary: dict[str, Any]) -> Iterable[tuple[str, str]]:
     if summary["tokens_per_s"] is not None:
         yield "tokens/s", f"{summary['tokens_per_s']:,.0f}"
     yield "time", format_seconds(summary["wall_s"])
-    yield "", ", ".join(f"{phase} {part['share']:.0%}" for phase, part in summary["time"].items())
+    if summary["time"]:
+        yield "", ", ".join(f"{phase} {part['share']:.0%}" for phase, part in summary["time"].items())
     if summary.get("goodput"):
         yield "held", summary["goodput"]["sentence"]
     yield from summary["paths"].items()

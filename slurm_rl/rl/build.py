@@ -207,10 +207,20 @@ def choose_places(cluster: Cluster, role: str) -> list[tuple[ActorPlan, WorkerRa
     return [(actor, WorkerRank(actor.index, len(actors), address, port, actor.num_threads)) for actor in actors]
 
 
-def wait_until_ready(cluster: Cluster, actors: Sequence[Actor], timeout_s: float, what: str) -> None:
-    """Return when all of them are up.
+def wait_until_ready(cluster: Cluster, actors: Sequence[Actor], timeout_s: float, who: str, run: RunDir) -> None:
+    """Return when all of them are up; events say how many are.
+
+    Args:
+        who: what they are, such as "rollout engines".
 
     Raises:
         TrainingError: one died or was silent at the deadline; it is named.
     """
-    cluster.gather([(actor, actor.handle.ready.remote()) for actor in actors], timeout_s=timeout_s, what=what)
+
+    def report(count: int) -> None:
+        append_event(run, "workers/loading", who=who, ready=count, of=len(actors))
+        print(f"loading weights, {count} of {len(actors)} {who} ready", flush=True)
+
+    report(0)
+    calls = [(actor, actor.handle.ready.remote()) for actor in actors]
+    cluster.gather(calls, timeout_s=timeout_s, what=f"starting the {who}", on_ready=report)

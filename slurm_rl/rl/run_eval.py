@@ -52,7 +52,7 @@ def evaluate_alone(
     starts = functools.partial(start_engine, cluster, config, model_path, prompts)
     care = EngineCare(cluster, engines, starts, run, attempt, start_timeout_s=start_timeout_s)
     sampler = build_sampler(cluster, engines, config, care)
-    wait_until_ready(cluster, engines, start_timeout_s, "starting the rollout engines")
+    wait_until_ready(cluster, engines, start_timeout_s, "rollout engines", run)
     append_event(run, "engine/ready", num_engines=len(engines))
     cluster.while_waiting = care.check
     measured = read_rows(run.metrics) if run.metrics.is_file() else []

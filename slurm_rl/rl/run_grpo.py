@@ -111,7 +111,7 @@ def _start_models(
     critic = start_critic(cluster, config)
     groups = [policy, reference, *([critic.workers] if critic else [])]
     models = {worker.name: worker for group in groups for worker in group.workers}
-    wait_until_ready(cluster, [*models.values()], config.rollout.start_timeout_s, "starting the policy")
+    wait_until_ready(cluster, [*models.values()], config.rollout.start_timeout_s, "policy workers", run)
     tell_rows(run, "policy", policy.note_rows(policy.call("check_rows")))
     append_event(run, "trainer/started", warmup_steps=config.warmup.num_steps, num_steps=config.trainer.num_steps)
     return policy, reference, critic
@@ -166,7 +166,7 @@ def _train(
     sampler = build_sampler(cluster, engines, config, care)
 
     def wait_for_engines() -> None:
-        wait_until_ready(cluster, engines, start_timeout_s, "starting the rollout engines")
+        wait_until_ready(cluster, engines, start_timeout_s, "rollout engines", run)
         append_event(run, "engine/ready", num_engines=len(engines))
 
     if config.rollout.colocate:

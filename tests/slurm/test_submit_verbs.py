@@ -43,7 +43,7 @@ def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
         assert cli(cluster, shared_dir, "cancel", str(run)).returncode == 0
         out, err = following.communicate(timeout=120)
     assert "trainer of attempt 1 goes on after step 0" in out
-    assert err.splitlines()[-1] == "# interrupted"
+    assert err.splitlines()[-1].startswith("# interrupted: cancelled by the user (SIGTERM)")
     assert wait_for_end(run)["state"] == "interrupted"
     resume_twice_at_once(cluster, run)
     assert job_id(run) != first
@@ -52,6 +52,13 @@ def test_the_life_of_a_run(cluster: Cluster, shared_dir: Path) -> None:
     wait_for_step(run, attempt=2)
     (run / "finish").touch()
     assert wait_for_end(run)["state"] == "finished"
+    # Without a name, and by name and job id, from a folder that knows nothing of the run.
+    elsewhere = shared_dir / "elsewhere"
+    elsewhere.mkdir()
+    for words in ([], [run.name], [job_id(run)]):
+        assert f"run     {run}" in cli(cluster, elsewhere, "status", *words).stdout
+    wait_until((run / "report.html").is_file, "the controller to write the report")
+    assert json.loads((run / "summary.json").read_text())["state"] == "finished"
     assert "attempt 2" in cli(cluster, shared_dir, "logs", str(run)).stdout
     assert "not running" in cli(cluster, shared_dir, "cancel", str(run)).stderr
 

@@ -55,7 +55,8 @@ def test_a_model_of_sft_is_measured_the_same_twice_and_a_checkpoint_of_it_too(tm
     assert found["set/sums/prompts"] == 25 and found["set/sums/avg@4"] > 0
     assert measured(tmp_path, "again") == found
     # Of one checkpoint, the newest, the numbers are those of the export.
-    run(tmp_path, "eval", *words, "--step", "60", "run_dir=runs/step")
+    named = ("eval", "runs/sft", "--step", "60", *words[2:])
+    run(tmp_path, *named, "run_dir=runs/step")
     assert (tmp_path / "runs/step/model/config.json").is_file()
     assert not list((tmp_path / "runs/sft").glob("export-step-*"))
     assert measured(tmp_path, "step") == found

@@ -114,13 +114,20 @@ class Cluster:
         return {} if variable is None else {variable: ",".join(self.nodes.gpu_names(actor))}
 
     def gather(
-        self, calls: Sequence[tuple[Actor, Any]], *, timeout_s: float, what: str, stoppable: bool = True
+        self,
+        calls: Sequence[tuple[Actor, Any]],
+        *,
+        timeout_s: float,
+        what: str,
+        stoppable: bool = True,
+        on_ready: Callable[[int], None] = lambda count: None,
     ) -> list[Any]:
         """Results of remote calls in order.
 
         Args:
             calls: (actor, object reference) pairs.
             stoppable: raise StopRequested as soon as a stop signal comes; false while weights change.
+            on_ready: is given the number of results so far, each time there are more.
 
         Raises:
             TrainingError: an actor died, raised, or was silent at the deadline; it is named.
@@ -145,6 +152,8 @@ class Cluster:
                     if isinstance(failure, ActorLost):
                         failure.handle = next(actor.handle for actor, of in calls if of == reference)
                     raise failure from None
+            if ready:
+                on_ready(len(results))
             if pending and time.monotonic() > deadline:
                 raise TrainingError(
                     f"{what} must end within {timeout_s:g} s",

@@ -31,8 +31,8 @@ def test_the_stage_follows_the_events() -> None:
         "waiting for the job to start",
         "starting the nodes",
         "starting the processes",
-        "loading engines",
-        "loading engines",
+        "loading the model",
+        "loading the model",
     ]
 
 
