@@ -98,13 +98,36 @@ class LoraConfig(Section):
     alpha: PositiveFloat = 64.0
     """The update is scaled by alpha / rank."""
     target_modules: tuple[str, ...] | Literal["all-linear"] = "all-linear"
-    """Last parts of the names of the linear layers to adapt, such as q_proj; all-linear: all but the output head."""
+    """Last parts of the names of the linear layers to adapt, such as q_proj. all-linear: all of them, also those of a
+    vision tower, except the output head, routers, what state-space kernels read (x_proj, dt_proj, out_proj), and fused
+    experts, which are not linear layers; the event trainer/adapters says what share of the weights that is."""
     export: Literal["merged", "adapter"] = "merged"
     """What the run leaves: a whole model with the adapters merged in, or the adapters alone as peft loads them."""
 
     def problems(self) -> Iterator[str]:
         if not self.target_modules:
             yield "target_modules must name a linear layer; got []. Next: target_modules=all-linear"
+
+    def choose_targets(self, linear: set[str], model: str) -> set[str]:
+        """Return those of `linear`, the last parts of the names of a model's linear layers, that get adapters.
+
+        Raises:
+            ConfigError: there are none, or a target is not one of them.
+        """
+        if not linear:
+            raise ConfigError(
+                "model.lora needs linear layers (torch's nn.Linear), which this model does not have",
+                seen=model,
+                action="train all weights with model.lora=null, or choose another model.path",
+            )
+        wanted = linear if self.target_modules == "all-linear" else set(self.target_modules)
+        if unknown := sorted(wanted - linear):
+            raise ConfigError(
+                "model.lora.target_modules must name linear layers of the model other than its output head",
+                seen=", ".join(unknown),
+                action=f"choose from {', '.join(sorted(linear))}, or all-linear",
+            )
+        return wanted
 
     @property
     def scaling(self) -> float:

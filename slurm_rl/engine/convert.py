@@ -21,9 +21,10 @@ from transformers.utils import logging
 
 from slurm_rl.checkpoints.folders import written_beside
 from slurm_rl.config.model import ModelConfig
+from slurm_rl.engine.completeness import check_complete
 from slurm_rl.engine.export import copy_processors, publish, write_shards
-from slurm_rl.engine.load_model import load_tokenizer, model_class
-from slurm_rl.engine.lora import merge_into_base, plain_name, read_base
+from slurm_rl.engine.load_model import load_model, load_tokenizer, model_class, open_model
+from slurm_rl.engine.lora import merge_into_base, plain_name
 from slurm_rl.engine.saved_weights import read_parameters
 from slurm_rl.errors import CheckpointError
 from slurm_rl.meter import Advance, measure
@@ -52,11 +53,13 @@ def convert_checkpoint(
         module = _class_of(config).from_config(config, trust_remote_code=model.trust_remote_code)
 
     def read() -> Iterator[tuple[str, Tensor]]:
-        return _check_all(_read_model(policy, model_path, model), module, model, model_path)
+        return _check_all(_read_model(policy, model_path, model, module), module, model, model_path)
 
     with written_beside(out) as beside:
         with measure("converting parameters", _count_bytes(module, model.dtype)) as advance:
-            count = write_shards(beside, _tell_size(publish(module, read()), advance), max_shard_bytes)
+            shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+            published = publish(module, read(), shapes)
+            count = write_shards(beside, _tell_size(published, advance), max_shard_bytes)
         config.save_pretrained(beside)
         load_tokenizer(model_path, trust_remote_code=model.trust_remote_code).save_pretrained(beside)
         copy_processors(model_path, beside)
@@ -86,33 +89,41 @@ def _check_all(
     Raises:
         CheckpointError: one is missing, of another shape, or not of this model.
     """
-    # Each parameter under the first of its names.
-    wanted = {name: parameter.shape for name, parameter in module.named_parameters()}
-    dtype, adapted = getattr(torch, model.dtype), model.lora is not None
-    for name, tensor in tensors:
-        if adapted and name not in wanted:
-            continue  # a base may hold a tied weight under both names
-        if (shape := wanted.pop(name, None)) != tensor.shape:
-            raise CheckpointError(
-                f"the checkpoint must be of the model in {model_path}",
-                seen=f"{name} of shape {list(tensor.shape)}, there {'none' if shape is None else list(shape)}",
-                action="name the run whose config made the checkpoint",
-            )
-        yield name, tensor.to(dtype)
-    if wanted:
-        raise CheckpointError(
-            "the checkpoint must hold every parameter of the model", seen="no " + ", ".join(sorted(wanted)[:4])
-        )
+    # Each parameter under the first of its names, and the buffers that are saved.
+    tied = {name for name, _ in module.named_parameters(remove_duplicate=False)} - dict(
+        module.named_parameters()
+    ).keys()
+    wanted = {name: tensor.shape for name, tensor in module.state_dict().items() if name not in tied}
+    rule, action = "the checkpoint must be of the model", "name the run whose config made the checkpoint"
+    for name, tensor in check_complete(tensors, wanted, CheckpointError, rule, seen=model_path, action=action):
+        yield name, tensor.to(_dtype(model))
 
 
-def _read_model(policy: Path, model_path: str, model: ModelConfig) -> Iterator[tuple[str, Tensor]]:
-    """Parameters by the plain model's names; adapters merged into the base that they were trained over."""
+def _read_model(policy: Path, model_path: str, model: ModelConfig, module: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and saved buffers by the plain model's names, adapters merged into their base."""
+    seed = 0 if hasattr(module, "score") else None
+    # Routers of some mixtures have a bias that is a buffer. It is not trained, so it is the base's.
+    buffers = module.state_dict().keys() - {name for name, _ in module.named_parameters(remove_duplicate=False)}
     if model.lora is None:
         yield from read_parameters(policy)
+        if buffers:
+            base = load_model(model_path, model, score_seed=seed)
+            yield from ((name, tensor) for name, tensor in base.named_buffers() if name in buffers)
         return
     adapters = {plain_name(name): tensor for name, tensor in read_parameters(policy)}
-    base = read_base(model.init_from or model_path, getattr(torch, model.dtype))
-    yield from merge_into_base(base, adapters, model.lora.scaling, torch.device("cpu"))
+    # Its own names, which the adapters have too: in the files some families have others.
+    base, files = open_model(model_path, model, score_seed=seed)
+    wanted = [*base.named_parameters(), *((name, tensor) for name, tensor in base.named_buffers() if name in buffers)]
+    tensors = (
+        (name, (files.read(name) if files is not None and tensor.is_meta else tensor.detach()).to(_dtype(model)))
+        for name, tensor in wanted
+    )
+    yield from merge_into_base(tensors, adapters, model.lora.scaling, torch.device("cpu"))
+
+
+def _dtype(model: ModelConfig) -> torch.dtype:
+    found: torch.dtype = getattr(torch, model.dtype)
+    return found
 
 
 def _make_reward_model(config: Any, model_path: str, model: ModelConfig) -> None:
@@ -166,9 +177,9 @@ def require_same_logits(
 @torch.no_grad()
 def _fill(model_class: Any, config: Any, source: Iterable[tuple[str, Tensor]], trust_remote_code: bool) -> Any:
     model = model_class.from_config(config, trust_remote_code=trust_remote_code).float()
-    parameters = dict(model.named_parameters())
+    state = model.state_dict()
     for name, tensor in source:
-        parameters[name].copy_(tensor)
+        state[name].copy_(tensor)
     return model
 
 

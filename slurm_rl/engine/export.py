@@ -59,9 +59,15 @@ def write_shards(folder: Path, tensors: Iterable[tuple[str, Tensor]], max_bytes:
     return count
 
 
-def publish(module: PreTrainedModel, state: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors as they are published, one by one where the model allows that, else all at once."""
-    if not goes_one_by_one(module, {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}):
+def publish(
+    module: PreTrainedModel, state: Iterable[tuple[str, Tensor]], shapes: Mapping[str, Sequence[int]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors as they are published, one by one where the model allows that, else all at once.
+
+    Args:
+        shapes: of all tensors by `state_dict()` name; those of `module` may have adapters, which no conversion matches.
+    """
+    if not goes_one_by_one(module, shapes):
         yield from revert_weight_conversion(module, dict(state)).items()
         return
     for name, tensor in state:
@@ -72,7 +78,7 @@ def goes_one_by_one(module: PreTrainedModel, shapes: Mapping[str, Sequence[int]]
     """Whether each tensor is published without knowing the others, as all are that are at most renamed or split."""
     if not getattr(module, "_weight_conversions", True):
         return True
-    empty = {name: torch.empty(*shape, device="meta") for name, shape in shapes.items()}
+    empty = {name: torch.empty(tuple(shape), device="meta") for name, shape in shapes.items()}
     try:
         apart = [one for name in empty for one in revert_weight_conversion(module, {name: empty[name]}).items()]
         together = revert_weight_conversion(module, dict(empty))
@@ -100,6 +106,7 @@ def export_model(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     *,
+    shapes: Mapping[str, Sequence[int]],
     processors_of: str,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
@@ -108,6 +115,7 @@ def export_model(
     Args:
         module: gives the architecture; its own parameters may be shards and are not read.
         state: whole tensors by `state_dict()` name.
+        shapes: of the same tensors.
         processors_of: the model whose image processor goes with it.
     """
     aliases = module.all_tied_weights_keys  # of a tied parameter one name is written
@@ -119,7 +127,7 @@ def export_model(
         finally:
             module.config.use_cache = False
         (beside / SAFE_WEIGHTS_NAME).unlink(missing_ok=True)  # of no tensors
-        write_shards(beside, publish(module, kept), max_shard_bytes)
+        write_shards(beside, publish(module, kept, shapes), max_shard_bytes)
         tokenizer.save_pretrained(beside)
         copy_processors(processors_of, beside)
 

@@ -33,6 +33,7 @@ from transformers.utils import cached_file, logging
 
 from slurm_rl.config.model import ModelConfig
 from slurm_rl.engine.attention import name_to_load, settle_attention
+from slurm_rl.engine.completeness import require_fit
 from slurm_rl.engine.distributed import get_rank
 from slurm_rl.engine.reward_model import allow_new_head, draw_head, score_every_token
 from slurm_rl.engine.vision import has_vision
@@ -62,8 +63,6 @@ def clear_dropout_layers(model: PreTrainedModel) -> None:
 
 # What transformers says of files that lack tensors which it joins, such as one of a mixture's experts.
 _NO_CONVERSION = "automatic conversion"
-# How many misfitting parameter names an error shows.
-_SHOWN_NAMES = 4
 MAY_BE_ABSENT = {
     "_raise_exceptions_for_missing_entries": False,
     "_raise_exceptions_for_connection_errors": False,
@@ -107,7 +106,7 @@ def load_model(
         if allow_new_head(loaded):
             draw_head(model, score_seed)
         score_every_token(model)
-    _require_fit(loaded, field, str(weights))
+    require_fit(loaded, field, str(weights))
     return _prepare(model, config, any_mask)
 
 
@@ -249,22 +248,3 @@ def _prepare(model: PreTrainedModel, config: ModelConfig, any_mask: bool) -> Pre
     if config.gradient_checkpointing is True:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return model.train()
-
-
-def _require_fit(loaded: dict[str, Any], field: str, seen: str) -> None:
-    misfits = {
-        "missing": sorted(loaded["missing_keys"]),
-        "not of this model": sorted(loaded["unexpected_keys"]),
-        "of another shape": sorted(f"{name} {list(a)} for {list(b)}" for name, a, b in loaded["mismatched_keys"]),
-    }
-    found = [f"{len(names)} {kind}: {_shorten(names)}" for kind, names in misfits.items() if names]
-    if found:
-        raise ConfigError(
-            f"the weights of {field} must be those of the architecture in model.path ({'; '.join(found)})",
-            seen=seen,
-            action=f"point {field} at weights of the same architecture and size",
-        )
-
-
-def _shorten(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")

@@ -1,13 +1,13 @@
-"""Low-rank adapters: which layers get them, and how they become weights again.
+"""Low-rank adapters: choose the layers, add adapters, and merge them into plain weights.
 
-peft puts them into the model in place, so a layer q_proj [out, in] is then
+Adapters go on linear layers only. A layer q_proj [out, in] becomes peft's
 
     q_proj.base_layer.weight   [out, in]   frozen
     q_proj.lora_A.default.weight [r, in]   trained, float32
-    q_proj.lora_B.default.weight [out, r]  trained, float32; zeros at first
+    q_proj.lora_B.default.weight [out, r]  trained, float32; starts as zeros
 
-and outside this engine the names are those of the plain model, with `q_proj.lora_A.weight` for an adapter. The head
-`score.weight` of a reward model is new, so it is trained whole with the adapters and goes where they go.
+Outside this engine the names are those of the plain model, with `q_proj.lora_A.weight` for an adapter. The head
+`score.weight` of a reward model is new. It is trained whole and travels with the adapters.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slurm_rl.config.model import LoraConfig, ModelConfig
+from slurm_rl.config.model import LoraConfig
+from slurm_rl.engine.lora_layers import AdaptedLayers, choose_layers
 from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir import read_json
 
@@ -31,69 +32,38 @@ _HEAD = "score."
 _OUR_NAME = re.compile(r"\.lora_(A|B)\.weight$")
 
 
-def add_adapters(model: Any, config: LoraConfig, seed: int) -> list[str]:
-    """Freeze `model` and put adapters into it; equal seeds give equal adapters, whatever the rank drew before.
-
-    Returns:
-        The targets, as `choose_targets` says.
+def add_adapters(model: Any, config: LoraConfig, seed: int) -> AdaptedLayers:
+    """Freeze `model` and add adapters. Equal seeds give equal adapters on every rank.
 
     Raises:
-        ConfigError: a target is no linear layer of this model.
+        ConfigError: a target is not a linear layer of this model, or peft could not load the export.
     """
-    from peft import LoraConfig as PeftConfig
-    from peft import inject_adapter_in_model
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import Linear
 
-    targets = choose_targets(model, config)
+    layers = choose_layers(model, config)
+    peft_config = _build_peft_config(config, layers.names)
     with torch.random.fork_rng(devices=[]):
-        inject_adapter_in_model(
-            PeftConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=targets),
-            model,
-            adapter_name=_ADAPTER,
-        )
+        # Built one by one: peft's own injection matches names by suffix, and adapts fused experts of equal names.
+        for name in layers.names:
+            base = model.get_submodule(name)
+            model.set_submodule(
+                name, Linear(base, _ADAPTER, config=peft_config, r=config.rank, lora_alpha=config.alpha)
+            )
         torch.manual_seed(seed)
-        for layer in (module for module in model.modules() if isinstance(module, LoraLayer)):
-            # In an empty model peft has put them on the meta device, too.
-            layer.lora_A.to_empty(device="cpu")
-            layer.lora_B.to_empty(device="cpu")
+        for name in layers.names:
+            layer = model.get_submodule(name)
+            for adapter in (layer.lora_A, layer.lora_B):
+                adapter.to_empty(device="cpu").float()  # peft creates them where, and in the type that, the base is
             layer.reset_lora_parameters(_ADAPTER, init_lora_weights=True)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_trained(name))
-    return targets
+    return layers
 
 
-def choose_targets(model: Any, config: LoraConfig) -> list[str]:
-    """Last parts of the names of the layers to adapt.
+def _build_peft_config(config: LoraConfig, names: list[str], **fields: Any) -> Any:
+    from peft import LoraConfig as PeftConfig
 
-    Raises:
-        ConfigError: a target is no linear layer of this model; the message names those that are.
-    """
-    head = model.get_output_embeddings() or getattr(model, "score", None)
-    # The head is left out: it may share its weights with the embedding, and it is never run as a layer here.
-    linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
-    wanted = sorted(linear) if config.target_modules == "all-linear" else list(config.target_modules)
-    unknown = [name for name in wanted if name not in linear]
-    if unknown:
-        raise ConfigError(
-            "model.lora.target_modules must name linear layers of the model other than its output head",
-            seen=", ".join(unknown),
-            action=f"choose of {', '.join(sorted(linear))}, or all-linear",
-        )
-    return wanted
-
-
-def check_targets(model_path: str, config: ModelConfig) -> None:
-    """Raise ConfigError for targets that the model of this folder has not, without reading its weights."""
-    from transformers import AutoConfig
-
-    from slurm_rl.engine.load_model import model_class
-
-    if config.lora is None:
-        return
-    architecture = AutoConfig.from_pretrained(model_path, trust_remote_code=config.trust_remote_code)
-    with torch.device("meta"):
-        model = model_class(architecture).from_config(architecture, trust_remote_code=config.trust_remote_code)
-    choose_targets(model, config.lora)
+    return PeftConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=0.0, target_modules=names, **fields)
 
 
 def is_adapter(name: str) -> bool:
@@ -203,23 +173,21 @@ def read_base(path: str | Path, dtype: torch.dtype) -> Iterator[tuple[str, Tenso
                 yield name, opened.get_tensor(name).to(dtype)
 
 
-def save_adapter(folder: Path, state: dict[str, Tensor], config: LoraConfig, targets: list[str], base: str) -> None:
+def save_adapter(folder: Path, state: dict[str, Tensor], config: LoraConfig, names: list[str], base: str) -> None:
     """Write adapter_model.safetensors and adapter_config.json into an existing folder, for peft and vLLM.
 
     Args:
         state: adapters under our names, and the head of a reward model.
+        names: full names of the adapted layers.
     """
-    from peft import LoraConfig as PeftConfig
     from safetensors.torch import save_file
 
     heads = ["score"] if any(name.startswith(_HEAD) for name in state) else None
     tensors = {f"base_model.model.{name}": tensor.contiguous() for name, tensor in state.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    PeftConfig(
-        r=config.rank,
-        lora_alpha=config.alpha,
-        lora_dropout=0.0,
-        target_modules=targets,
+    _build_peft_config(
+        config,
+        names,
         base_model_name_or_path=base,
         task_type="SEQ_CLS" if heads else "CAUSAL_LM",
         modules_to_save=heads,

@@ -27,15 +27,18 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.disk import describe_disk, naming, next_action
 from slurm_rl.engine import distributed, lora
 from slurm_rl.engine.backend import build_backend, splits_parameters
+from slurm_rl.engine.completeness import check_complete
 from slurm_rl.engine.export import export_model
 from slurm_rl.engine.forward import DUMMY, RowReader
 from slurm_rl.engine.load_model import load_model, load_tokenizer, open_model
+from slurm_rl.engine.published_names import name_layers_in_files
 from slurm_rl.engine.row_check import check_rows
 from slurm_rl.engine.row_layout import require_maskable
 from slurm_rl.engine.saved_weights import build_layout, require_layout
 from slurm_rl.engine.shards import load_rng, save_rng
 from slurm_rl.engine.stopwatch import Stopwatch, Yardstick
 from slurm_rl.engine.vision import load_image_reader
+from slurm_rl.engine.weight_files import WeightFiles
 from slurm_rl.errors import CheckpointError, TrainingError
 from slurm_rl.math.logprobs import compute_token_hits, compute_token_logprobs
 from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
@@ -89,7 +92,8 @@ class PolicyEngine:
             files = None
         if self.scores and module.config.pad_token_id is None:
             module.config.pad_token_id = self.tokenizer.pad_token_id  # whom a classifier pools by
-        self.lora_targets = [] if model.lora is None else lora.add_adapters(module, model.lora, seed)
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+        self.adapted = None if model.lora is None else lora.add_adapters(module, model.lora, seed)
         self.backend = build_backend(module, policy, optim, files)
         if policy.share_prompts:
             require_maskable(self.module.config)
@@ -213,8 +217,15 @@ class PolicyEngine:
 
         Args:
             place: every rank yields its tensors there, in place of rank 0 on CPU.
+
+        Raises:
+            CheckpointError: after the last tensor, if they are not those of the plain model.
         """
-        return self._merge(self.backend.full_state(place=place))
+        state = self._merge(self.backend.full_state(place=place))
+        if place is None and distributed.get_rank() != 0:
+            return state
+        rule = "the weights to export or send must be those of the model"
+        return check_complete(state, self._shapes, CheckpointError, rule, seen=self.model_folder, action="report a bug")
 
     def empty_state(self) -> Iterator[tuple[str, Tensor]]:
         """What `full_state` yields, in its order, on the meta device: names, types and shapes; of this rank alone."""
@@ -230,12 +241,21 @@ class PolicyEngine:
         return state if config is None else lora.merge_state(state, config.scaling)
 
     def adapter_state(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
-        """The same of the adapters alone, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight`.
+        """Yield the adapters, float32, as `q_proj.lora_A.weight` [r, in] and `q_proj.lora_B.weight` [out, r].
 
-        Of a reward model with its head.
+        A reward model's head comes with them.
         """
         state = self.backend.full_state(lora.is_trained, place)
         return ((lora.plain_name(name), tensor) for name, tensor in state)
+
+    def adapters_to_send(self, place: torch.device | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Yield `adapter_state()` under the names that the layers have in the files of the base."""
+        assert self.adapted is not None
+        base = self.model_config.init_from or self.model_folder
+        named = name_layers_in_files(self.module, self._shapes, self.adapted.names, WeightFiles(base).file_of)
+        for name, tensor in self.adapter_state(place):
+            layer, kind = name.rsplit(".lora_", 1)
+            yield f"{named[layer]}.lora_{kind}", tensor
 
     def save(self, folder: Path, *, background: bool = False) -> list[Path]:
         """Write this rank's part of a checkpoint into an existing folder that all ranks share.
@@ -278,7 +298,9 @@ class PolicyEngine:
         state = self.full_state()
         try:
             if distributed.get_rank() == 0:
-                export_model(self.module, state, self.tokenizer, folder, processors_of=self.model_folder)
+                export_model(
+                    self.module, state, self.tokenizer, folder, shapes=self._shapes, processors_of=self.model_folder
+                )
         finally:
             for _ in state:  # gathering is collective: nobody may leave before the last tensor
                 pass
@@ -291,11 +313,11 @@ class PolicyEngine:
     def export_adapter(self, folder: Path) -> None:
         """Write the adapters alone, for peft, and the tokenizer; whole or not at all; from rank 0."""
         config, state = self.model_config.lora, dict(self.adapter_state())
-        assert config is not None
+        assert config is not None and self.adapted is not None
         if distributed.get_rank() == 0:
             base = self.model_config.init_from or self.model_folder
             with written_beside(folder) as beside:
-                lora.save_adapter(beside, state, config, self.lora_targets, base)
+                lora.save_adapter(beside, state, config, self.adapted.names, base)
                 self.tokenizer.save_pretrained(beside)
 
 

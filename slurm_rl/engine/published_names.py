@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
@@ -22,6 +23,8 @@ from transformers.core_model_loading import (
     WeightRenaming,
     rename_source_key,
 )
+
+from slurm_rl.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -35,11 +38,9 @@ class Published:
 
 def find_published(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Published] | None:
     """Parameter to its tensors, of the `names` in the files; None where they are joined or split in another way."""
-    changes = get_model_conversion_mapping(model)
-    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
-    converters = [change for change in changes if isinstance(change, WeightConverter)]
-    state, plain = model.state_dict(), {}
+    plain: dict[str, Published] = {}
     joined: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    (renamings, converters), state = _read_conversions(model), model.state_dict()
     for name in names:
         own, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, state)
         if pattern is not None:
@@ -51,6 +52,40 @@ def find_published(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Pu
     found = {own: _join(converters, parts) for own, parts in joined.items()}
     complete = {own: published for own, published in found.items() if published is not None}
     return {**plain, **complete} if len(complete) == len(found) and not plain.keys() & found.keys() else None
+
+
+def name_layers_in_files(
+    model: PreTrainedModel, state: Mapping[str, Any], layers: Iterable[str], names: Iterable[str]
+) -> dict[str, str]:
+    """Return the name in the files of each of `layers`, such as `visual.merger.mlp.0` of `model.visual.merger.mlp.0`.
+
+    Args:
+        state: the names of the plain model's `state_dict()`; `model` may have adapters.
+        names: all tensors in the files.
+
+    Raises:
+        ConfigError: the files hold the weight of a layer joined with others, or not at all.
+    """
+    renamings, converters = _read_conversions(model)
+    found: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        own, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, dict(state))
+        found[own].append(name if pattern is None else "")
+    layers = list(layers)
+    named = {layer: found[f"{layer}.weight"] for layer in layers}
+    if wrong := [layer for layer in layers if len(named[layer]) != 1 or not named[layer][0]]:
+        raise ConfigError(
+            "the files of the base must hold the weight of every layer that has an adapter, under a name of its own",
+            seen=", ".join(wrong[:4]),
+            action="leave these layers out of model.lora.target_modules",
+        )
+    return {layer: name.removesuffix(".weight") for layer, [name] in named.items()}
+
+
+def _read_conversions(model: PreTrainedModel) -> tuple[list[WeightRenaming], list[WeightConverter]]:
+    changes = get_model_conversion_mapping(model)
+    renamings = [change for change in changes if isinstance(change, WeightRenaming)]
+    return renamings, [change for change in changes if isinstance(change, WeightConverter)]
 
 
 def _join(converters: list[WeightConverter], parts: dict[str, list[str]]) -> Published | None:

@@ -140,6 +140,8 @@ def _model(config: RunConfig, shape: ModelShape | None) -> str:
     name = model.path or ("a tiny Qwen3, built for the run" if model.tiny else "a tiny Qwen-VL, built for the run")
     size = "" if shape is None else f", {_count(shape.num_parameters)} parameters"
     trained = "all trained" if model.lora is None else f"adapters of rank {model.lora.rank} trained"
+    if model.lora is not None and shape is not None and shape.num_experts > 1:
+        trained += f", none on its {shape.num_experts} experts"
     return f"{name}{size}, {model.dtype}, {trained}"
 
 

@@ -41,10 +41,10 @@ class ModelShape:
         return attention + mlp + 2 * self.hidden_size
 
     def adapter_parameters(self, rank: int) -> int:
-        """Of adapters on every linear layer of every block."""
+        """Parameters of adapters on every linear layer of every block; a mixture's experts are not linear layers."""
         h, heads, kv = self.hidden_size, self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         attention = 2 * (h + heads) + 2 * (h + kv)
-        mlp = 3 * (h + self.intermediate_size) * self.num_experts
+        mlp = 3 * (h + self.intermediate_size) if self.num_experts == 1 else 0
         return self.num_layers * rank * (attention + mlp)
 
     @property

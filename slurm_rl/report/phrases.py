@@ -49,6 +49,7 @@ PHRASES: dict[str, str] = {
     "trainer/started": "trainer started",
     "trainer/attention": "attention of the trainer",
     "trainer/not_packed": "one sequence a row",
+    "trainer/adapters": "layers with adapters",
     "trainer/resumed": "trainer resumed from its checkpoint",
     "environments/node_lost": "the environments of a node were lost; others have its episodes",
     "journal/opened": "episodes go on where they were",

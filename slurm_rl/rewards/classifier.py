@@ -36,6 +36,7 @@ class RewardModel:
         settings: the fields of RewardModelConfig, and `num_workers` that share the CPUs.
 
     Raises:
+        ConfigError: tensors of the model are missing in the folder, or it has unknown ones.
         OSError, ValueError: the folder holds no such model, or one with other than one output, or scores are to be
             normalized that were never measured.
     """
@@ -46,17 +47,22 @@ class RewardModel:
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        from slurm_rl.engine.completeness import require_fit
         from slurm_rl.engine.reward_model import read_score_statistics
 
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // settings["num_workers"]))
         self._tokenizer = AutoTokenizer.from_pretrained(settings["path"])
-        model = AutoModelForSequenceClassification.from_pretrained(
-            settings["path"], dtype=getattr(torch, settings["dtype"])
+        model, loaded = AutoModelForSequenceClassification.from_pretrained(
+            settings["path"],
+            dtype=getattr(torch, settings["dtype"]),
+            ignore_mismatched_sizes=True,  # reported below, with names
+            output_loading_info=True,
         )
         if model.config.num_labels != 1:
             raise ValueError(f"a reward model has one output; {settings['path']} has {model.config.num_labels}")
         if not hasattr(model, "score"):
             raise ValueError(f"a reward model has its head under `score`; {type(model).__name__} has none")
+        require_fit(loaded, "reward.model.path", settings["path"])
         self._statistics = read_score_statistics(model.config, settings["path"]) if settings["normalize"] else None
         self._model = model.to(settings["device"]).eval()
         self._variables = getattr(model.config, "chat_template_kwargs", {})

@@ -15,7 +15,7 @@ from slurm_rl.config.functions import load_parts
 from slurm_rl.config.load import parse_config
 from slurm_rl.config.run import RunConfig
 from slurm_rl.data.load_data import check_same_rows, prompt_content
-from slurm_rl.engine.lora import check_targets
+from slurm_rl.engine.lora_layers import check_targets
 from slurm_rl.math.sequences import TokenPrompt
 from slurm_rl.report.metrics import MetricsLogger
 from slurm_rl.rl.build import (
@@ -45,7 +45,7 @@ from slurm_rl.rl.workers.critic import Critic
 from slurm_rl.rl.workers.ray_driver import Actor, Cluster
 from slurm_rl.rl.workers.worker_group import WorkerGroup
 from slurm_rl.run_dir import AttemptDir, RunDir, append_event
-from slurm_rl.train.model_folder import load_text_config, prepare_model, tell_rows
+from slurm_rl.train.model_folder import load_text_config, prepare_model, report_adapters, tell_rows
 from slurm_rl.train.remedy import load_plan
 from slurm_rl.train.stop import StopFlag
 
@@ -80,7 +80,7 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
     check_engine_args(config.rollout.engine_args)
     load_parts(config)
     model_path = prepare_model(run, config)
-    check_targets(model_path, config.model)
+    report_adapters(run, check_targets(model_path, config.model, are_sent=not config.rollout.transfers_directly))
     prompts, counts = prepare_prompts(config, model_path)
     contents = map(prompt_content, prompts.all_rows)
     check_same_rows(run, len(prompts.train), len(prompts.held_out), contents)

@@ -104,32 +104,34 @@ _TINY = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj
 
 
 def check_lora_targets(model: ModelConfig) -> None:
-    """Refuse targets that are in no block of the model, where this machine sees its weights.
+    """Refuse a model without linear layers and targets that are not linear layers, as far as its weights are here.
 
     Raises:
-        ConfigError: names the targets that there are.
+        ConfigError: names the targets that exist.
     """
-    if model.lora is None or model.lora.target_modules == "all-linear":
+    if model.lora is None:
         return
-    known = set(_TINY) if model.path is None else read_matrix_names(expand_user(model.path))
-    unknown = [name for name in model.lora.target_modules if name not in known]
-    if known and unknown:
-        raise ConfigError(
-            "model.lora.target_modules must name linear layers of the model other than its output head",
-            seen=", ".join(unknown),
-            action=f"choose of {', '.join(sorted(known))}, or all-linear",
-        )
+    known = set(_TINY) if model.path is None else read_linear_names(expand_user(model.path))
+    if known is not None:
+        model.lora.choose_targets(known, model.path or "the tiny model")
 
 
-def read_matrix_names(folder: Path) -> set[str]:
-    """Last parts of the names of the matrices inside blocks; none where there are no safetensors."""
-    names: set[str] = set()
-    for name, shape in read_shapes(folder).items():
+def read_linear_names(folder: Path) -> set[str] | None:
+    """Last parts of the names of the linear layers inside blocks; None where there are no safetensors.
+
+    Experts are fused when the model is loaded. GPT-2's Conv1D layers are transposed: their bias fits the columns.
+    """
+    shapes, names, transposed = read_shapes(folder), set(), set()
+    for name, shape in shapes.items():
         layer, _, kind = name.rpartition(".")
         parts = layer.split(".")
-        if kind == "weight" and len(shape) == 2 and any(part.isdigit() for part in parts):
-            names.add(parts[-1])
-    return names
+        if kind != "weight" or len(shape) != 2 or not any(part.isdigit() for part in parts) or "experts" in parts:
+            continue
+        names.add(parts[-1])
+        bias = shapes.get(f"{layer}.bias")
+        if bias == shape[1:] != shape[:1]:
+            transposed.add(parts[-1])
+    return names - transposed if shapes else None
 
 
 _SHOWN = 3

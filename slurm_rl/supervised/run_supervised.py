@@ -24,7 +24,7 @@ from slurm_rl.supervised.objective import AddReference, Objective, add_cached_lo
 from slurm_rl.supervised.rank_info import RankInfo
 from slurm_rl.supervised.rm import measure_scores
 from slurm_rl.supervised.state import PolicySaver
-from slurm_rl.train.model_folder import load_text_config, prepare_model, tell_rows
+from slurm_rl.train.model_folder import load_text_config, prepare_model, report_adapters, tell_rows
 from slurm_rl.train.remedy import load_plan
 from slurm_rl.train.stop import StopFlag
 
@@ -70,6 +70,7 @@ def train(
         loop.event("data/loaded", **asdict(objective.counts))
         if is_first:
             tell_rows(run, "policy", engine.rows)
+            report_adapters(run, engine.adapted)
         loop.event("trainer/started", warmup_steps=0, num_steps=loop.num_steps)
         state = loop.run()
     if state.best_step not in (-1, state.step):

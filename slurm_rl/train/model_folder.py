@@ -9,6 +9,7 @@ from slurm_rl.errors import ConfigError
 from slurm_rl.run_dir import RunDir, append_event
 
 if TYPE_CHECKING:
+    from slurm_rl.engine.lora_layers import AdaptedLayers
     from slurm_rl.engine.row_check import RowCheck
 
 
@@ -56,6 +57,19 @@ def require_same_tokens(field: str, other: str, model_path: str, trust_remote_co
             f"{field} must be a model with the tokens of the policy, which it is asked about",
             seen=f"{token!r} is token {own.get(token)} of the policy and {its.get(token)} of {other}",
             action=f"take a model of the same family, or {field}=null",
+        )
+
+
+def report_adapters(run: RunDir, adapted: AdaptedLayers | None) -> None:
+    """Record which layers have adapters, and what share of the weights has none."""
+    if adapted is not None:
+        append_event(
+            run,
+            "trainer/adapters",
+            layers=len(adapted.names),
+            targets=adapted.kinds,
+            share=round(adapted.share, 3),
+            without=adapted.left_out,
         )
 
 

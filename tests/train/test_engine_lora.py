@@ -18,7 +18,8 @@ from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.convert import convert_checkpoint
 from slurm_rl.engine.distributed import init_process_group, leave_process_group
 from slurm_rl.engine.forward import RowReader
-from slurm_rl.engine.lora import check_targets, merge_into_base, read_base
+from slurm_rl.engine.lora import merge_into_base, read_base
+from slurm_rl.engine.lora_layers import check_targets
 from slurm_rl.engine.policy import PolicyEngine
 from slurm_rl.engine.tiny import build_tiny_model
 from slurm_rl.errors import CheckpointError, ConfigError
@@ -174,10 +175,10 @@ def test_a_target_that_is_no_linear_layer_is_refused_with_those_that_are(folder:
     lora = LoraConfig(target_modules=("q_proj", target))
     for refuse in (
         lambda: build_engine(folder, lora),
-        lambda: check_targets(str(folder), ModelConfig(path=str(folder), lora=lora)),
+        lambda: check_targets(str(folder), ModelConfig(path=str(folder), lora=lora), are_sent=True),
     ):
         with pytest.raises(
-            ConfigError, match=rf"got {target}\. Next: choose of down_proj, .*q_proj.*all-linear"
+            ConfigError, match=rf"got {target}\. Next: choose from down_proj, .*q_proj.*all-linear"
         ) as caught:
             refuse()
         assert caught.value.exit_code == 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from transformers import logging
 
-from tests.train.model_families import EXACT, FAMILIES, PAGE, study
+from tests.train.lora_families import LORA_PRESETS
+from tests.train.model_families import EXACT, FAMILIES, PAGE, render_share, study, study_lora
 
 logging.set_verbosity_error()
 LINES = dict(
@@ -22,6 +23,19 @@ def test_a_family_is_exact_or_refused_as_the_page_says(family: str) -> None:
     if rows != "refused":
         assert found.as_chosen < EXACT
         assert (found.if_packed < EXACT) == (rows == "packed") == (errors[0] == "exact")
+
+
+@pytest.mark.parametrize("preset", LORA_PRESETS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_lora_trained_merged_and_exported_agree(family: str, preset: str) -> None:
+    found = study_lora(family, preset)
+    assert LINES[family].split(" | ")[3 + list(LORA_PRESETS).index(preset)] == render_share(found)
+    if found.layers is None:
+        assert found.refusal.startswith("model.lora")
+        return
+    assert found.learned > 1e-4
+    assert max(found.merged, found.reloaded) < 1e-6
+    assert found.misfits == ()
 
 
 def test_the_page_has_no_other_families() -> None:

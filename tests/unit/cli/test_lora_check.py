@@ -9,7 +9,7 @@ import pytest
 
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.errors import ConfigError
-from slurm_rl.runs.model_checks import check_lora_targets, read_matrix_names
+from slurm_rl.runs.model_checks import check_lora_targets, read_linear_names
 
 
 def write_header(path: Path, shapes: dict[str, list[int]]) -> None:
@@ -34,19 +34,19 @@ def model(path: Path | None, *targets: str) -> ModelConfig:
 
 
 def test_matrices_inside_blocks_are_what_can_be_adapted(folder: Path) -> None:
-    assert read_matrix_names(folder) == {"wqkv", "up"}
+    assert read_linear_names(folder) == {"wqkv", "up"}
     check_lora_targets(model(folder, "wqkv", "up"))
 
 
 @pytest.mark.parametrize("target", ["q_proj", "norm", "lm_head", "embed"])
 def test_others_are_refused_with_those_that_are(folder: Path, target: str) -> None:
-    with pytest.raises(ConfigError, match=rf"got {target}\. Next: choose of up, wqkv, or all-linear"):
+    with pytest.raises(ConfigError, match=rf"got {target}\. Next: choose from up, wqkv, or all-linear"):
         check_lora_targets(model(folder, "up", target))
 
 
 def test_a_model_built_here_is_checked_too() -> None:
     check_lora_targets(model(None, "q_proj", "down_proj"))
-    with pytest.raises(ConfigError, match=r"got wqkv\. Next: choose of down_proj"):
+    with pytest.raises(ConfigError, match=r"got wqkv\. Next: choose from down_proj"):
         check_lora_targets(model(None, "wqkv"))
 
 

@@ -76,7 +76,16 @@ def test_an_export_never_holds_the_whole_model(folder: Path, tmp_path: Path) -> 
     state = ((name, held.watch(tensor.detach().clone())) for name, tensor in model.state_dict().items())
     total = sum(tensor.nbytes for tensor in model.parameters())
     out = tmp_path / "export"
-    export_model(model, state, load_tokenizer(folder), out, processors_of=str(folder), max_shard_bytes=total // 8)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    export_model(
+        model,
+        state,
+        load_tokenizer(folder),
+        out,
+        shapes=shapes,
+        processors_of=str(folder),
+        max_shard_bytes=total // 8,
+    )
     largest = max(tensor.nbytes for tensor in model.parameters())
     assert held.peak <= total // 8 + 2 * largest < total / 2
     again, loaded = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)

@@ -1,0 +1,171 @@
+"""Adapters on mixtures of experts and vision-language models: training, export, convert and weight sync agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.utils import logging
+
+from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig, TinyVLConfig
+from slurm_rl.config.train import OptimConfig, PolicyConfig
+from slurm_rl.engine.convert import convert_checkpoint
+from slurm_rl.engine.lora import merge_into_base, read_base
+from slurm_rl.engine.lora_layers import check_targets
+from slurm_rl.engine.policy import PolicyEngine
+from slurm_rl.engine.tiny import build_tiny_model
+from slurm_rl.engine.tiny_vl import build_tiny_vl
+from slurm_rl.errors import CheckpointError, ConfigError
+from slurm_rl.math.sequences import FloatArray
+from tests.train.model_families import FAMILIES, build_model
+from tests.train.test_engine_lora import build_sequences, cross_entropy, logprobs_of
+
+logging.set_verbosity_error()
+LORA = LoraConfig(rank=4, alpha=8.0)
+# With dense layers beside the experts, whose layers have the names of the experts' matrices.
+MIXTURES = ["deepseek_v3", "glm4_moe", "ernie4_5_moe", "qwen3_moe"]
+VISION = ["qwen2_5_vl", "qwen3_vl"]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("bases")
+    build_tiny_model(TinyModelConfig(characters="0123456789"), seed=0, folder=root / "tiny")
+    for family in VISION:
+        build_tiny_vl(TinyVLConfig(family=family), seed=0, folder=root / family)
+    return root
+
+
+def find_folder(root: Path, family: str) -> Path:
+    """Return a folder with a tiny model of the family."""
+    folder = root / family
+    if not folder.exists():
+        with pytest.MonkeyPatch.context() as patch:
+            if family == "qwen3_moe":
+                patch.setitem(FAMILIES, family, {"mlp_only_layers": [0]})
+            build_model(family).save_pretrained(folder)
+        from transformers import AutoTokenizer
+
+        AutoTokenizer.from_pretrained(root / "tiny").save_pretrained(folder)
+    return folder
+
+
+def build_engine(folder: Path, lora: LoraConfig) -> PolicyEngine:
+    model = ModelConfig(path=str(folder), lora=lora, dtype="float32")
+    return PolicyEngine(folder, model, PolicyConfig(num_threads=1), OptimConfig(lr=1e-2), temperature=0.8)
+
+
+@pytest.mark.parametrize("family", [*MIXTURES, *VISION])
+def test_adapters_are_the_same_model_in_every_form(folders: Path, tmp_path: Path, family: str) -> None:
+    folder = find_folder(folders, family)
+    engine = build_engine(folder, LORA)
+    before = logprobs_of(engine)
+    for seed in range(2):
+        engine.train([build_sequences(seed)], cross_entropy, 1e-2)
+    assert np.abs(logprobs_of(engine) - before).max() > 0.01
+
+    (tmp_path / "saved").mkdir()
+    engine.save(tmp_path / "saved")
+    engine.export(tmp_path / "export")
+    convert_checkpoint(tmp_path / "saved", str(folder), engine.model_config, tmp_path / "converted", 10**9)
+    # What a rollout engine loads: the base's files, adapters merged into them under the files' names.
+    sent = dict(engine.adapters_to_send())
+    check_targets(str(folder), engine.model_config, are_sent=True)
+    write_merged(folder, sent, tmp_path / "received")
+
+    kind: Any = AutoModelForImageTextToText if family in VISION else AutoModelForCausalLM
+    merged = kind.from_pretrained(folder, attn_implementation="sdpa")
+    merged.load_state_dict(dict(engine.full_state()))
+    assert np.abs(read_alone(merged) - read_alone(engine.module)).max() < 1e-5
+    for name in ("export", "converted", "received"):
+        loaded, info = kind.from_pretrained(tmp_path / name, output_loading_info=True, attn_implementation="sdpa")
+        assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), name
+        np.testing.assert_allclose(read_alone(loaded), read_alone(merged), rtol=0, atol=1e-6, err_msg=name)
+
+
+@torch.no_grad()
+def read_alone(model: Any) -> FloatArray:
+    """Return the logprobs of one sequence by the model's own forward."""
+    ids = torch.from_numpy(build_sequences(99)[0].token_ids)[None]
+    logprobs: FloatArray = model.eval()(input_ids=ids, use_cache=False).logits[0].log_softmax(-1).numpy()
+    return logprobs
+
+
+def write_merged(folder: Path, adapters: dict[str, torch.Tensor], out: Path) -> None:
+    from safetensors.torch import save_file
+
+    out.mkdir()
+    merged = merge_into_base(read_base(folder, torch.float32), adapters, LORA.scaling, torch.device("cpu"))
+    save_file(dict(merged), out / "model.safetensors", metadata={"format": "pt"})
+    (out / "config.json").write_text((folder / "config.json").read_text())
+
+
+def test_adapted_layers_of_a_mixture_exclude_its_experts(folders: Path) -> None:
+    engine = build_engine(find_folder(folders, "qwen3_moe"), LORA)
+    assert engine.adapted is not None
+    assert "model.layers.0.mlp.gate_proj" in engine.adapted.names
+    assert not any("experts" in name for name in engine.adapted.names)
+    assert engine.adapted.left_out == ["experts.down_proj", "experts.gate_up_proj", "mlp.gate"]
+    assert 0.3 < engine.adapted.share < 0.9
+
+
+def test_adapter_export_refuses_names_that_peft_moves_to_the_experts(folders: Path) -> None:
+    folder = find_folder(folders, "qwen3_moe")
+    with pytest.raises(ConfigError, match=r"got down_proj, gate_proj, up_proj\. Next: set model.lora.export=merged"):
+        build_engine(folder, LORA.model_copy(update={"export": "adapter"}))
+    attention = LoraConfig(rank=4, target_modules=("q_proj", "v_proj"), export="adapter")
+    build_engine(folder, attention)
+
+
+@pytest.mark.parametrize("family", VISION)
+def test_peft_loads_the_adapter_of_a_vision_model(folders: Path, tmp_path: Path, family: str) -> None:
+    from peft import PeftModel
+
+    engine = build_engine(folders / family, LORA)
+    engine.train([build_sequences(0)], cross_entropy, 1e-2)
+    engine.export_adapter(tmp_path / "adapter")
+    loaded = PeftModel.from_pretrained(
+        AutoModelForImageTextToText.from_pretrained(folders / family), tmp_path / "adapter"
+    )
+    np.testing.assert_allclose(read_alone(loaded.get_base_model()), read_alone(engine.module), rtol=0, atol=1e-5)
+
+
+def test_check_targets_refuses_layers_that_files_hold_joined(folders: Path) -> None:
+    folder = find_folder(folders, "hrm_text")
+    config = ModelConfig(path=str(folder), lora=LORA)
+    assert check_targets(str(folder), config, are_sent=False) is not None
+    with pytest.raises(ConfigError, match=r"under a name of its own; got model\..*gate_proj"):
+        check_targets(str(folder), config, are_sent=True)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "openai-gpt"])
+def test_check_targets_refuses_a_model_without_linear_layers(tmp_path: Path, family: str) -> None:
+    CONFIG_MAPPING[family](n_layer=1, n_embd=8, n_head=2).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"which this model does not have; got \w+LMHeadModel\. Next: train all") as e:
+        check_targets(str(tmp_path), ModelConfig(path=str(tmp_path), lora=LORA), are_sent=False)
+    assert e.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda state: state.pop("model.norm.weight"), "1 missing: model.norm.weight"),
+        (lambda state: state.update(extra=torch.zeros(1)), "1 not of this model: extra"),
+        (lambda state: state.update({"model.norm.weight": torch.zeros(3)}), r"1 of another shape: model\.norm\.weight"),
+    ],
+)
+def test_export_and_sync_refuse_a_state_that_is_not_the_models(
+    folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, said: str
+) -> None:
+    engine = build_engine(folders / "tiny", LORA)
+    state = dict(engine.backend.full_state())
+    change(state)
+    monkeypatch.setattr(engine.backend, "full_state", lambda *_, **__: iter(state.items()))
+    for use in (lambda: engine.export(tmp_path / "export"), lambda: list(engine.full_state())):
+        with pytest.raises(CheckpointError, match=said):
+            use()
+    assert not (tmp_path / "export").exists()
