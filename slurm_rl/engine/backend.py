@@ -159,15 +159,16 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> float:
     norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
-    require_finite_norm(float(norm))
+    require_finite("gradient norm", float(norm))
     clip_grads_with_norm_(parameters, max_norm, norm)
     return float(norm)
 
 
-def require_finite_norm(norm: float) -> None:
-    if not math.isfinite(norm):
+def require_finite(what: str, value: float) -> None:
+    """Raise TrainingError unless `value`, the loss or the gradient norm, is finite."""
+    if not math.isfinite(value):
         raise TrainingError(
-            "the gradient norm must be finite",
-            seen=norm,
+            f"the {what} must be finite",
+            seen=value,
             action="resume from the last checkpoint with a lower optim.lr; the weights were not changed",
         )

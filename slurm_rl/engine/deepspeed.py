@@ -28,7 +28,7 @@ from slurm_rl.engine.backend import (
     apply_config,
     build_optimizer,
     clip_gradients,
-    require_finite_norm,
+    require_finite,
     set_lr,
 )
 from slurm_rl.engine.distributed import get_device, get_rank, get_world_size
@@ -94,7 +94,7 @@ class DeepSpeedBackend:
         finally:
             self.module.zero_grad(set_to_none=True)
         norm = self._clipped_norm if self.plain else float(self.engine.get_global_grad_norm())
-        require_finite_norm(norm)  # DeepSpeed skips such an update without a word
+        require_finite("gradient norm", norm)  # DeepSpeed skips such an update without a word
         return norm
 
     def reset_optimizer(self, config: OptimConfig) -> None:

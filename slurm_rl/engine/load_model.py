@@ -35,6 +35,7 @@ from slurm_rl.config.model import ModelConfig
 from slurm_rl.engine.attention import name_to_load, settle_attention
 from slurm_rl.engine.completeness import require_fit
 from slurm_rl.engine.distributed import get_rank
+from slurm_rl.engine.published_names import find_missing
 from slurm_rl.engine.reward_model import allow_new_head, draw_head, score_every_token
 from slurm_rl.engine.vision import has_vision
 from slurm_rl.engine.weight_files import WeightFiles, find_weights
@@ -189,6 +190,28 @@ def _naming(config: ModelConfig, weights: str | Path, field: str) -> Iterator[No
             seen=str(weights),
             action=f"correct {field}, or download it with `python -m slurm_rl prepare`",
         ) from error
+
+
+def build_empty(path: str | Path, config: ModelConfig) -> PreTrainedModel:
+    """Return the model of a folder's config with all tensors on the meta device."""
+    architecture = AutoConfig.from_pretrained(path, **_source(path, config))
+    with torch.device("meta"):
+        model: PreTrainedModel = model_class(architecture).from_config(
+            architecture, trust_remote_code=config.trust_remote_code
+        )
+    return model
+
+
+def require_whole_files(path: str, config: ModelConfig) -> None:
+    """Raise ConfigError if the files lack a parameter, which vLLM would leave as it was drawn.
+
+    Nothing is checked where the files hold other tensors than the model, as quantized ones do.
+    """
+    model = build_empty(path, config)
+    if hasattr(model.config, "quantization_config"):
+        return
+    missing = find_missing(model, WeightFiles(path).file_of)
+    require_fit({"missing_keys": missing, "unexpected_keys": (), "mismatched_keys": ()}, "model.path", path)
 
 
 def model_class(architecture: PreTrainedConfig) -> Any:

@@ -98,17 +98,13 @@ def check_targets(model_path: str, config: ModelConfig, *, are_sent: bool) -> Ad
     Raises:
         ConfigError: the model does not have a target, or its files do not have such a layer under a name of its own.
     """
-    from transformers import AutoConfig
-
-    from slurm_rl.engine.load_model import model_class
+    from slurm_rl.engine.load_model import build_empty
     from slurm_rl.engine.published_names import name_layers_in_files
     from slurm_rl.engine.weight_files import WeightFiles
 
     if config.lora is None:
         return None
-    architecture = AutoConfig.from_pretrained(model_path, trust_remote_code=config.trust_remote_code)
-    with torch.device("meta"):
-        model = model_class(architecture).from_config(architecture, trust_remote_code=config.trust_remote_code)
+    model = build_empty(model_path, config)
     layers = choose_layers(model, config.lora)
     if are_sent:
         files = WeightFiles(config.init_from or model_path)

@@ -8,7 +8,6 @@ On CPU the same calls from the same state give the same bits.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -26,7 +25,7 @@ from slurm_rl.config.parallel import build_parallel_dims
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.disk import describe_disk, naming, next_action
 from slurm_rl.engine import distributed, lora
-from slurm_rl.engine.backend import build_backend, splits_parameters
+from slurm_rl.engine.backend import build_backend, require_finite, splits_parameters
 from slurm_rl.engine.completeness import check_complete
 from slurm_rl.engine.export import export_model
 from slurm_rl.engine.forward import DUMMY, RowReader
@@ -39,7 +38,7 @@ from slurm_rl.engine.shards import load_rng, save_rng
 from slurm_rl.engine.stopwatch import Stopwatch, Yardstick
 from slurm_rl.engine.vision import load_image_reader
 from slurm_rl.engine.weight_files import WeightFiles
-from slurm_rl.errors import CheckpointError, TrainingError
+from slurm_rl.errors import CheckpointError
 from slurm_rl.math.logprobs import compute_token_hits, compute_token_logprobs
 from slurm_rl.math.sequences import FloatArray, PackedBatch, TrainSequence
 from slurm_rl.math.totals import add_totals
@@ -169,7 +168,7 @@ class PolicyEngine:
         else:
             note_speed(watch.seconds(), sum(len(one.token_ids) for sequences in micro_batches for one in sequences))
         totals = distributed.sum_over_ranks(sums)
-        _require_finite_loss(totals["loss"])
+        require_finite("loss", totals["loss"])
         return {**totals, "grad_norm": self.backend.step(lr)}
 
     @torch.no_grad()
@@ -323,12 +322,3 @@ class PolicyEngine:
 
 def _rng_file(folder: Path) -> Path:
     return folder / f"rng-{distributed.get_rank()}.pt"
-
-
-def _require_finite_loss(loss: float) -> None:
-    if not math.isfinite(loss):
-        raise TrainingError(
-            "the loss must be finite",
-            seen=loss,
-            action="resume from the last checkpoint with a lower optim.lr; the weights were not changed",
-        )

@@ -36,6 +36,18 @@ class Published:
     is_joined: bool = False
 
 
+def find_missing(model: PreTrainedModel, names: Iterable[str]) -> set[str]:
+    """Return the parameters that none of the `names` in the files belongs to; none where files join parameters."""
+    (renamings, converters), state = _read_conversions(model), model.state_dict()
+    if any(len(converter.target_patterns) > 1 for converter in converters):
+        return set()
+    prefix = model.base_model_prefix
+    held = {rename_source_key(name, renamings, converters, prefix, state)[0] for name in names}
+    tied = model.named_parameters(remove_duplicate=False)
+    filled = {parameter for name, parameter in tied if name in held}
+    return {name for name, parameter in model.named_parameters() if parameter not in filled}
+
+
 def find_published(model: PreTrainedModel, names: Iterable[str]) -> dict[str, Published] | None:
     """Parameter to its tensors, of the `names` in the files; None where they are joined or split in another way."""
     plain: dict[str, Published] = {}

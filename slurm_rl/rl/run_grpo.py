@@ -94,6 +94,9 @@ def run_training(run: RunDir, attempt: AttemptDir) -> None:
         with ExitStack() as stack:
             judges = open_judges(stack, config, run, attempt, cluster, prompts.schemas)
             if config.eval.only:
+                from slurm_rl.engine.load_model import require_whole_files  # transformers, which only this case needs
+
+                require_whole_files(model_path, config.model)
                 evaluate_alone(run, config, cluster, model_path, prompts, judges, metrics, attempt)
                 return
             state = _train(run, config, cluster, model_path, prompts, judges, metrics, attempt)

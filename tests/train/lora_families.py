@@ -71,7 +71,7 @@ def study_adapters(build: Any, preset: str) -> LoraFinding:
 
     plain.load_state_dict(dict(merged()))
     with tempfile.TemporaryDirectory() as folder:
-        export_model(model, merged(), _NoTokenizer(), Path(folder) / "export", shapes=shapes, processors_of=folder)  # type: ignore[arg-type]
+        export_model(model, merged(), _NoTokenizer(), Path(folder) / "export", shapes=shapes, processors_of=folder)
         loaded, info = AutoModelForCausalLM.from_pretrained(
             Path(folder) / "export", output_loading_info=True, attn_implementation=model.config._attn_implementation
         )

@@ -14,6 +14,7 @@ from transformers.utils import logging
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig, TinyVLConfig
 from slurm_rl.config.train import OptimConfig, PolicyConfig
 from slurm_rl.engine.convert import convert_checkpoint
+from slurm_rl.engine.load_model import require_whole_files
 from slurm_rl.engine.lora import merge_into_base, read_base
 from slurm_rl.engine.lora_layers import check_targets
 from slurm_rl.engine.policy import PolicyEngine
@@ -148,6 +149,22 @@ def test_check_targets_refuses_a_model_without_linear_layers(tmp_path: Path, fam
     with pytest.raises(ConfigError, match=r"which this model does not have; got \w+LMHeadModel\. Next: train all") as e:
         check_targets(str(tmp_path), ModelConfig(path=str(tmp_path), lora=LORA), are_sent=False)
     assert e.value.exit_code == 2
+
+
+@pytest.mark.parametrize("family", [*MIXTURES, *VISION, "tiny", "hrm_text"])
+def test_require_whole_files_accepts_whole_folders(folders: Path, family: str) -> None:
+    require_whole_files(str(find_folder(folders, family)), ModelConfig(path="model"))
+
+
+def test_require_whole_files_refuses_a_missing_tensor(folders: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folders / "tiny" / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((folders / "tiny" / "config.json").read_text())
+    with pytest.raises(ConfigError, match=r"1 missing: model\.layers\.1\.mlp\.up_proj\.weight"):
+        require_whole_files(str(tmp_path), ModelConfig(path=str(tmp_path)))
 
 
 @pytest.mark.parametrize(
