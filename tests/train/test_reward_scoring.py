@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,8 @@ from slurm_rl.data.prompts import PromptRow
 from slurm_rl.data.tokenize import encode_prompts
 from slurm_rl.engine.load_model import load_tokenizer
 from slurm_rl.engine.tiny import build_tiny_model
-from slurm_rl.rewards.classifier import score_all, specify_model
+from slurm_rl.errors import ConfigError
+from slurm_rl.rewards.classifier import require_loadable, score_all, specify_model
 from slurm_rl.rewards.results import RewardItem, RewardResult, build_result
 from slurm_rl.rl.groups import Completion, Group
 from slurm_rl.rl.rollout.sampling import score_groups
@@ -130,3 +132,16 @@ def test_normalized_rewards_of_the_held_out_answers_have_mean_0_and_deviation_1(
     found = scores_of_grpo(run, config, normalize=True)
     assert (np.mean(found), np.std(found, ddof=1)) == pytest.approx((0.0, 1.0), abs=1e-4)
     assert measured["scores_chats"] == config.data.chat_template
+
+
+def test_require_loadable_refuses_a_reward_model_without_its_head(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoModelForSequenceClassification
+
+    build_tiny_model(TINY, seed=0, folder=tmp_path)
+    AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=1).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["score.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ConfigError, match=r"reward\.model\.path .*1 missing: score\.weight"):
+        require_loadable(specify_model(RewardModelConfig(path=str(tmp_path), normalize=False), num_workers=1))

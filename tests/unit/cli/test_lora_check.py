@@ -9,6 +9,7 @@ import pytest
 
 from slurm_rl.config.model import LoraConfig, ModelConfig, TinyModelConfig
 from slurm_rl.errors import ConfigError
+from slurm_rl.plan.memory import parse_shape
 from slurm_rl.runs.model_checks import check_lora_targets, read_linear_names
 
 
@@ -58,3 +59,27 @@ def test_a_broken_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{{{{{")
     with pytest.raises(ConfigError, match=r"whole; got .*model\.safetensors"):
         check_lora_targets(model(tmp_path, "q_proj"))
+
+
+def test_check_lora_targets_refuses_matrices_of_fused_experts(tmp_path: Path) -> None:
+    expert = {f"model.layers.0.mlp.experts.{i}.gate_proj.weight": [8, 4] for i in range(2)}
+    write_header(tmp_path / "model.safetensors", {"model.layers.0.self_attn.q_proj.weight": [4, 4], **expert})
+    with pytest.raises(ConfigError, match=r"got gate_proj\. Next: choose from q_proj, or all-linear"):
+        check_lora_targets(model(tmp_path, "gate_proj"))
+
+
+def test_check_lora_targets_refuses_a_model_of_transposed_layers(tmp_path: Path) -> None:
+    layers = {"h.0.attn.c_attn": [4, 12], "h.0.attn.c_proj": [4, 4], "h.0.mlp.c_fc": [4, 16], "h.0.mlp.c_proj": [16, 4]}
+    biases = {f"{name}.bias": shape[1:] for name, shape in layers.items()}
+    write_header(tmp_path / "model.safetensors", {f"{name}.weight": s for name, s in layers.items()} | biases)
+    lora = ModelConfig(path=str(tmp_path), lora=LoraConfig(target_modules="all-linear"))
+    with pytest.raises(ConfigError, match=r"needs linear layers .*Next: train all weights with model\.lora=null"):
+        check_lora_targets(lora)
+
+
+def test_adapter_parameters_of_a_mixture_exclude_its_experts() -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 10}
+    dense = parse_shape({**config, "intermediate_size": 128})
+    mixture = parse_shape({**config, "intermediate_size": 128, "num_experts": 8})
+    assert dense is not None and mixture is not None
+    assert dense.adapter_parameters(4) - mixture.adapter_parameters(4) == 2 * 4 * 3 * (64 + 128)
