@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "rl.sqsh").write_bytes(b"no squashfs")
     (tmp_path / "words.jsonl").write_text('{"prompt": "1>", "answer": "1"}\n')
     (tmp_path / "long.jsonl").write_text('{"prompt": "1234567", "answer": "1"}\n')
-    (tmp_path / "said.jsonl").write_text('{"prompt": "1", "answer": "one"}\n')
+    (tmp_path / "said.jsonl").write_text('{"prompt": "1", "answer": "-1"}\n')
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("")
     (tmp_path / "run").mkdir()
@@ -67,7 +67,7 @@ def test_plan_refuses_in_the_words_of_submit(name: str, folder: Path, capsys: py
 SAYS_OF_TINY = [
     (["data.train=words.jsonl"], r"words.jsonl:1: .*every character; got '>' in '1>'.*model.tiny.characters"),
     (["data.train=long.jsonl"], r"long.jsonl:1: .*max_prompt_tokens = 6; got 7 tokens"),
-    (["data.train=said.jsonl"], r"said.jsonl:1: .*got 'o', 'n', 'e' in 'one'"),
+    (["data.train=said.jsonl"], r"said.jsonl:1: .*got '-' in '-1'"),
     (["data.train=said.jsonl", "warmup.num_steps=0"], None),
     (["data.train=long.jsonl", "data.overlong=leave_out"], None),
     (["data.train=words.jsonl", "model.tiny.characters='1>'"], None),
