@@ -90,18 +90,18 @@ def test_math_takes_the_last_box_of_all_subjects(hub: Hub, prepare: Prepare, tmp
 def test_answers_that_the_verifier_cannot_read_are_left_out_and_named(
     hub: Hub, prepare: Prepare, tmp_path: Path
 ) -> None:
-    hub.repos[MATH] = math(*(rf"\boxed{{{n}}}" for n in range(30)), r"\boxed{50\%}")
+    hub.repos[MATH] = math(*(rf"\boxed{{{n}}}" for n in range(30)), r"\boxed{\frac{1}{}}")
     done = prepare("math")
     assert done.returncode == 0, done.stderr
     assert f"left out: 1 rows, named in {tmp_path}/data/math/manifest.json" in done.stdout
     assert len(read(tmp_path / "data/math/train.jsonl")) == 32
     (left_out,) = json.loads((tmp_path / "data/math/manifest.json").read_text())["left_out"]
     assert left_out.startswith("algebra/train-00000-of-00001.parquet row 31: column 'answer'")
-    assert r"50\\%" in left_out
+    assert r"\\frac{1}{}" in left_out
 
 
 def test_a_data_set_that_the_verifier_cannot_read_is_refused(hub: Hub, prepare: Prepare) -> None:
-    hub.repos[MATH] = math(r"\boxed{50\%}", r"\boxed{0.\overline{3}}")
+    hub.repos[MATH] = math(r"\boxed{\frac{1}{}}", r"\boxed{\oint}")
     done = prepare("math", "--leave-out-bad-rows")
     assert done.returncode == 2
     assert "2 of 4 it cannot, first algebra/train-00000-of-00001.parquet row 1" in done.stderr
