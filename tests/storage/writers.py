@@ -545,16 +545,19 @@ def journal(folder: Path) -> Case:
 @writer(
     "prompts.json wandb_id",
     "data.load_data.check_same_rows",
+    "data.load_data.accept_new_rows",
     "report.wandb_run.load_id",
     "report.wandb_run._try_open",
 )
 def identity(folder: Path) -> Case:
-    from slurm_rl.data.load_data import check_same_rows
+    from slurm_rl.data.load_data import accept_new_rows, check_same_rows
     from slurm_rl.report.wandb_run import load_id
 
     run = RunDir(folder)
 
     def write() -> None:
+        check_same_rows(run, 1, 1, [b"a", b"b"])
+        accept_new_rows(run)
         check_same_rows(run, 1, 1, [b"a", b"b"])
         load_id(run)
 
@@ -888,6 +891,7 @@ OUTSIDE = {
     "job.agents.start_copy_here": "likewise, behind the attempt: where it cannot start, an event says so",
     "launchers.slurm.srun.start_slurm_copy": "likewise, by an srun",
     "cli.told.run_told": "opens /dev/null",
+    "runs.recent.remember": "a list outside the run; where it cannot be written, runs are named by their path",
     "cli.told.keep_traceback": "a traceback in the temporary folder; where it cannot be, stderr has all of it",
     "cli.doctor.run": "a folder for one question, which goes with it; where it cannot be, that is told",
     "cli.site.judge": "a preset in the temporary folder, to be composed and judged",
