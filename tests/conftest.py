@@ -29,6 +29,8 @@ def _state_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 
 @pytest.fixture(autouse=True)
-def _state_of_test(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep submissions of one test out of the next one."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+def _state_of_test(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep submissions of one test out of the next one; not by `monkeypatch`, which must be undone before others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
